@@ -1,4 +1,5 @@
-//! Bodies and paths of the management API and its relatives: a resource, or an error that names the field.
+//! Bodies and paths of the management API and its relatives: a resource, or an error that names the
+//! field.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
@@ -41,7 +42,7 @@ fn path(bytes: &[u8]) {
     let _ = (parse_path(&segments, ACCOUNT), parse_scope(text, ACCOUNT));
 }
 
-/// Two bodies, parted by a zero byte: the resource and a change of it.
+/// Two bodies, separated by a zero byte: the resource and a change of it.
 fn bodies(bytes: &[u8]) -> (&[u8], &[u8]) {
     match bytes.iter().position(|byte| *byte == 0) {
         Some(at) => (&bytes[..at], &bytes[at + 1..]),

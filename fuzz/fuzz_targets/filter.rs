@@ -1,5 +1,5 @@
-//! Filters: a subscription's filter, a zero byte, then an event. Both are read as the APIs read them; the work is
-//! bounded by the budget, and the budget changes no decision.
+//! Filters: a subscription's filter, a zero byte, then an event. Both are read as the APIs read
+//! them; the work is bounded by the budget, and the budget changes no decision.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

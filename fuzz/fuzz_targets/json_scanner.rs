@@ -1,4 +1,5 @@
-//! The JSON scanner takes exactly the texts that serde_json takes, but for the bound on depth.
+//! The JSON scanner accepts exactly the texts that serde_json accepts, except for its bound on
+//! depth.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

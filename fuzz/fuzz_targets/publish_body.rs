@@ -1,5 +1,5 @@
-//! Publish requests: whatever the body and its headers, parsing ends in events whose spans lie in the body, or
-//! in a refusal with a 4xx status.
+//! Publish requests: whatever the body and its headers, parsing ends in events whose spans lie in
+//! the body, or in a refusal with a 4xx status.
 #![no_main]
 
 use bytes::Bytes;

@@ -1,5 +1,5 @@
-//! Responses of receivers: whatever bytes come back over a real connection, an exchange ends in an answer or a
-//! failure, soon after the receiver has closed.
+//! Responses of receivers: whatever bytes come back over a real connection, an exchange ends in an
+//! answer or a failure, soon after the receiver has closed.
 #![no_main]
 
 use bytes::Bytes;
@@ -14,7 +14,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpListener;
 use tokio::runtime::Runtime;
 
-/// No exchange may need longer: the receiver closes at once.
+/// Longest time for an exchange: the receiver closes at once.
 const TIME_MAX: Duration = Duration::from_secs(10);
 
 /// Follows the runtime's clock.

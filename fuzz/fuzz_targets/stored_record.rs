@@ -1,4 +1,5 @@
-//! Stored bytes: damage is told, never a panic; what can be read is the same after being written and read again.
+//! Stored bytes: damage is reported without a panic; readable data is the same after being written
+//! and read again.
 #![no_main]
 
 use bytes::Bytes;

@@ -1,5 +1,9 @@
-//! `cargo xtask test`: installs what the tests need and runs everything that must hold before a commit lands.
-//! `cargo xtask nightly`: the same with the long runs, and whether anything is known against a dependency.
+//! `cargo xtask test`: installs the tests' requirements and runs every check that a commit must
+//! pass.
+//!
+//! `cargo xtask nightly`: the same with long runs, and with known vulnerabilities of dependencies.
+
+mod words;
 
 use anyhow::{Context, Result, bail};
 use std::collections::BTreeMap;
@@ -7,7 +11,7 @@ use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Stdio};
 
-/// Which of our crates each of our crates may depend on. The wall is the line missing from a `Cargo.toml`.
+/// Our crates that each of our crates may depend on. A missing line in a `Cargo.toml` is the wall.
 const EDGES: &[(&str, &[&str])] = &[
     ("postrider-core", &[]),
     ("postrider-store", &["postrider-core"]),
@@ -57,8 +61,8 @@ const EDGES: &[(&str, &[&str])] = &[
 
 const CARGO_DENY: &str = "0.20";
 const CARGO_FUZZ: &str = "0.13";
-/// Inputs that each fuzz target tries in a usual run, besides its corpus. A number, not a time: a busy machine
-/// tries as many.
+/// Inputs that each fuzz target tries in a usual run, besides its corpus. A number instead of a
+/// time, so that a busy machine tries as many.
 const FUZZ_RUNS_USUAL: &str = "-runs=100000";
 /// Seconds that each fuzz target runs at night.
 const FUZZ_TIME_LONG: &str = "-max_total_time=600";
@@ -69,8 +73,9 @@ fn main() -> ExitCode {
         "test" => test(Runs::Usual),
         "nightly" => test(Runs::Long).and_then(|()| step("advisories", || deny(&["advisories"]))),
         "edges" => edges(),
+        "words" => words::check(&root()),
         _ => {
-            eprintln!("usage: cargo xtask test|nightly|edges");
+            eprintln!("usage: cargo xtask test|nightly|edges|words");
             return ExitCode::FAILURE;
         }
     };
@@ -91,16 +96,17 @@ fn root() -> PathBuf {
         .to_owned()
 }
 
-/// How long tests go on that can go on for as long as one likes.
+/// Length of the checks that can run for any time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Runs {
     Usual,
     Long,
 }
 
-/// Everything, in the order in which it fails soonest. The last line counts the tests.
+/// Runs all checks, those that fail soonest first. The last line counts the tests.
 fn test(runs: Runs) -> Result<()> {
     step("imports go one way", edges)?;
+    step("words", || words::check(&root()))?;
     step("formatting", || {
         cargo(&["fmt", "--all", "--check"])?;
         cargo(&["fmt", "--manifest-path", "fuzz/Cargo.toml", "--check"])
@@ -169,10 +175,12 @@ fn tool(name: &str, version: &str) -> Result<PathBuf> {
     Ok(program)
 }
 
-/// Runs every fuzz target on its corpus and on inputs derived from it; findings stay in `fuzz/artifacts`.
+/// Runs every fuzz target on its corpus and on inputs derived from it; findings stay in
+/// `fuzz/artifacts`.
 ///
-/// The coverage instrumentation needs compiler flags that stable toolchains offer only with `RUSTC_BOOTSTRAP`.
-/// New inputs go to a corpus under `target`, so that the committed seeds stay few and readable.
+/// The coverage instrumentation needs compiler flags that stable toolchains offer only with
+/// `RUSTC_BOOTSTRAP`. New inputs go to a corpus under `target`, so that the committed seeds stay
+/// few and readable.
 fn fuzz(runs: Runs) -> Result<()> {
     let program = tool("cargo-fuzz", CARGO_FUZZ)?;
     let command = |verb: &str| {
@@ -222,7 +230,7 @@ fn fuzz_targets() -> Result<Vec<String>> {
     Ok(targets)
 }
 
-/// Prepares the unmodified clients and servers under `target` and says where they are.
+/// Installs the unmodified clients and servers under `target`; returns their directory.
 fn clients() -> Result<PathBuf> {
     let directory = root().join("target/clients");
     let script = root().join("tests/clients/setup.sh");

@@ -1,4 +1,4 @@
-//! Who is asking, and what they may do.
+//! Authentication and authorization: which client sent a request, and what it may do.
 
 use crate::Server;
 use crate::http::Call;
@@ -9,11 +9,11 @@ use postrider_wire::token::Token;
 use std::fmt;
 use std::time::Duration;
 
-/// By how much the clocks of those who issue and those who judge tokens may differ.
+/// Clock difference that is tolerated between the issuer of a token and its verifier.
 pub(crate) const LEEWAY: Duration = Duration::from_secs(120);
 
-/// The audiences of Azure's management API and of Event Grid, in each of its clouds: what az and the SDKs ask for unless
-/// they are told otherwise.
+/// Audiences of Azure's management API and of Event Grid in each Azure cloud: az and the SDKs
+/// request tokens for them unless they are configured otherwise.
 const AUDIENCES: [&str; 9] = [
     "https://management.azure.com",
     "https://management.core.windows.net",
@@ -44,23 +44,24 @@ fn host_of(url: &str) -> Option<&str> {
     (web && plain).then(|| host_name(authority))
 }
 
-/// What a client may do.
+/// Role of a client: decides which requests it may send.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
-    /// Everything.
+    /// All permissions.
     Owner,
-    /// Everything but managing access, of which there is none yet: as an owner.
+    /// All permissions except managing access. No API manages access yet, so the role equals
+    /// `Owner`.
     Contributor,
-    /// Looking, without keys and other secrets.
+    /// Read access, without keys and other secrets.
     Reader,
-    /// Publishing.
+    /// Publish events.
     DataSender,
 }
 
 impl Role {
     pub const ALL: [Role; 4] = [Role::Owner, Role::Contributor, Role::Reader, Role::DataSender];
 
-    /// As the configuration and our tokens spell it.
+    /// Name of the role in the configuration and in this server's tokens.
     pub fn name(self) -> &'static str {
         match self {
             Role::Owner => "owner",
@@ -85,16 +86,16 @@ impl fmt::Display for Role {
     }
 }
 
-/// What a request needs.
+/// Permission that a request requires.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Need {
     Read,
-    /// Changing resources, and seeing their secrets.
+    /// Change resources, and see their secrets.
     Write,
     Send,
 }
 
-/// Someone who can log in with a secret.
+/// A configured client, which can log in with its secret.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Client {
     pub id: String,
@@ -102,11 +103,11 @@ pub struct Client {
     pub role: Role,
 }
 
-/// Someone who has shown a valid credential.
+/// The sender of a request, authenticated by a valid credential.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Caller {
     pub id: String,
-    /// None at all if an external issuer's token gives none.
+    /// Empty if the token of an external issuer grants no role.
     pub roles: Vec<Role>,
 }
 
@@ -115,7 +116,7 @@ impl Caller {
         self.roles.iter().any(|role| role.may(need))
     }
 
-    /// The caller again, if it may do what the request needs.
+    /// Returns the caller if it has the permission that the request requires.
     pub fn need(self, need: Need) -> Result<Caller, NoAccess> {
         if self.may(need) {
             return Ok(self);
@@ -144,7 +145,7 @@ impl From<&Client> for Caller {
     }
 }
 
-/// Why a request is refused.
+/// Reason why a request is refused.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NoAccess {
     /// 401.
@@ -170,21 +171,23 @@ impl NoAccess {
     }
 }
 
-/// Credential of a request whose answer goes on for hours: what was given by a login can be revoked meanwhile.
+/// Credential of a request whose response stays open for hours. A credential that a login gave out
+/// can be revoked meanwhile.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum LastingCredential {
     /// The id of a browser's session.
     Session(String),
-    /// A token of ours.
+    /// A token issued by this server.
     Token { client: String, id: String, epoch: u64 },
     /// A client's secret or an external issuer's token, which this server cannot revoke.
     Other,
 }
 
 impl Server {
-    /// The credential that a request was admitted by.
+    /// The credential that authenticated a request.
     pub(crate) fn lasting_credential(&self, call: &Call) -> Result<LastingCredential, NoAccess> {
-        // A request with a credential is not judged by its cookie.
+        // A request with an `Authorization` header is judged by that header alone, never by its
+        // cookie.
         if !call.headers.contains_key(hyper::header::AUTHORIZATION) {
             let session = self.session(call)?;
             return Ok(session.map_or(LastingCredential::Other, |(id, _)| LastingCredential::Session(id)));
@@ -203,7 +206,7 @@ impl Server {
         })
     }
 
-    /// Whether a credential was not revoked since, nor its session ended.
+    /// Whether a credential is still valid: not revoked, and its session not ended.
     pub(crate) fn still_holds(&self, credential: &LastingCredential) -> bool {
         match credential {
             LastingCredential::Session(id) => self.live_session(id, self.wall.now()).is_some(),
@@ -212,8 +215,9 @@ impl Server {
         }
     }
 
-    /// Judges the bearer token of a request: a client's secret, a token of ours, or one of the external issuer.
-    /// Where no credential is sent along, the session of a browser stands for the client who began it.
+    /// Authenticates the bearer token of a request: a client's secret, a token of this server or a
+    /// token of the external issuer. Without a credential, a browser's session stands for the
+    /// client that began it.
     pub fn caller(&self, call: &Call, need: Need) -> Result<Caller, NoAccess> {
         if !call.headers.contains_key(hyper::header::AUTHORIZATION)
             && let Some((_, session)) = self.session(call)?
@@ -246,7 +250,7 @@ impl Server {
         }
     }
 
-    /// Whose token this is.
+    /// The caller that a bearer token belongs to.
     pub fn caller_of_token(&self, call: &Call, token: &str) -> Result<Caller, NoAccess> {
         let wrong = |reason: &str| match self.wrong_credential(call, CredentialKind::Bearer, "") {
             Ok(()) => NoAccess::unknown(reason),
@@ -266,7 +270,8 @@ impl Server {
             Some(issuer) if issuer.claims_to_have_made(&token) => {
                 let caller = issuer.caller(&token, self.wall.now());
                 match caller {
-                    // Expired credentials and those that cannot be judged are no guesses.
+                    // Expired tokens and tokens that cannot be verified are not guesses: they do
+                    // not count towards a lock-out.
                     Err(NoAccess::Unknown(reason)) if issuer.is_forged(&token) => Err(wrong(&reason)),
                     other => other,
                 }
@@ -277,8 +282,9 @@ impl Server {
         }
     }
 
-    /// What a client may do is in the configuration, not in the token: who is taken out of it, or given
-    /// another role, need not be waited for.
+    /// The caller of a token that this server issued. The client's role is read from the
+    /// configuration, not from the token, so that removing a client or changing its role takes
+    /// effect at once.
     fn caller_of_ours(&self, call: &Call, token: &Token<'_>) -> Result<Caller, NoAccess> {
         token
             .check_time(self.wall.now(), LEEWAY)
@@ -312,7 +318,8 @@ impl Server {
         }
     }
 
-    /// As [`crate::login`] names the issuer of our tokens, below a URL of this server.
+    /// Whether an issuer is named as [`crate::login`] names the issuer of this server's tokens,
+    /// below a URL of this server.
     fn is_own_issuer(&self, call: &Call, issuer: &str) -> bool {
         let tenant = &self.config.tenant;
         let endings = [
@@ -326,16 +333,18 @@ impl Server {
         bases.any(|base| self.is_own_url(call, base))
     }
 
-    /// Audiences that clients ask tokens for: the resources of Azure that this server stands for, or the server itself.
+    /// Whether clients request tokens of this server for an audience: an Azure resource that the
+    /// server stands in for, or the server itself.
     fn is_own_audience(&self, call: &Call, audience: &str) -> bool {
         let audience = audience.trim_end_matches('/');
         AUDIENCES.iter().any(|known| known.eq_ignore_ascii_case(audience)) || self.is_own_url(call, audience)
     }
 
-    /// Whether this is a URL of this server without a path: by one of its names, the address that the client has
-    /// connected to, or the name of another node of the cluster. Ports do not count: tokens are taken by every listener
-    /// and node. The `Host` header does not count either: whoever replays a token that was made for another server
-    /// writes the name of that server into it.
+    /// Whether a URL without a path names this server: by one of its names, by the address that the
+    /// client connected to, or by the name of another node of the cluster. Ports are ignored,
+    /// because every listener and node accepts the tokens. The `Host` header is ignored too: an
+    /// attacker who replays a token that was made for another server would write that server's name
+    /// into it.
     fn is_own_url(&self, call: &Call, url: &str) -> bool {
         let public = self.config.public_url.as_deref().unwrap_or_default();
         if !public.is_empty() && public.trim_end_matches('/').eq_ignore_ascii_case(url) {
@@ -358,7 +367,7 @@ impl Server {
         clients.find(|client| client.id.eq_ignore_ascii_case(id))
     }
 
-    /// Looks at all of them, so that the time it takes does not tell which one came close.
+    /// Compares with every client, so that the duration does not reveal which one came close.
     pub(crate) fn client_with_secret(&self, secret: &str) -> Option<&Client> {
         let mut found = None;
         for client in &self.config.clients {
@@ -369,8 +378,8 @@ impl Server {
         found
     }
 
-    /// Fetches the external issuer's keys if this request's token makes it necessary. [`Server::caller`] uses
-    /// what is there.
+    /// Fetches the external issuer's keys if the token of this request needs them.
+    /// [`Server::caller`] uses the keys that are known.
     pub(crate) async fn prepare(&self, call: &Call) {
         let Some(issuer) = &self.issuer else {
             return;
@@ -384,7 +393,8 @@ impl Server {
     }
 }
 
-/// Client, id and epoch of a token of ours. Tokens of earlier versions have neither id nor epoch.
+/// Client, id and epoch of a token of this server. Tokens of earlier versions have neither id nor
+/// epoch.
 fn grant_of<'a>(token: &'a Token<'_>) -> (&'a str, &'a str, u64) {
     let claim = |name| token.claim(name).unwrap_or_default();
     let epoch = token.claims["epoch"].as_u64().unwrap_or_default();
@@ -400,7 +410,8 @@ pub(crate) fn bearer(authorization: &str) -> Option<&str> {
     scheme.eq_ignore_ascii_case("Bearer").then(|| token.trim())
 }
 
-/// Compares secrets in a time that does not depend on where they differ. An empty one is nobody's.
+/// Compares secrets in a time that does not depend on where they differ. An empty secret matches
+/// nothing.
 pub(crate) fn same(known: &str, presented: &str) -> bool {
     let differing = known
         .bytes()

@@ -1,9 +1,11 @@
-//! Validity of own tokens and sessions: revocations, and the keys that sign tokens and seal sessions.
+//! Validity of this server's tokens and sessions: revocations, and the keys that sign tokens and
+//! seal sessions.
 //!
-//! All of it is one small document, kept by the store and the same at every node of a cluster. Each change raises its
-//! epoch, and every token and session carries the epoch at which it was given. A revocation names the epoch before
-//! which nothing holds any more, so that it depends on no clock, and a node that has not heard of it yet gives out
-//! tokens that are revoked, too.
+//! The state is one small document, kept by the store and shared by all nodes of a cluster. Each
+//! change raises the document's epoch, and every token and session carries the epoch at which it
+//! was issued. A revocation names the epoch below which tokens and sessions are invalid, so it
+//! depends on no clock: even a node that has not heard of the revocation yet issues tokens that are
+//! revoked.
 
 use crate::Server;
 use crate::login::TOKEN_LIFETIME;
@@ -25,27 +27,31 @@ use std::time::Duration;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-/// Revoked clients and revoked ids that are remembered at once; each until nothing of theirs would hold anyway.
+/// Limit of revoked clients, and of revoked ids, that are remembered. Each is remembered until
+/// nothing that it revokes could still be valid.
 const REVOKED_MAX: usize = 10_000;
-/// Beyond this many remembered ids a sign-out is no longer stored, only remembered by the process.
+/// With more remembered ids than this, a sign-out is remembered by the process only and no longer
+/// stored.
 const SIGN_OUTS_MAX: usize = REVOKED_MAX / 2;
-/// Keys that still verify tokens though they sign none any more.
+/// Replaced keys that still verify tokens but sign none.
 const PREVIOUS_KEYS_MAX: usize = 8;
-/// How long a revocation is remembered: longer than any token or session lasts.
+/// How long a revocation is remembered: longer than the lifetime of any token or session.
 const REMEMBERED: Duration = Duration::from_secs(13 * 3600);
-/// How long a replaced key still verifies: as long as its last token lasts, and what clocks differ by.
+/// How long a replaced key still verifies: the lifetime of its last token plus the tolerated clock
+/// difference.
 const KEY_OVERLAP: Duration = Duration::from_secs(TOKEN_LIFETIME as u64 + 120);
-/// How often a change is tried that another node makes at the same time.
+/// How often a change is attempted while other nodes change the document at the same time.
 const TRIES: u32 = 20;
-/// How often a node of a cluster looks for changes that it was not told of.
+/// How often a node looks for changes of which no notification reached it.
 const REFRESH_EVERY: Duration = Duration::from_secs(15);
 
-/// Keeps the document. All nodes of a cluster share it.
+/// Storage of the access document, shared by all nodes of a cluster.
 #[async_trait]
 pub trait AccessStore: Send + Sync {
     /// The stored text with its revision; none if nothing was stored yet.
     async fn read(&self) -> Result<Option<(Bytes, u64)>, String>;
-    /// Stores the text if the stored one still has this revision (0: there is none). False if it has not.
+    /// Stores the text if the stored text still has revision `expected` (0: nothing is stored).
+    /// Returns false if the revision differs.
     async fn swap(&self, text: Bytes, expected: u64) -> Result<bool, String>;
 }
 
@@ -79,14 +85,14 @@ struct Document {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 struct RevokedClient {
     before: u64,
-    /// In seconds.
+    /// In seconds since 1970.
     at: i64,
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct PreviousKey {
-    /// Public halves only.
+    /// Public keys only.
     key_set: Value,
     until: i64,
 }
@@ -98,14 +104,16 @@ fn seconds(time: Timestamp) -> i64 {
 impl Document {
     fn holds(&self, client: &str, id: &str, epoch: u64) -> bool {
         let revoked = self.clients.get(&client.to_lowercase());
-        // No server has given out a later epoch than the document's: such a token or session is forged.
+        // No server issues an epoch that is later than the document's: such a token or session is
+        // forged.
         epoch <= self.epoch
             && epoch >= self.all_before
             && revoked.is_none_or(|revoked| epoch >= revoked.before)
             && !self.ids.contains_key(id)
     }
 
-    /// Begins a change: forgets what does not matter any more.
+    /// Begins a change: raises the epoch, and drops revocations and keys that no longer have an
+    /// effect.
     fn advance(&mut self, now: Timestamp) {
         self.epoch += 1;
         let now = seconds(now);
@@ -145,7 +153,8 @@ impl Document {
         Ok(())
     }
 
-    /// Remembers a sign-out. Those of everyone together leave room for revocations.
+    /// Remembers a sign-out. Sign-outs may use only half of the limit, so that revocations always
+    /// fit.
     fn sign_out(&mut self, id: &str, until: i64, now: Timestamp) -> Result<(), Problem> {
         self.advance(now);
         has_room(self.ids.len(), self.ids.contains_key(id), SIGN_OUTS_MAX)?;
@@ -153,7 +162,7 @@ impl Document {
         Ok(())
     }
 
-    /// `current` is the key that has signed until now.
+    /// Replaces the signing key. `current` is the key that has signed until now.
     fn rotate(
         &mut self,
         current: &SigningKey,
@@ -187,12 +196,12 @@ fn has_room(count: usize, known: bool, max: usize) -> Result<(), Problem> {
     Err(Problem::new(409, reason))
 }
 
-/// The document in force, with its keys read.
+/// The document in force, with its keys parsed.
 struct InForce {
     document: Document,
     signing_key: SigningKey,
-    /// Seals portal sessions. Derived from the key in force and not from `token-key.pem`, so that `rotate-key`
-    /// shuts out whoever has taken that file.
+    /// Seals portal sessions. Derived from the signing key in force and not from `token-key.pem`,
+    /// so that `rotate-key` locks out anyone who has stolen that file.
     session_seal: Seal,
     previous: Vec<(KeySet, Timestamp)>,
 }
@@ -221,7 +230,7 @@ impl InForce {
 }
 
 pub(crate) struct AccessState {
-    /// Signs unless the document has a key.
+    /// Signs while the document has no key of its own.
     initial: SigningKey,
     in_force: RwLock<Arc<InForce>>,
     store: Option<Arc<dyn AccessStore>>,
@@ -246,7 +255,7 @@ impl AccessState {
         self.in_force.read().expect("no panic holds it").clone()
     }
 
-    /// Puts a document in force, unless a later one is.
+    /// Puts a document in force, unless the one in force has a later epoch.
     fn adopt(&self, document: Document) -> Result<(), String> {
         let new = InForce::new(document, &self.initial)?;
         let mut in_force = self.in_force.write().expect("no panic holds it");
@@ -269,17 +278,18 @@ impl AccessState {
         self.now().document.epoch
     }
 
-    /// Whether a token or session of this client was not revoked.
+    /// Whether a token or session of this client is not revoked.
     pub fn holds(&self, client: &str, id: &str, epoch: u64) -> bool {
         self.now().document.holds(client, id, epoch)
     }
 
-    /// Whether a portal session of this epoch is sealed with the key in force, as far as epochs tell.
+    /// Whether a portal session of this epoch can be sealed with the key in force: the key has not
+    /// been replaced since.
     pub fn session_key_holds(&self, epoch: u64) -> bool {
         epoch >= self.now().document.key_epoch
     }
 
-    /// The seal of portal sessions with the epoch that new ones get.
+    /// The seal of portal sessions, with the epoch that new sessions get.
     pub fn session_seal(&self) -> (Seal, u64) {
         let in_force = self.now();
         (in_force.session_seal.clone(), in_force.document.epoch)
@@ -296,7 +306,7 @@ impl AccessState {
             || previous.any(|(keys, until)| now < *until && keys.has_signed(token))
     }
 
-    /// Public keys, with which others check our tokens.
+    /// Public keys with which others verify this server's tokens.
     pub fn key_set(&self, now: Timestamp) -> Value {
         let in_force = self.now();
         let mut keys = in_force.signing_key.key_set();
@@ -328,28 +338,30 @@ impl AccessState {
     }
 }
 
-/// Revoked tokens and sessions.
+/// Target of a revocation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Revoked {
     All,
     Client(String),
-    /// A token or session, and the second when it ends by itself.
+    /// A token or session, and the second at which it expires anyway.
     Id(String, i64),
 }
 
 impl Server {
-    /// Keeps revocations and keys in this store from now on; to be called before the first request.
+    /// Keeps the access document in this store from now on. Must be called before the first
+    /// request.
     pub async fn keep_access_in(&mut self, store: Arc<dyn AccessStore>) -> Result<(), String> {
         self.access.store = Some(store);
         self.access.refresh().await
     }
 
-    /// Puts in force what other nodes have changed.
+    /// Puts changes of other nodes in force.
     pub(crate) async fn refresh_access(&self) -> Result<(), String> {
         self.access.refresh().await
     }
 
-    /// Looks for what other nodes have changed, until `stop`: a node that was out of reach hears of it, too.
+    /// Looks for changes of other nodes until `stop`, so that a node which was unreachable learns
+    /// of them too.
     pub async fn follow_access(self: Arc<Server>, stop: CancellationToken) {
         loop {
             tokio::select! {
@@ -365,7 +377,8 @@ impl Server {
         }
     }
 
-    /// The names of the nodes that may not have heard of it yet.
+    /// Revokes tokens and sessions. Returns the names of the nodes that may not have heard of it
+    /// yet.
     pub(crate) async fn revoke(&self, what: &Revoked) -> Result<Vec<String>, Problem> {
         let now = self.wall.now();
         let missing = self
@@ -384,7 +397,7 @@ impl Server {
 
     /// Ends a portal session for good: at every node, and after a restart.
     pub(crate) async fn end_session(&self, session: &Session) {
-        // At this node at once, whatever becomes of the rest.
+        // Ended at this node at once, even if storing the sign-out fails.
         self.sessions.end(session);
         self.login_ended(&session.name);
         let (now, until) = (self.wall.now(), session.given().expires);
@@ -397,7 +410,7 @@ impl Server {
         }
     }
 
-    /// Makes a new key that signs tokens and seals portal sessions.
+    /// Replaces the key that signs tokens and seals portal sessions.
     pub(crate) async fn rotate_key(&self, at_once: bool) -> Result<Vec<String>, Problem> {
         let (now, new) = (self.wall.now(), fresh_pkcs8());
         let missing = self
@@ -460,7 +473,7 @@ mod tests {
         document.revoke_all(NOW);
         assert!(!document.holds("you", "4", given));
         assert!(document.holds("you", "5", document.epoch));
-        // Also for who holds what was given in the epochs between.
+        // The revocation also covers ids issued in the epochs between.
         assert!(!document.holds("you", "4", document.epoch - 1));
     }
 
@@ -500,7 +513,7 @@ mod tests {
         let (seal, epoch) = state.session_seal();
         let sealed = seal.close("session");
         assert!(state.session_key_holds(epoch));
-        // A document written before sessions were sealed so has no member for it.
+        // Documents of versions before sealed sessions have no member for the key's epoch.
         let stored = serde_json::from_value(json!({"epoch": 3})).unwrap();
         state.adopt(stored).unwrap();
         assert!(state.session_seal().0.open(sealed.expose()).is_some());
@@ -540,7 +553,7 @@ mod tests {
             document
                 .rotate(&state.signing_key(), &fresh_pkcs8(), at_once, NOW)
                 .unwrap();
-            // As it is stored and read by another node.
+            // As another node reads the stored document.
             let text = serde_json::to_vec(&document).unwrap();
             state.adopt(serde_json::from_slice(&text).unwrap()).unwrap();
         };
@@ -557,7 +570,7 @@ mod tests {
         rotate(true);
         assert!(!state.has_signed(&token, NOW));
         assert_eq!(state.key_set(NOW)["keys"].as_array().unwrap().len(), 1);
-        // An older document does not undo a later one.
+        // A document with an earlier epoch does not replace a later one.
         state.adopt(Document::default()).unwrap();
         assert!(!state.has_signed(&token, NOW));
     }

@@ -17,13 +17,14 @@ const LIMIT_MAX: usize = events::LIMIT_MAX;
 /// The value of `outcome` that stands for every outcome but success.
 const FAILED: &str = "failed";
 
-/// A question for the attempts of a subscription.
+/// A request for the attempts of a subscription.
 #[derive(Clone, Debug)]
 pub(crate) struct AttemptsQuery {
     pub of: SubscriptionId,
     pub filter: AttemptFilter,
     pub limit: usize,
-    /// Read by whoever gave it: a server alone, or a cluster's search.
+    /// Read by the module that issued the cursor: [`own_page`] on a single server,
+    /// [`search::attempts`] in a cluster.
     pub cursor: Option<String>,
 }
 
@@ -65,7 +66,8 @@ fn read_filter(value: &str) -> Result<AttemptFilter, Problem> {
     Ok(AttemptFilter::Outcome(found))
 }
 
-/// `GET subscription/attempts?id=`: attempts of the latest events, one page of them; within the page failed ones first.
+/// `GET subscription/attempts?id=`: one page of attempts of the latest events. Within the page,
+/// failed attempts come first.
 pub(crate) async fn attempts(server: &Server, query: &str) -> Result<Value, Problem> {
     let asked = AttemptsQuery::read(server, query)?;
     let mut found = match &server.peers {
@@ -82,11 +84,12 @@ pub(crate) async fn attempts(server: &Server, query: &str) -> Result<Value, Prob
     Ok(found)
 }
 
-/// Where a page of attempts begins.
+/// Start of a page of attempts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct PageStart {
     cursor: Cursor,
-    /// Of the first event, so many attempts have not been shown: the oldest ones. None: all of them.
+    /// How many attempts of the first event have not been shown yet: its oldest ones. None: all of
+    /// them.
     left: Option<usize>,
 }
 
@@ -112,7 +115,7 @@ pub(crate) fn bad_cursor() -> Problem {
     Problem::field("cursor", "is not one that an earlier answer gave")
 }
 
-/// A page of what a server alone has recorded.
+/// A page of attempts that this node recorded, for a server that is no node of a cluster.
 async fn own_page(server: &Server, asked: &AttemptsQuery) -> Result<Value, Problem> {
     let start = asked.cursor.as_deref().map(PageStart::read).transpose()?;
     let query = Query {
@@ -157,12 +160,12 @@ async fn own_page(server: &Server, asked: &AttemptsQuery) -> Result<Value, Probl
     Ok(found)
 }
 
-/// The event of an attempt.
+/// The members that identify the event of an attempt.
 fn event(id: &str, event_type: &str, subject: &str) -> Value {
     json!({"id": id, "type": event_type, "subject": subject})
 }
 
-/// An entry of the list, from the attempt as the event's trace shows it.
+/// An entry of the attempts list, from an attempt as the event history shows it.
 pub(crate) fn shown_attempt(event: &Value, attempt: &Value) -> Value {
     let status = attempt["status"]
         .as_u64()
@@ -189,7 +192,7 @@ pub(crate) fn shown_attempt(event: &Value, attempt: &Value) -> Value {
     shown
 }
 
-/// The outcome of an attempt as nodes and traces write it.
+/// Parses the outcome of an attempt from the form that nodes and event histories write.
 pub(crate) fn outcome_of(attempt: &Value) -> Option<Outcome> {
     let name = attempt["outcome"].as_str()?;
     Outcome::ALL.into_iter().find(|outcome| outcome.name() == name)

@@ -1,9 +1,9 @@
-//! The audit log: every request that changes something, reads a key, logs in or is refused for want of a right is
-//! recorded here, before it is answered.
+//! The audit log: every request that changes something, reads a key, logs in or is refused for lack
+//! of permission is recorded before it is answered.
 //!
-//! Requests are judged by their method and path in one place ([`action::of`]), with "it changes something" as the
-//! answer for whatever is not known, so that a new path cannot be forgotten. What was changed is told by the engine,
-//! wherever in it the change was made.
+//! Requests are classified by method and path in one place ([`action::of`]). An unknown path counts
+//! as a change, so that a new path cannot be forgotten. The engine reports what was changed,
+//! wherever in the engine the change is made.
 
 pub(crate) mod action;
 pub(crate) mod change;
@@ -25,20 +25,21 @@ use serde_json::{Map, Value, json};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, Weak};
 
-/// Stands in [`Actor::via`] for a request without a valid credential.
+/// Value of [`Actor::via`] for a request without a valid credential.
 pub(crate) const NO_CREDENTIAL: &str = "none";
-/// Action of an answer to GET that shows a webhook's URL with its query, as `getFullUrl` does.
+/// Action of a GET whose answer shows the URL of a webhook with its query, as `getFullUrl` does.
 const SECRET_READ: &str = "subscription.getFullUrl";
-/// Requests with no valid credential, and without a change, that get a line of their own per minute; the others are counted in the next.
+/// Lines per minute for requests that have no valid credential and change nothing. Further ones are
+/// only counted, and the count is part of the next such line.
 const REFUSALS_PER_MINUTE: u32 = 60;
-/// Changed resources that one line names one by one.
+/// Changed resources that one line lists individually.
 const CHANGES_SHOWN_MAX: usize = 50;
-/// Kept of texts that a client chooses.
+/// Bytes that are recorded of a text chosen by a client.
 const TEXT_MAX: usize = 512;
-/// Kept of the members of a request, and of the answer to it, as JSON.
+/// Bytes of JSON that are recorded of a request's members, and of the answer.
 const DETAIL_BYTES_MAX: usize = 8 << 10;
 
-/// Facts about a request that become known while it is answered.
+/// Facts for the audit log that become known while a request is answered.
 #[derive(Debug, Default)]
 pub struct Notes {
     actor: Mutex<Option<Actor>>,
@@ -47,12 +48,13 @@ pub struct Notes {
 }
 
 impl Notes {
-    /// The answer to a request that only looks holds a secret: it is recorded before it is sent.
+    /// Marks that the answer to a read request holds a secret. The request is then recorded before
+    /// the answer is sent.
     pub fn secret_was_shown(&self) {
         self.secret_shown.store(true, Relaxed);
     }
 
-    /// The credential was that of this client.
+    /// Notes the client whose credential was valid.
     pub fn caller(&self, caller: &Caller, via: &str) {
         self.actor(&caller.id, &caller.roles, via);
     }
@@ -66,7 +68,7 @@ impl Notes {
         *self.actor.lock().expect("no panic holds it") = Some(actor);
     }
 
-    /// The members of a request's body. They must hold no secret.
+    /// Notes the members of a request's body, which must hold no secret.
     pub fn parameters(&self, members: &Map<String, Value>) {
         let kept = bounded(Value::Object(members.clone()));
         *self.parameters.lock().expect("no panic holds it") = kept;
@@ -85,12 +87,12 @@ fn clipped(text: &str) -> String {
     text.chars().take(TEXT_MAX).collect()
 }
 
-/// None if it is too long to be kept.
+/// None if the value is too large to be recorded.
 fn bounded(value: Value) -> Option<Value> {
     (value.to_string().len() <= DETAIL_BYTES_MAX).then_some(value)
 }
 
-/// How many refusals of strangers were recorded lately.
+/// Counts the recent refusals of unauthenticated requests, to limit how many are recorded.
 #[derive(Debug, Default)]
 pub(crate) struct RefusalBudget {
     minute: i64,
@@ -99,7 +101,7 @@ pub(crate) struct RefusalBudget {
 }
 
 impl RefusalBudget {
-    /// Whether this one is recorded, and how many before it were not.
+    /// Whether this refusal is recorded, and how many before it were not.
     fn take(&mut self, now: Timestamp) -> Option<u64> {
         let minute = now.nanos() / 60_000_000_000;
         if minute != self.minute {
@@ -115,7 +117,8 @@ impl RefusalBudget {
     }
 }
 
-/// Collects what one request changes. What goes on after its answer is recorded by itself.
+/// Collects the changes that one request makes. Changes made after its answer are recorded on their
+/// own.
 struct RequestChanges {
     changes: Mutex<Option<Vec<CommittedChange>>>,
     later: Arc<dyn ChangeObserver>,
@@ -137,7 +140,8 @@ impl ChangeObserver for RequestChanges {
     }
 }
 
-/// Records changes that no request waits for: expired subscriptions, webhooks that agreed, the configuration file.
+/// Records changes that no request waits for: expired subscriptions, webhooks that agreed, the
+/// configuration file.
 pub struct UnaskedChanges {
     server: Weak<Server>,
     actor: &'static str,
@@ -153,7 +157,8 @@ impl ChangeObserver for UnaskedChanges {
             let Some(described) = change::describe(&server, &change) else {
                 continue;
             };
-            // A webhook is asked on behalf of whoever made the subscription: that was recorded.
+            // The handshake of a webhook belongs to the request that made the subscription, which
+            // was recorded.
             if described.pending {
                 continue;
             }
@@ -176,7 +181,7 @@ fn server_actor(via: &str) -> Actor {
     }
 }
 
-/// Answers a request, and records it if it is one of those that are.
+/// Answers a request, and records it if its action is one that is recorded.
 pub(crate) async fn answer(
     server: &Arc<Server>,
     call: &mut Call,
@@ -189,7 +194,8 @@ pub(crate) async fn answer(
     if action.kind == Kind::Look {
         return answer_look(server, call, path, segments, &audit, action).await;
     }
-    // A login must be possible so that somebody can help.
+    // A login goes on although it cannot be recorded: an operator must be able to log in to repair
+    // the log.
     if action.kind == Kind::Change
         && let Err(why) = audit.admit().await
     {
@@ -211,7 +217,8 @@ pub(crate) async fn answer(
     }
 }
 
-/// Answers a request that changes nothing. Recorded are refusals, and answers that show a secret.
+/// Answers a request that changes nothing. Only refusals, and answers that show a secret, are
+/// recorded.
 async fn answer_look(
     server: &Arc<Server>,
     call: &mut Call,
@@ -236,9 +243,11 @@ async fn answer_look(
     }
 }
 
-/// Whether a request is recorded, and goes on though its client goes away: a change that was made must be recorded.
+/// Whether a request is recorded and runs to completion even if its client goes away: a change that
+/// was made must be recorded.
 ///
-/// Moving the test clock changes nothing that must be recorded, and a client that goes away leaves it to others.
+/// Advancing the test clock changes nothing that must be recorded, so it stops when its client goes
+/// away.
 pub(crate) fn goes_on_alone(server: &Server, call: &Call, path: &str, segments: &Segments<'_>) -> bool {
     to_record(server, call, path, segments)
         .is_some_and(|(_, action)| action.kind == Kind::Change && action.name != "clock.advance")
@@ -289,7 +298,7 @@ async fn record(
         details.insert("answer".into(), body);
     }
     if let Some(forwarded) = call.header("x-forwarded-for") {
-        // As the client or a proxy says: not verified.
+        // Unverified: written by the client or a proxy.
         details.insert("forwardedFor".into(), json!(clipped(forwarded)));
     }
     let resource = match &details.get("parameters") {
@@ -325,14 +334,14 @@ async fn record(
     audit.append(entry).await.map(drop)
 }
 
-/// Whether a request that changed nothing came without a valid credential. Anyone can send any number of these, and each
-/// line would push an older one out of the log.
+/// Whether a request that changed nothing came without a valid credential. Anyone can send any
+/// number of these, and each line would push an older one out of the log.
 fn can_be_repeated_by_anyone(status: StatusCode, actor: &Actor) -> bool {
     let limited = matches!(status, StatusCode::UNAUTHORIZED | StatusCode::TOO_MANY_REQUESTS);
     limited || actor.via == NO_CREDENTIAL
 }
 
-/// The status of an answer, and its body if that is JSON and all there.
+/// The status of an answer, and its body if that is complete JSON.
 fn whole(answer: &Answer) -> (StatusCode, Option<Value>) {
     let body = match answer.body() {
         Content::Whole(body) => body.clone().collect().now_or_never(),
@@ -342,7 +351,7 @@ fn whole(answer: &Answer) -> (StatusCode, Option<Value>) {
     (answer.status(), json)
 }
 
-/// Why a request was refused, in whichever dialect.
+/// The reason for a refusal, in the error format of any of the APIs.
 fn reason(body: Option<&Value>, status: StatusCode) -> String {
     let said = body.and_then(|body| {
         [
@@ -371,7 +380,8 @@ fn unavailable(call: &Call, path: &str, detail: &str) -> Answer {
 }
 
 impl Server {
-    /// Records changes that nobody asked for over an API as those of `actor`: `server` or `configuration`.
+    /// Observer that records changes which no API request asked for as made by `actor`: `server` or
+    /// `configuration`.
     pub fn unasked_changes(self: &Arc<Self>, actor: &'static str) -> Arc<dyn ChangeObserver> {
         Arc::new(UnaskedChanges {
             server: Arc::downgrade(self),
@@ -379,7 +389,8 @@ impl Server {
         })
     }
 
-    /// Records from now on what the engine changes by itself, and that this server was started.
+    /// Records that the server started, and from now on the changes that the engine makes by
+    /// itself.
     pub fn begin_audit(self: &Arc<Self>) {
         let Some(audit) = &self.audit else { return };
         self.engine.observe_changes(self.unasked_changes("server"));

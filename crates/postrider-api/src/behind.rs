@@ -1,5 +1,6 @@
-//! What other nodes changed a moment ago may not have been heard of here. It is looked for before something is changed,
-//! and before something is said not to be there; and a change is answered once no node acts by the old state any more.
+//! Keeps the nodes of a cluster consistent as their clients see it. A node catches up with the
+//! changes of other nodes before it changes a resource and before it answers that one does not
+//! exist. A change is answered only when no node acts by the old state any more.
 
 use crate::Server;
 use crate::http::{self, Answer, Call, Segments};
@@ -10,28 +11,29 @@ use hyper::{Method, StatusCode};
 use postrider_wire::publish::Road;
 use std::sync::Arc;
 
-/// The question by which nodes of earlier versions make others look for what they have changed.
+/// Peer request with which nodes of earlier versions make this node catch up with their changes.
 pub const CATCH_UP: &str = "catch-up";
 
-/// What a request wants of things that other nodes may have made.
+/// How a request uses the catalog, which other nodes may have changed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Asking {
-    /// Nothing.
+    /// Does not use the catalog.
     Otherwise,
-    /// That they are there. Nothing of the request has been read when it is found that they are not.
+    /// Reads resources. After a 404 the request is answered again once the node has caught up; no
+    /// part of the body has been read by then.
     ToUse,
-    /// To hand events to them, which are matched by everything that was answered before.
+    /// Publishes events. They are routed by every change that was answered before.
     ToPublish(Road),
-    /// To put a subscription in force whose webhook was asked.
+    /// Visits a validation URL, which can put a subscription in force.
     ToValidate,
-    /// To make, change or delete one.
+    /// Creates, changes or deletes a resource.
     ToChange,
 }
 
-/// What is posted to the Azure API and changes nothing.
+/// POST actions of the management API that change nothing.
 const ASKS: [&str; 3] = ["listKeys", "getFullUrl", "getDeliveryAttributes"];
 
-/// What of our own API is about things that any node may make.
+/// Parts of our own API that use resources which any node may have made.
 const OURS: [&str; 5] = [
     "subscription",
     "subscriptions",
@@ -56,7 +58,8 @@ fn asking(method: &Method, path: &str, segments: &Segments<'_>) -> Asking {
         () if validation => return Asking::ToValidate,
         () => {}
     }
-    // Whoever listens answers deliveries below the same word.
+    // Clients of `/listen` post delivery results under the same path prefix. Only `POST /listen`
+    // itself creates a subscription.
     let ours = is(0, "postrider") && (OURS.iter().any(|word| is(2, word)) || (count == 3 && is(2, "listen")));
     if !(ours || is(0, "topics") || crate::azure::is_path(path)) {
         return Asking::Otherwise;
@@ -113,9 +116,10 @@ fn unavailable(call: &Call, why: &postrider_engine::Error) -> Answer {
     answer
 }
 
-/// The answer to a change, once the change is in force at every node: events that are published next are matched by it
-/// wherever they are taken in. That something is gone is an answer of this kind, too. If a node that may act by the old
-/// state does not follow in time the answer is 503: the change is stored, and the request can be repeated.
+/// Returns the answer to a change once the change is in force at every node, so that every node
+/// routes the next events by it. A 404 is delayed in the same way: the deletion must be known
+/// everywhere. The answer becomes 503 if a node that may still act by the old state does not follow
+/// in time; the change is stored then, and the request can be repeated.
 async fn confirmed(server: &Server, call: &Call, asking: Asking, answer: Answer) -> Answer {
     let changes = matches!(asking, Asking::ToChange | Asking::ToValidate);
     let tells = answer.status().is_success() || answer.status() == StatusCode::NOT_FOUND;
@@ -128,7 +132,8 @@ async fn confirmed(server: &Server, call: &Call, asking: Asking, answer: Answer)
     }
 }
 
-/// A node of an earlier version has changed something, and waits until it is in force here.
+/// Catches up with the change of a node of an earlier version, which waits until the change is in
+/// force here.
 pub async fn answer_catch_up(server: &Server) -> Result<Bytes, String> {
     let caught_up = server.engine.catch_up().await;
     caught_up.map(|()| Bytes::new()).map_err(|e| e.to_string())

@@ -1,14 +1,15 @@
-//! Room for the bodies of requests, shared out so that nobody who fills it leaves none to others.
+//! Memory for the bodies of requests, divided so that no client can take all of it.
 
 use std::collections::HashMap;
 use std::collections::hash_map::RandomState;
 use std::hash::{BuildHasher, Hash};
 use std::sync::{Arc, Mutex, MutexGuard};
 
-/// A group of bodies and its share: together they may take up to `weight` times of what stays free.
+/// A group of bodies and its share: together they may use up to `weight` times the memory that
+/// stays free.
 ///
-/// Alone, a group of weight 3 gets three quarters of all room; beside one that has as much, it gets three
-/// sevenths. However much one group takes, another finds room.
+/// Alone, a group of weight 3 gets three quarters of the memory; beside a group that uses as much,
+/// it gets three sevenths. However much one group uses, another finds memory.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Share {
     group: u64,
@@ -32,7 +33,7 @@ struct Used {
 }
 
 impl Used {
-    /// Whether `bytes` more fit, by the room and by every share.
+    /// Whether `bytes` more fit into the memory and into every share.
     fn fits(&self, bytes_max: usize, shares: &[Share], bytes: usize) -> bool {
         let Some(free) = bytes_max.checked_sub(self.bytes + bytes) else {
             return false;
@@ -76,7 +77,7 @@ impl BodyRoom {
     }
 }
 
-/// Room taken by one body, given back on drop.
+/// Memory that one body uses, given back on drop.
 pub(crate) struct BodyCharge {
     room: Arc<BodyRoom>,
     shares: [Share; WEIGHTS.len()],
@@ -96,9 +97,9 @@ impl BodyCharge {
         }
     }
 
-    /// Charges more bytes. False: they do not fit, and nothing has changed.
+    /// Charges more bytes. Returns false if they do not fit; nothing has changed then.
     ///
-    /// Only what has arrived is charged, so that announcing a body takes no room.
+    /// Only bytes that have arrived are charged: announcing a body uses no memory.
     #[must_use]
     pub fn grow(&mut self, bytes: usize) -> bool {
         let uncharged = bytes.min(self.free);
@@ -148,7 +149,7 @@ mod tests {
         BodyCharge::new(room.clone(), shares, 0)
     }
 
-    /// Takes as much as it gets, 100 bytes at a time.
+    /// Grows by 100 bytes at a time until no more fits.
     fn fill(charge: &mut BodyCharge) -> usize {
         while charge.grow(100) {}
         charge.bytes
@@ -160,11 +161,12 @@ mod tests {
         let mut hogs: Vec<BodyCharge> = (0..200)
             .map(|client| charge(&room, "t", "key1", client))
             .collect();
-        // One client gets half, one key two thirds.
+        // A single client gets half of the memory, a single key two thirds.
         assert_eq!(fill(&mut hogs[0]), 50_000);
         let of_key: usize = hogs.iter_mut().map(fill).sum();
         assert!((60_000..=66_700).contains(&of_key), "{of_key}");
-        // The other key of the topic, another topic, and a client that was there before.
+        // The other key of the topic, another topic, and a client that was there before still find
+        // memory.
         assert!(fill(&mut charge(&room, "t", "key2", 0)) >= 5_000);
         assert!(fill(&mut charge(&room, "u", "key1", 0)) >= 10_000);
         let mut more: Vec<BodyCharge> = (0..9)

@@ -1,5 +1,5 @@
-//! `/postrider/v1/cluster`: the nodes, what each owns, and how the store behind them is doing. A server by itself is a
-//! cluster of one.
+//! `/postrider/v1/cluster`: the nodes, the partitions that each owns, and the state of the store
+//! behind them. A single server is shown as a cluster of one.
 
 #[cfg(test)]
 mod tests;
@@ -15,75 +15,77 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// How long a page waits for a fresh look at JetStream before it shows the last one.
+/// How long a page waits for fresh facts about JetStream before it shows the last known ones.
 const LOOK_PATIENCE: Duration = Duration::from_secs(2);
-/// What the embedded store promises.
+/// Durability guarantee of the embedded store.
 const EMBEDDED_GUARANTEE: &str = "an acknowledged event survives a crash of the server and a power cut, but not the \
                                   loss of the machine's disk";
 
 /// The cluster that this server is a node of.
 #[async_trait]
 pub trait ClusterView: Send + Sync {
-    /// What is known now, from memory. Waits for nothing.
+    /// The state known to this node, from memory, without waiting.
     fn now(&self) -> Cluster;
-    /// The same with a fresh look at JetStream, or with the last one if that takes longer than `patience`.
+    /// The state with fresh facts about JetStream, or with the last known ones if that takes longer
+    /// than `patience`.
     async fn look(&self, patience: Duration) -> Cluster;
-    /// Lets the node with this id give its partitions to the others, or take part again. `Err` says why it does not.
+    /// Makes the node with this id hand over its partitions, or take part again. `Err` is the
+    /// reason for a refusal.
     async fn drain(&self, id: &str, draining: bool) -> Result<(), String>;
 }
 
 /// A cluster as one of its nodes knows it.
 #[derive(Clone, Debug, Default)]
 pub struct Cluster {
-    /// The id of the node that is asked.
+    /// The id of the node that answers.
     pub node: String,
     pub nodes: Vec<Node>,
     /// In the order of their numbers.
     pub partitions: Vec<Partition>,
-    /// None until there was a first look.
+    /// None until JetStream was first examined.
     pub jetstream: Option<JetStream>,
     /// Of all nodes together.
     pub counts: Counts,
     pub own: Own,
 }
 
-/// What only the node itself knows.
+/// Facts that only the node itself knows.
 #[derive(Clone, Debug, Default)]
 pub struct Own {
     pub connected: bool,
-    /// For how long the node may act for its partitions, unless it is heard again.
+    /// How long the node may still act for its partitions without renewing its lease.
     pub lease_left: Duration,
-    /// Why the node can go on no more.
+    /// Why the node has stopped for good.
     pub failed: Option<String>,
-    /// Why it hears of no changes of topics and subscriptions any more.
+    /// Why the node receives no changes of the catalog any more.
     pub catalogue: Option<String>,
     pub tallies: Tallies,
 }
 
-/// What a node counts since its process began, for `/metrics`.
+/// Counters since the start of the process, for `/metrics`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Tallies {
     pub takeovers: u64,
-    /// Partitions that another node took while this one held them.
+    /// Partitions that another node took over while this node owned them.
     pub lost: u64,
     pub fenced: u64,
     pub redelivered: u64,
     pub forwarded: u64,
-    /// How often it had to be looked up what became of messages.
+    /// How often the fate of messages had to be looked up after an uncertain answer.
     pub recoveries: u64,
     pub snapshots: u64,
     pub journal_messages: u64,
     pub journal_bytes: u64,
-    /// Messages that were read back to be delivered.
+    /// Messages that were read back in order to be delivered.
     pub read_back: u64,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Standing {
     Live,
-    /// Gives its partitions away, or has.
+    /// Is handing over its partitions, or has done so.
     Draining,
-    /// Its heartbeats have stopped.
+    /// The node's heartbeats have stopped.
     Dead,
     Left,
 }
@@ -114,10 +116,10 @@ pub struct Node {
     pub started: Timestamp,
     pub standing: Standing,
     pub heard_ago: Duration,
-    /// Those that it serves.
+    /// Numbers of the partitions that the node serves.
     pub partitions: Vec<u8>,
     pub counts: Counts,
-    /// What it says of itself: rates per second.
+    /// Rates per second, as the node reports them.
     pub rates: BTreeMap<String, f64>,
 }
 
@@ -126,7 +128,7 @@ pub struct Partition {
     pub number: u8,
     pub owner: Option<String>,
     pub epoch: u64,
-    /// What waits in it; none while nobody serves it.
+    /// Backlog of the partition; none while no node serves it.
     pub waiting: Option<Waiting>,
 }
 
@@ -145,26 +147,26 @@ pub struct Counts {
     pub forwarded: u64,
 }
 
-/// How JetStream is doing.
+/// State of JetStream.
 #[derive(Clone, Debug, Default)]
 pub struct JetStream {
     pub looked_ago: Duration,
-    /// Of the server that this node is connected to.
+    /// Of the NATS server that this node is connected to.
     pub version: Option<String>,
     pub servers: Vec<NatsServer>,
-    /// How many copies there are of the stream with the fewest.
+    /// The fewest replicas that any of the streams has.
     pub replicas: usize,
-    /// How many are asked for.
+    /// The number of replicas that is configured.
     pub replicas_wanted: usize,
     pub sync: String,
     pub guarantee: String,
-    /// What keeps things from being stored.
+    /// Reasons why nothing can be stored now.
     pub trouble: Vec<String>,
-    /// What will keep things from being stored some day.
+    /// Problems that will prevent storing in the future.
     pub soon: Vec<String>,
-    /// Those of the partitions in the order of their numbers.
+    /// Streams of the partitions, in the order of their numbers.
     pub partitions: Vec<Stream>,
-    /// The others: catalogue, archive, nodes.
+    /// The other streams: catalog, archive, nodes.
     pub streams: Vec<Stream>,
 }
 
@@ -185,7 +187,7 @@ pub struct Stream {
     pub trouble: Option<String>,
 }
 
-/// A copy of a stream that is not its leader's.
+/// A replica of a stream other than its leader.
 #[derive(Clone, Debug)]
 pub struct Replica {
     pub server: String,
@@ -199,7 +201,7 @@ impl Cluster {
         self.nodes.iter().find(|node| node.id == self.node)
     }
 
-    /// Whether a node that drains has nothing left to give.
+    /// Whether a draining node has no partition left to hand over.
     fn is_drained(&self, node: &Node) -> bool {
         let owns = |one: &Partition| one.owner.as_deref() == Some(&node.id);
         node.standing == Standing::Draining && node.partitions.is_empty() && !self.partitions.iter().any(owns)
@@ -212,12 +214,12 @@ impl Cluster {
         }
     }
 
-    /// How many partitions somebody serves.
+    /// Number of partitions that a node serves.
     pub fn served(&self) -> usize {
         self.partitions.iter().filter(|one| one.waiting.is_some()).count()
     }
 
-    /// The copy of a stream that is furthest behind.
+    /// The largest lag of any replica.
     pub fn lag(&self) -> u64 {
         let streams = self.jetstream.iter().flat_map(JetStream::all);
         let lags = streams.flat_map(|stream| stream.replicas.iter().map(|copy| copy.lag));
@@ -355,7 +357,7 @@ impl Stream {
         shown
     }
 
-    /// Copies that would not be there if the leader were lost now.
+    /// Replicas that would lack data if the leader were lost now.
     fn behind(&self) -> impl Iterator<Item = &Replica> {
         self.replicas.iter().filter(|copy| copy.offline || !copy.current)
     }
@@ -365,10 +367,10 @@ fn millis(of: Duration) -> u64 {
     u64::try_from(of.as_millis()).unwrap_or(u64::MAX)
 }
 
-/// What the cluster has to say in `/healthz`: a word for programs and a sentence for people.
+/// A reason or warning of the cluster in `/healthz`: a code for programs and a sentence for people.
 pub(crate) type Said = (&'static str, String);
 
-/// Why this node would refuse what is published to it.
+/// Reasons why this node would refuse events that are published to it.
 pub(crate) fn reasons_against(cluster: &Cluster) -> Vec<Said> {
     let mut reasons = Vec::new();
     let own = &cluster.own;
@@ -390,7 +392,7 @@ pub(crate) fn reasons_against(cluster: &Cluster) -> Vec<Said> {
     reasons
 }
 
-/// What does not keep anything from being published here, but should not stay as it is.
+/// Problems that do not prevent publishing at this node but need attention.
 pub(crate) fn warnings(cluster: &Cluster) -> Vec<Said> {
     let mut warnings = Vec::new();
     let unserved = cluster.partitions.len() - cluster.served();
@@ -432,7 +434,7 @@ fn of_jetstream(jetstream: &JetStream) -> Vec<Said> {
         );
         warnings.push(("replicasFewer", detail));
     }
-    // By server: it is one server that is away, not each of its copies.
+    // Grouped by server: an absent server is one problem, not one for each of its replicas.
     let mut behind: BTreeMap<&str, usize> = BTreeMap::new();
     for copy in jetstream.all().flat_map(Stream::behind) {
         *behind.entry(&copy.server).or_default() += 1;
@@ -447,7 +449,7 @@ fn of_jetstream(jetstream: &JetStream) -> Vec<Said> {
     warnings
 }
 
-/// A look at the cluster, if this server is a node of one.
+/// The cluster with fresh facts about JetStream; none if this server is no node of a cluster.
 pub(crate) async fn look(server: &Server, patience: Duration) -> Option<Cluster> {
     match &server.cluster {
         Some(view) => Some(view.look(patience).await),
@@ -455,7 +457,7 @@ pub(crate) async fn look(server: &Server, patience: Duration) -> Option<Cluster>
     }
 }
 
-/// A server that keeps everything itself, shown as a cluster of one.
+/// A single server, shown as a cluster of one.
 fn alone(server: &Server) -> Value {
     let engine = &server.engine;
     let log = engine.log();
@@ -507,7 +509,7 @@ fn alone(server: &Server) -> Value {
     })
 }
 
-/// What this node has to do, for the others to show: per second, over the last minute.
+/// This node's rates per second over the last minute, for other nodes to show.
 pub fn rates(server: &Server) -> BTreeMap<String, f64> {
     let engine = &server.engine;
     let rates = engine.dispatcher.meter.rates(engine.clock.now());
@@ -574,7 +576,7 @@ fn refused(status: u16, detail: String) -> Problem {
     }
 }
 
-/// Which node is to be drained, and whether it is meant.
+/// Body of a drain request: the node, and whether draining is forced.
 #[derive(Debug, PartialEq, Eq)]
 struct Asked {
     node: Option<String>,
@@ -607,7 +609,7 @@ impl Asked {
     }
 }
 
-/// The node that is meant by a name or an id: the one that is asked, if nothing is said.
+/// The node with this name or id; without one, the node that answers.
 fn find<'c>(cluster: &'c Cluster, asked: Option<&str>) -> Result<&'c Node, Problem> {
     let asked = asked.unwrap_or(&cluster.node);
     let mut found: Vec<&Node> = cluster.nodes.iter().filter(|node| node.id == asked).collect();

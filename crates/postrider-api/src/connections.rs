@@ -1,8 +1,8 @@
-//! Connections of clients: how many there may be, and which make room for others.
+//! Connections of clients: their limits, and which connection is closed to make room for another.
 //!
-//! A newcomer is never made to wait for strangers: when there is no room, a connection that waits for its
-//! client is closed in its place. Requests that the server works on are left alone; they have bounds of
-//! their own.
+//! A new connection never waits for other clients: when the limit is reached, a connection that
+//! waits for its client is closed instead. Connections whose request the server is working on are
+//! never closed for another; requests have limits of their own.
 
 use crate::limits::{ClientLimits, Limit};
 use std::cmp::Reverse;
@@ -18,10 +18,11 @@ use tokio::net::TcpStream;
 use tokio::time::{Instant, Sleep};
 use tokio_util::sync::CancellationToken;
 
-/// A connection whose client has sent nothing of a body, or taken nothing of a response, for this long
-/// makes room for others.
+/// How long a client may send nothing of a body, or take nothing of a response, before its
+/// connection may be closed for another.
 const STALL_EVICTABLE: Duration = Duration::from_secs(1);
-/// A peer that takes less of a response than this within `limits.response_stall_max` is cut.
+/// A client that takes fewer bytes of a response within `limits.response_stall_max` is
+/// disconnected.
 const RESPONSE_BYTES_MIN: usize = 1024;
 
 /// The network that counts as one client: an IPv6 client has a whole /64 at its disposal.
@@ -35,7 +36,7 @@ pub fn client_network(address: IpAddr) -> IpAddr {
     }
 }
 
-/// Party that a connection waits for.
+/// The party that a connection waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Phase {
     /// The client, for a TLS handshake or the head of a request.
@@ -50,13 +51,13 @@ enum Phase {
 #[derive(Clone, Copy, Debug)]
 struct State {
     phase: Phase,
-    /// When the phase began, or when the last byte of the body came.
+    /// When the phase began, or when the last byte of the body arrived.
     since: Instant,
     /// Since when a part of a response has been waiting for the client to take it.
     blocked_since: Option<Instant>,
 }
 
-/// One open connection, as its own task and the table of all connections see it.
+/// An open connection, shared by its task and the table of all connections.
 pub(crate) struct Connection {
     state: Mutex<State>,
     pub evicted: CancellationToken,
@@ -84,24 +85,25 @@ impl Connection {
         state.since = Instant::now();
     }
 
-    /// A request is being answered until the returned value is dropped.
+    /// Marks the start of a request. The request is under way until the returned value is dropped.
     pub fn begin_request(self: &Arc<Self>) -> UnderWay {
         self.enter(Phase::Answer);
         UnderWay(self.clone())
     }
 
-    /// The rest of the request is being read until the returned value is dropped.
+    /// Marks that the rest of the request is being read, until the returned value is dropped.
     pub fn begin_body(self: &Arc<Self>) -> BodyWait {
         self.enter(Phase::Body);
         BodyWait(self.clone())
     }
 
-    /// A part of the body has come.
+    /// Records that a part of the body has arrived.
     pub fn body_progress(&self) {
         self.state().since = Instant::now();
     }
 
-    /// Since when the connection has been waiting for its client, if it may make room for another.
+    /// Since when the connection has been waiting for its client; none if it must not be closed for
+    /// another.
     fn idle_since(&self, now: Instant) -> Option<Instant> {
         let state = *self.state();
         let stalled_since = match (state.blocked_since, state.phase) {
@@ -118,7 +120,7 @@ impl Connection {
     }
 }
 
-/// A request under way.
+/// Guard of a request under way.
 pub(crate) struct UnderWay(Arc<Connection>);
 
 impl Drop for UnderWay {
@@ -127,7 +129,7 @@ impl Drop for UnderWay {
     }
 }
 
-/// A body under way.
+/// Guard of a body that is being read.
 pub(crate) struct BodyWait(Arc<Connection>);
 
 impl Drop for BodyWait {
@@ -136,11 +138,11 @@ impl Drop for BodyWait {
     }
 }
 
-/// Which connection makes room: of the client that has most of them, the one that has been idle for
+/// The connection to close: of the client that has the most of them, the one that has been idle
 /// longest.
 ///
-/// Nothing else counts. A rule that spares some idle connections would let a client that keeps those push out
-/// newcomers, who have not had the time to send anything.
+/// No other property counts. A rule that spares some idle connections would let a client that keeps
+/// such connections push out new ones, which have not had the time to send anything.
 fn victim(
     idle: impl Iterator<Item = (u64, IpAddr, Instant)>,
     by_network: &HashMap<IpAddr, usize>,
@@ -150,7 +152,7 @@ fn victim(
     chosen.map(|(id, _, _)| id)
 }
 
-/// All connections of all listeners.
+/// The connections of all listeners.
 pub(crate) struct Connections {
     max: usize,
     per_client_max: usize,
@@ -180,7 +182,7 @@ impl Open {
         Some((network, connection))
     }
 
-    /// Closes one connection that waits for its client, of this client if one is given.
+    /// Closes one connection that waits for its client; only of the client `of` if one is given.
     fn evict(&mut self, of: Option<IpAddr>) -> Option<IpAddr> {
         let now = Instant::now();
         let all = self.by_id.iter();
@@ -194,7 +196,7 @@ impl Open {
     }
 }
 
-/// A connection's place among the open ones.
+/// A connection's entry in the table, removed on drop.
 pub(crate) struct Place {
     connections: Arc<Connections>,
     id: u64,
@@ -228,7 +230,7 @@ impl Connections {
         self.open().by_id.len()
     }
 
-    /// A place for a connection from this address; none if every other is being served.
+    /// Admits a connection from this address; none if every other connection is being served.
     pub fn admit(self: &Arc<Self>, peer: IpAddr, limits: &ClientLimits) -> Option<Place> {
         let network = client_network(peer);
         let mut open = self.open();
@@ -253,7 +255,8 @@ impl Connections {
         })
     }
 
-    /// Closes a connection that waits for its client: the system has no room for another.
+    /// Closes a connection that waits for its client, because the system has run out of resources
+    /// for another.
     pub fn make_room(&self, limits: &ClientLimits) {
         let evicted = self.open().evict(None);
         if let Some(evicted) = evicted {
@@ -262,14 +265,14 @@ impl Connections {
     }
 }
 
-/// A socket that can be closed without waiting for its peer to take what was written.
+/// A socket that can be closed without waiting until the peer has taken what was written.
 pub(crate) trait Abort {
     fn abort(&self);
 }
 
 impl Abort for TcpStream {
     fn abort(&self) {
-        // Without it the system would keep the rest of the response for minutes.
+        // Without zero linger the system would keep the rest of the response for minutes.
         let _ = self.set_zero_linger();
     }
 }
@@ -291,7 +294,7 @@ pub(crate) struct ClientStream<S> {
 /// A response that waits for its client.
 struct Blocked {
     until: Pin<Box<Sleep>>,
-    /// Taken since the time was counted anew.
+    /// Bytes that the client took since the time limit was last restarted.
     bytes: usize,
 }
 
@@ -311,7 +314,7 @@ impl<S: Abort> ClientStream<S> {
         }
     }
 
-    /// Judges a write of `wanted` bytes.
+    /// Tracks a write of `wanted` bytes, and fails it if the client has stopped reading.
     fn written(
         &mut self,
         context: &mut Context<'_>,
@@ -435,7 +438,8 @@ mod tests {
             let all = places.iter();
             all.map(|one| one.connection.evicted.is_cancelled()).collect()
         };
-        // The first of A has just been used, and requests under way are left alone.
+        // The first connection of A has just been used, and connections with a request under way
+        // are not closed.
         drop(places[1].connection.begin_request());
         let _request = places[2].connection.begin_request();
         places.push(connections.admit(B, &limits()).unwrap());
@@ -444,7 +448,7 @@ mod tests {
         places.push(connections.admit(B, &limits()).unwrap());
         assert_eq!(evicted(&places), [false, false, false, true, false, false]);
         assert_eq!(connections.count(), 5);
-        // Now B has more.
+        // Now B has the most connections.
         places.push(connections.admit(A, &limits()).unwrap());
         assert!(evicted(&places)[0], "{:?}", evicted(&places));
         drop(places);
@@ -474,7 +478,7 @@ mod tests {
         let request = two.connection.begin_request();
         assert!(connections.admit(B, &limits).is_none());
         assert_eq!(limits.count(Limit::Connections), 1);
-        // A body that does not come counts as idle after a moment, one that comes does not.
+        // A body that does not arrive counts as idle after a moment; a body that arrives does not.
         let body = two.connection.begin_body();
         tokio::time::advance(STALL_EVICTABLE - Duration::from_millis(1)).await;
         assert!(connections.admit(B, &limits).is_none());
@@ -482,7 +486,7 @@ mod tests {
         let three = connections.admit(B, &limits).unwrap();
         assert!(two.connection.evicted.is_cancelled());
         drop((body, request));
-        // Nor does a client count that has stopped reading its response.
+        // A client that has stopped reading its response counts as idle as well.
         one.connection.set_blocked(true);
         tokio::time::advance(STALL_EVICTABLE).await;
         let _second = three.connection.begin_request();
@@ -514,7 +518,7 @@ mod tests {
             let begun = Instant::now();
             let reading = async {
                 let mut buffer = vec![0; piece];
-                // Twenty times within the time: 20 bytes are too few, 1 200 are enough.
+                // Twenty reads within the limit: 20 bytes are too few, 1 200 are enough.
                 loop {
                     tokio::time::sleep_until(Instant::now() + limits.response_stall_max / 20).await;
                     theirs.read_exact(&mut buffer).await.unwrap();

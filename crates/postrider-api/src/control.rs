@@ -1,4 +1,5 @@
-//! What is done to a subscription while it runs: `POST /postrider/v1/subscriptions/pause`, `resume` and `probe`.
+//! Operator actions on a subscription: `POST /postrider/v1/subscriptions/pause`, `resume` and
+//! `probe`.
 
 #[cfg(test)]
 mod tests;
@@ -12,7 +13,8 @@ use postrider_core::subscription::Subscription;
 use serde_json::{Map, Value};
 use std::sync::Arc;
 
-/// Does it, and shows the subscription as it is afterwards. What is so already is no error.
+/// Performs the action and answers with the subscription afterwards. An action that changes nothing
+/// is no error.
 pub(crate) async fn answer(server: &Server, call: &mut Call, verb: &str) -> Result<Answer, Problem> {
     let members = read_object(call).await?;
     let known = find(server, &members)?;
@@ -26,21 +28,21 @@ pub(crate) async fn answer(server: &Server, call: &mut Call, verb: &str) -> Resu
         }
     };
     let done = done.map_err(|e| Problem::new(503, e.to_string()))?;
-    // It may have been deleted meanwhile.
+    // The subscription may have been deleted during the await above.
     let now = done.ok_or_else(|| named::missing("id", &known.name))?;
     Ok(body(call, stats::show(server, &now).await))
 }
 
-/// Wherever there is something to ask the endpoint with.
+/// Probes the endpoint from every node that has deliveries for it.
 async fn probe(server: &Server, id: SubscriptionId) {
     match &server.peers {
         None => drop(own_probe(server, id.0)),
-        // Who does not answer is named when the subscription is shown.
+        // Nodes that do not answer are listed as missing when the subscription is shown.
         Some(peers) => drop(gather::<bool>(&**peers, "probe", &id.0).await),
     }
 }
 
-/// Whether the endpoint was to be left alone.
+/// Whether the endpoint was on probation.
 pub(crate) fn own_probe(server: &Server, id: u64) -> bool {
     server.engine.dispatcher.probe(SubscriptionId(id))
 }
@@ -53,7 +55,8 @@ fn find(server: &Server, members: &Map<String, Value>) -> Result<Arc<Subscriptio
     let id = id.filter(|id| !id.is_empty());
     let id = id.ok_or_else(|| Problem::field("id", "must be the resource id of a subscription"))?;
     named::subscription(server, "id", id).map_err(|problem| {
-        // Nothing is sent for it yet, so there is nothing to hold back or to hurry.
+        // Nothing is sent for a subscription that is not in force, so there is nothing to pause or
+        // to probe.
         let asked = problem.status == 404 && azure::subscriptions::seen(server, id).is_some();
         match asked {
             true => Problem {

@@ -1,4 +1,4 @@
-//! Dead letters seen and acted upon: `/postrider/v1/deadletters`.
+//! Dead letters listed, replayed, written and purged: `/postrider/v1/deadletters`.
 
 mod which;
 mod page;
@@ -25,7 +25,7 @@ use std::sync::Arc;
 use which::{Asked, LetterName, LetterUse, Names};
 pub(crate) use which::{read_query, read_since, unknown};
 
-/// Answers a request for what lies under `deadletters`; its sender is known to be a client.
+/// Answers a request below `deadletters`, whose sender is already authenticated.
 pub(crate) async fn answer(server: &Server, call: &mut Call, path: &[&str]) -> Result<Answer, Problem> {
     let engine = &server.engine;
     let peers = server.peers.as_deref();
@@ -69,7 +69,7 @@ pub(crate) async fn answer(server: &Server, call: &mut Call, path: &[&str]) -> R
         }
         ["replays", job, "resume"] => {
             nothing_said(call).await?;
-            // A replay that two take up at once would replay everything twice.
+            // A replay that is resumed twice at the same time would replay every dead letter twice.
             let _one_at_a_time = server.declaring.hold(format!("replay/{job}")).await;
             accepted(&call.id, &replays::resume(engine, job).await?)
         }
@@ -92,7 +92,7 @@ pub(crate) async fn answer(server: &Server, call: &mut Call, path: &[&str]) -> R
 #[derive(Serialize)]
 struct Listed<T> {
     value: Vec<T>,
-    /// Nodes that did not say what they know.
+    /// Nodes that did not answer.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     missing: Vec<String>,
 }
@@ -110,7 +110,7 @@ fn written(status: StatusCode, id: &str, body: &impl Serialize) -> Answer {
     json(status, text, id)
 }
 
-/// Where there is nothing to say, saying something is a mistake.
+/// Refuses a body where none is expected.
 async fn nothing_said(call: &mut Call) -> Result<(), Problem> {
     if call.announced_bytes() == Some(0) {
         return Ok(());
@@ -121,7 +121,7 @@ async fn nothing_said(call: &mut Call) -> Result<(), Problem> {
     }
 }
 
-/// Postrider could not do its part.
+/// Error 503 for a failure of the store or the log.
 fn trouble(e: impl Into<postrider_engine::Error>) -> Problem {
     Problem::new(503, e.into().to_string())
 }
@@ -144,7 +144,7 @@ async fn purge(
     Ok(answer)
 }
 
-/// What one subscription has.
+/// Dead letters of one subscription, counted.
 #[derive(Default, Serialize)]
 #[serde(rename_all = "camelCase")]
 struct Tally {
@@ -154,11 +154,11 @@ struct Tally {
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     deleted: bool,
     written: u64,
-    /// Of `written`: letters whose blob is gone.
+    /// Of `written`: dead letters whose blob is gone.
     missing: u64,
-    /// Of `written`: letters whose blob does not hold them as they were written.
+    /// Of `written`: dead letters whose blob does not hold them as they were written.
     damaged: u64,
-    /// Of `written`: letters whose blob was not looked at.
+    /// Of `written`: dead letters whose blob was not read.
     #[serde(skip_serializing_if = "is_zero")]
     unchecked: u64,
     reasons: BTreeMap<&'static str, u64>,
@@ -173,7 +173,7 @@ fn is_zero(number: &u64) -> bool {
     *number == 0
 }
 
-/// Letters of one subscription that wait to be written.
+/// Pending dead letters of one subscription at one node.
 #[derive(Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Waiting {
     of: u64,
@@ -200,7 +200,7 @@ impl Tally {
     fn add(&mut self, waiting: Waiting) {
         self.pending += waiting.count;
         let oldest = Timestamp::from_nanos(waiting.oldest).to_string();
-        // As text they are in the order of time too.
+        // Timestamps sort the same as text.
         self.oldest_pending = self.oldest_pending.take().into_iter().chain([oldest]).min();
         self.trouble = self.trouble.take().or(waiting.trouble);
     }
@@ -219,7 +219,7 @@ async fn summary(
         tally.reasons.insert(reason.name(), count);
     }
     for (of, unreadable) in page::check_blobs(engine, wall).await? {
-        // A blob that was written since the count is not in it.
+        // Blobs that were written after the count are not part of it.
         if let Some(tally) = tallies.get_mut(&of) {
             tally.missing = unreadable.missing;
             tally.damaged = unreadable.damaged;
@@ -253,7 +253,7 @@ async fn summary(
     })
 }
 
-/// Not (or no longer) there.
+/// Error 404 for a dead letter that does not exist (any more).
 fn no_such_letter(name: &LetterName) -> Problem {
     let detail = match name {
         LetterName::Written(_) => format!("dead letter {name} does not exist, or was purged"),

@@ -1,4 +1,5 @@
-//! Making topics and subscriptions from what a road or the configuration file says about them.
+//! Creates and changes topics and subscriptions from the bodies that an API or the configuration
+//! file gives.
 
 use crate::quotas::{QuotaReached, QuotaReservation};
 use crate::{EdgeAccess, Server, listen, locks};
@@ -25,7 +26,7 @@ pub enum Error {
     Field(FieldError),
     #[error("topic {0:?} does not exist")]
     TopicMissing(String),
-    /// A topic has the name that the edge API does not reach.
+    /// The name belongs to a topic that the edge API does not reach.
     #[error(
         "topic {0:?} cannot be made through the edge API: the name is taken; choose another, or have the operator \
          set edge = true on the topic of that name"
@@ -49,7 +50,7 @@ impl From<FieldError> for Error {
     }
 }
 
-/// Makes a topic or changes it. Keys that are given replace those it has.
+/// Creates or changes a topic. Keys that are given replace the existing ones.
 pub async fn topic(
     server: &Server,
     body: Raw<'_>,
@@ -60,7 +61,7 @@ pub async fn topic(
     put(server, body, road, name, keys, Kind::Topic).await
 }
 
-/// The same for a domain.
+/// Creates or changes a domain.
 pub async fn domain(
     server: &Server,
     body: Raw<'_>,
@@ -71,7 +72,7 @@ pub async fn domain(
     put(server, body, road, name, keys, Kind::Domain).await
 }
 
-/// The same for a system topic, to which nobody but its source publishes.
+/// Creates or changes a system topic, to which only its source publishes.
 pub async fn system_topic(
     server: &Server,
     body: Raw<'_>,
@@ -89,7 +90,7 @@ pub(crate) enum Kind {
 }
 
 impl Kind {
-    /// The key that whoever changes it holds.
+    /// Key of the lock that must be held to change the resource.
     pub fn lock(self, group: &str, name: &str) -> String {
         match self {
             Kind::Topic => locks::topic(name),
@@ -98,7 +99,8 @@ impl Kind {
         }
     }
 
-    /// What has this name: topics and domains are known by their names alone, whatever group they are in.
+    /// The existing resource with this name. Topics and domains are identified by name alone,
+    /// regardless of their group.
     pub fn find(self, server: &Server, group: &str, name: &str) -> Option<Arc<TopicEntry>> {
         let directory = &server.engine.directory;
         match self {
@@ -139,7 +141,7 @@ async fn put(
         return Err(Error::NameTaken(name.to_owned()));
     }
     let spec = kind.parse(body, road, name, previous)?;
-    // A quota must not keep a server from starting with what it is configured to have.
+    // A quota must not keep a server from starting with the resources of its configuration.
     let _place = match road {
         Road::Config => None,
         Road::Edge | Road::Azure => topic_place(server, &spec, previous)?,
@@ -147,7 +149,8 @@ async fn put(
     store(server, spec, group, known, keys).await
 }
 
-/// A place below the quota of a topic that is to be made, or that is to count against another quota than before.
+/// Reservation below the quota for a topic that is to be created, or that is to count against
+/// another quota than before.
 pub(crate) fn topic_place<'a>(
     server: &'a Server,
     spec: &TopicSpec,
@@ -196,7 +199,7 @@ pub(crate) fn topic_place<'a>(
     })
 }
 
-/// A place below the quota of a domain for another topic.
+/// Reservation below the quota for another topic of a domain.
 pub(crate) fn domain_topic_place<'a>(
     server: &'a Server,
     domain: &Topic,
@@ -214,7 +217,7 @@ pub(crate) fn domain_topic_place<'a>(
     })
 }
 
-/// A place for another subscription of an edge topic.
+/// Reservation below the quota for another subscription of an edge topic.
 fn edge_subscription_place<'a>(
     server: &'a Server,
     topic: &Topic,
@@ -232,7 +235,8 @@ fn edge_subscription_place<'a>(
     })
 }
 
-/// Makes what was read durable. Whoever calls holds its key and has found `known` since.
+/// Makes a parsed topic durable. The caller holds the topic's lock and has read `known` while
+/// holding it.
 pub(crate) async fn store(
     server: &Server,
     mut spec: TopicSpec,
@@ -332,7 +336,7 @@ async fn put_topic_subscription(
     Ok((entry, made?))
 }
 
-/// The same for a domain, or a topic inside it.
+/// Creates or changes a subscription of a domain or of a topic inside it.
 pub async fn domain_subscription(
     server: &Server,
     body: Raw<'_>,
@@ -347,7 +351,7 @@ pub async fn domain_subscription(
     put_subscription(server, body, road, &topic, domain_topic, name, Overwrite::Any).await
 }
 
-/// The same for a system topic.
+/// Creates or changes a subscription of a system topic.
 pub async fn system_subscription(
     server: &Server,
     body: Raw<'_>,
@@ -413,7 +417,8 @@ async fn put_subscription(
     Ok(put_at_once(server, subscription, read).await?)
 }
 
-/// Settings as reads of a subscription show them, with defaults where it sets nothing.
+/// Settings as reads of a subscription show them, with defaults where the subscription sets
+/// nothing.
 pub(crate) fn shown_settings(
     server: &Server,
     subscription: &Subscription,
@@ -427,7 +432,7 @@ pub(crate) fn shown_settings(
     )
 }
 
-/// The topic as the parser of its subscriptions needs to know it.
+/// The facts about a topic that the parser of its subscriptions needs.
 pub(crate) fn topic_context(topic: &Topic) -> TopicContext<'_> {
     let source = match &topic.kind {
         TopicKind::System { source, .. } | TopicKind::Scope { source, .. } => source,
@@ -441,7 +446,7 @@ pub(crate) fn topic_context(topic: &Topic) -> TopicContext<'_> {
     }
 }
 
-/// The types of events that subscriptions on this resource get which name none.
+/// Event types that a subscription on this resource gets if it names none.
 pub(crate) fn default_types(source: &str) -> &'static [&'static str] {
     match resource_names(source, "Microsoft.Storage", &["storageAccounts"]) {
         Some((_, rest)) if rest.is_empty() => {
@@ -466,8 +471,8 @@ fn is_group_or_account(id: &str) -> bool {
     }
 }
 
-/// Puts a subscription in force without asking anyone. A webhook that is being asked about an earlier wish is not
-/// asked any further: the last writer wins. `read` is how it stood when this was decided.
+/// Puts a subscription in force without a handshake. A pending handshake for an earlier change is
+/// cancelled: the last writer wins. `read` is the state that the decision was based on.
 pub(crate) async fn put_at_once(
     server: &Server,
     mut subscription: Subscription,
@@ -476,7 +481,7 @@ pub(crate) async fn put_at_once(
     let engine = &server.engine;
     let (topic, name) = (subscription.topic, subscription.name.clone());
     let domain_topic = subscription.domain_topic.clone();
-    // Before anything is cancelled that is not known of.
+    // Checked first, so that no handshake is cancelled that the caller has not read.
     engine
         .read_subscription(topic, domain_topic.as_deref(), &name)
         .check_pending(&read)?;
@@ -488,7 +493,7 @@ pub(crate) async fn put_at_once(
         .directory
         .subscription(topic, domain_topic.as_deref(), &name);
     if let Some(known) = known {
-        // It may have come in force just now.
+        // The subscription may have come in force just now.
         subscription.id = known.id;
         subscription.created = known.created;
         subscription.pauses = known.pauses.clone();
@@ -499,7 +504,8 @@ pub(crate) async fn put_at_once(
     engine.put_subscription_over(subscription, read).await
 }
 
-/// What a parser cannot know: whether this server can deliver there, has the profile and the storage account.
+/// Checks that a parser cannot make: whether this server can deliver to the destination, and has
+/// the profile and the storage account.
 pub(crate) async fn check_subscription(
     server: &Server,
     road: Road,
@@ -511,13 +517,14 @@ pub(crate) async fn check_subscription(
     check_dead_letter(server, road, spec, previous).await
 }
 
-/// The same for one that somebody listens to, which can be delivered to by nobody else.
+/// The same checks for the subscription of a listen session, except that its destination is always
+/// this server.
 pub(crate) async fn check_listener(server: &Server, spec: &SubscriptionSpec) -> Result<(), FieldError> {
     check_profile(server, spec.profile.as_deref())?;
     check_dead_letter(server, Road::Azure, spec, None).await
 }
 
-/// A profile that is made by the configuration may be missing there.
+/// A profile that the configuration defines may be missing from it.
 fn check_profile(server: &Server, name: Option<&str>) -> Result<(), FieldError> {
     match name {
         Some(name) if server.engine.profiles.named(name).is_none() => Err(FieldError::new(
@@ -528,8 +535,8 @@ fn check_profile(server: &Server, name: Option<&str>) -> Result<(), FieldError> 
     }
 }
 
-/// Dead letters must have somewhere to go. What was accepted before is not asked for again: a store that has
-/// changed since must not keep a server from starting.
+/// Dead letters must have somewhere to go. A destination that was accepted before is not checked
+/// again: a storage account that has changed since must not keep a server from starting.
 async fn check_dead_letter(
     server: &Server,
     road: Road,
@@ -558,18 +565,18 @@ async fn check_dead_letter(
         }
     };
     if road == Road::Edge {
-        // The module knows no dead letters and refuses nothing about them.
+        // The edge module has no dead letters and refuses nothing about them.
         tracing::warn!(subscription = %spec.name, account, container, reason = %refused, "dead letters cannot be written");
         return Ok(());
     }
     Err(refused)
 }
 
-/// Why dead letters cannot be written to a place.
+/// Why dead letters cannot be written to a container.
 enum Judgement {
-    /// It is wrong, in this member.
+    /// The destination is wrong, in this member.
     Refused { member: &'static str, reason: String },
-    /// It may be otherwise by the time there are any.
+    /// The container cannot be reached now, but may be by the time there are dead letters.
     Doubtful(String),
 }
 
@@ -600,7 +607,7 @@ async fn judge(server: &Server, place: &DeadLetterDestination) -> Result<(), Jud
     }
 }
 
-/// Events must not pile up for a destination that nobody can send to.
+/// Refuses destinations that nobody can deliver to: their events would pile up.
 fn check_deliverable(server: &Server, spec: &SubscriptionSpec) -> Result<(), FieldError> {
     let destination = &spec.destination;
     let outer = match spec.identity {
@@ -620,7 +627,8 @@ fn check_deliverable(server: &Server, spec: &SubscriptionSpec) -> Result<(), Fie
     if matches!(destination, Destination::WebHook(_)) {
         return Ok(());
     }
-    // They become headers beside those that brokers, relays and functions are spoken to with.
+    // Attributes become headers beside the ones that deliveries to brokers, relays and functions
+    // use.
     for (index, attribute) in destination.attributes().iter().enumerate() {
         let name = &attribute.name;
         let ours = OUR_HEADERS.iter().any(|header| header.eq_ignore_ascii_case(name));
@@ -635,7 +643,7 @@ fn check_deliverable(server: &Server, spec: &SubscriptionSpec) -> Result<(), Fie
     Ok(())
 }
 
-/// What deliveries to brokers, relays and functions carry besides what all deliveries do.
+/// Headers that only deliveries to brokers, relays and functions carry.
 const OUR_HEADERS: [&str; 4] = [
     "authorization",
     "brokerproperties",

@@ -1,4 +1,5 @@
-//! `/docs`: what this server speaks, for people. Pages are made here, whole, and need no script to be read.
+//! `/docs`: documentation of this server for people. The pages are rendered completely by the
+//! server and can be read without scripts.
 
 mod html;
 mod configuration;
@@ -15,22 +16,22 @@ pub(crate) use html::Html;
 use hyper::Method;
 use std::sync::{LazyLock, OnceLock};
 
-/// Written as it is sent.
+/// Sent exactly as written.
 const OVERVIEW: &str = include_str!("docs/overview.html");
 const HTML: &str = "text/html; charset=utf-8";
 
-/// One page, without the frame around it.
+/// A page without the frame around it.
 struct Page {
     title: &'static str,
     lead: &'static str,
-    /// Whether it is long enough to be searched.
+    /// Whether the page is long enough to need a search field.
     searchable: bool,
     body: Html,
-    /// What the page has, under titles.
+    /// Links to the page's sections, grouped under titles.
     menu: Vec<(String, Vec<Link>)>,
 }
 
-/// To a place on the same page.
+/// A link to a section of the same page.
 struct Link {
     id: String,
     text: String,
@@ -53,13 +54,13 @@ const PAGES: [(&str, &str); 5] = [
     ("/docs/metrics", "Metrics"),
 ];
 
-/// Nothing in them depends on the server.
+/// Pages whose content does not depend on the server.
 static API: LazyLock<Bytes> = LazyLock::new(|| framed("/docs/api", reference::page()));
 static PROFILES: LazyLock<Bytes> = LazyLock::new(|| framed("/docs/profiles", profiles::page()));
 static START: LazyLock<Bytes> = LazyLock::new(|| framed("/docs", overview()));
 
-/// Pages that depend on how the server was started, and on nothing that happens later: anyone may ask for
-/// them, so that they are made only once.
+/// Pages that depend only on how the server was started. Anyone may request them, so each is
+/// rendered only once.
 #[derive(Default)]
 pub(crate) struct Pages {
     configuration: OnceLock<Bytes>,
@@ -105,7 +106,7 @@ fn overview() -> Page {
     let mut body = Html::default();
     body.tag(OVERVIEW);
     let mut links = Vec::new();
-    // Every section of it has an id and a title.
+    // Every section of the overview has an id and a title.
     for section in OVERVIEW.split("<h2 id=\"").skip(1) {
         let (id, rest) = section.split_once('"').unwrap_or_default();
         let title = rest
@@ -123,7 +124,7 @@ fn overview() -> Page {
     }
 }
 
-/// The families that `/metrics` has, without any numbers.
+/// The metric families of `/metrics`, without values.
 fn metrics_page(server: &Server) -> Page {
     let mut body = Html::default();
     body.tag("<section class=\"panel\">\n<table class=\"members\"><thead><tr><th scope=\"col\">Name</th>");
@@ -154,7 +155,7 @@ fn metrics_page(server: &Server) -> Page {
     }
 }
 
-/// The frame of every page, in the portal's look.
+/// Adds the frame that every page has, in the portal's style.
 fn framed(path: &str, page: Page) -> Bytes {
     let mut out = Html::default();
     out.tag("<!doctype html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n");
@@ -207,7 +208,7 @@ fn framed(path: &str, page: Page) -> Bytes {
         .tag("</h1>\n");
     out.tag("<p class=\"note\">").prose(page.lead).tag("</p>\n");
     if page.searchable {
-        // Without a script there is nothing that could search: it is put there by one.
+        // Searching needs a script, which inserts the search field here.
         out.tag("<div id=\"find\"></div>\n");
     }
     out.tag("</header>\n")
@@ -216,7 +217,7 @@ fn framed(path: &str, page: Page) -> Bytes {
     out.finish().into()
 }
 
-/// The horn, as the portal draws it.
+/// The postrider's horn, as the portal draws it.
 const MARK: &str = "<svg viewBox=\"0 0 32 32\" class=\"mark\" aria-hidden=\"true\" focusable=\"false\">\
                     <circle cx=\"14.5\" cy=\"15\" r=\"6.2\"/><path d=\"M4.5 21.2H17c4.2 0 6.2-3.6 9.8-7.4\"/>\
                     <path d=\"M24.3 10.7l5.2 5.2\"/><path d=\"M4.5 19.4V23\"/></svg>";

@@ -1,4 +1,5 @@
-//! The edge module's API: topics and subscriptions by their short names, all at once, no handshake.
+//! The edge module's API: topics and subscriptions by their short names, changed at once and
+//! without handshakes.
 //!
 //! The API reaches topics that were made through it or declared with `edge = true`, whether it asks for keys or not.
 //! Any other topic is answered as one that does not exist. Where no credential is asked for, a caller without one neither
@@ -27,10 +28,10 @@ use postrider_wire::resources::{
 use serde::Serialize;
 use std::sync::Arc;
 
-/// A resource body is never longer than this.
+/// Limit of the length of a resource body.
 const BODY_MAX: usize = 256 << 10;
 
-/// Why a request is refused, in the module's dialect.
+/// Why a request is refused, in the module's error format.
 struct Refusal {
     status: u16,
     code: String,
@@ -166,15 +167,15 @@ fn admit(server: &Server, call: &Call, segments: &Segments<'_>) -> Result<Rights
     }
 }
 
-/// Pages of other origins make browsers send requests too. A browser sends by itself only what a form could send, and
-/// asks first before it sends anything else; nobody answers such a question here.
+/// Refuses requests that pages of other origins make a browser send. Without a preflight request a
+/// browser sends only what a form could send, and this server answers no preflight.
 fn check_not_a_page(call: &Call) -> Result<(), Refusal> {
     let from = call.header("sec-fetch-site");
     if !matches!(from, None | Some("same-origin" | "none")) {
         let message = "sec-fetch-site: pages of another origin may not use this server";
         return Err(Refusal::new(403, "Forbidden", message));
     }
-    // A CloudEvent in binary mode may have data of any kind; a form cannot send its headers.
+    // A CloudEvent in binary mode may have data of any type; a form cannot send its headers.
     let binary = call.headers.contains_key("ce-id") || call.headers.contains_key("ce-specversion");
     if call.body_is_empty() || binary {
         return Ok(());
@@ -328,7 +329,8 @@ fn shown(
     }
 }
 
-/// Whether this API shows a URL with a query, which the management API shows only with `getFullUrl`.
+/// Whether this API shows a URL with a query, which the management API shows only with
+/// `getFullUrl`.
 fn has_secret_url(subscription: &Subscription) -> bool {
     match &subscription.destination {
         Destination::WebHook(hook) => hook.url.expose().contains('?'),
@@ -349,14 +351,14 @@ fn not_allowed(call: &Call, allow: &'static str) -> Answer {
     answer
 }
 
-/// Bytes of a list that are made at once.
+/// Size of the pieces in which a list is rendered.
 const LIST_PIECE_BYTES_MIN: usize = 32 << 10;
 
-/// A list of any length, made as it is read: what waits to be sent is a piece of it.
+/// A list of any length, rendered while it is read: only one piece at a time waits to be sent.
 fn list(call: &Call, bodies: impl Iterator<Item = Vec<u8>> + Send + 'static) -> Answer {
     let mut pieces = array_pieces(bodies).peekable();
     let first = pieces.next().unwrap_or_default();
-    // A short list has a length, for clients that know no chunks.
+    // A short list is sent with a length, for clients that do not support chunked encoding.
     if pieces.peek().is_none() {
         return json(StatusCode::OK, first, &call.id);
     }
@@ -453,7 +455,7 @@ async fn resource_body(call: &mut Call) -> Result<Bytes, Refusal> {
 
 fn parse_body(bytes: &[u8]) -> Result<Raw<'_>, Refusal> {
     if bytes.iter().all(u8::is_ascii_whitespace) {
-        // A topic needs no body at all.
+        // A topic needs no body.
         return Ok(Raw::trusted("null"));
     }
     read_body(bytes).map_err(|e| Refusal::new(400, e.code, e.to_string()))
@@ -476,21 +478,21 @@ async fn put_topic(server: &Arc<Server>, call: &mut Call, name: &str) -> Result<
     ))
 }
 
-/// Members that were ignored, because the module ignores what it does not know.
+/// Members that were ignored, because the module ignores members that it does not know.
 fn unknown_members_of(bytes: &[u8], shape: &Shape) -> Vec<UnknownMember> {
     let text = bytes.strip_prefix(b"\xef\xbb\xbf").unwrap_or(bytes);
     match serde_json::from_slice(text) {
         Ok(body) => unknown_members(&body, shape),
-        // No body at all.
+        // The body is absent.
         Err(_) => Vec::new(),
     }
 }
 
 const WARNING: HeaderName = HeaderName::from_static("postrider-warning");
-/// The most letters of a warning in a header.
+/// Limit of the characters of a warning in a header.
 const WARNING_CHARS_MAX: usize = 1024;
 
-/// Tells of ignored members in a header of the answer and in the log.
+/// Reports ignored members in a header of the answer and in the log.
 fn with_warning(mut answer: Answer, of: &str, unknown: &[UnknownMember]) -> Answer {
     if unknown.is_empty() {
         return answer;
@@ -536,8 +538,9 @@ async fn put_subscription(
     Ok(with_warning(answer, &format!("subscription {name:?}"), &unknown))
 }
 
-/// Decides for topics of versions that did not record how a topic was made: one whose subscriptions were all made
-/// through the edge API is an edge topic. Of a topic without any nobody can tell, so it is none.
+/// Decides for topics of versions that did not record how a topic was made: a topic whose
+/// subscriptions were all made through the edge API is an edge topic. A topic without subscriptions
+/// is not, since nothing shows how it was made.
 pub async fn adopt_earlier_topics(server: &Server) -> Result<(), postrider_engine::Error> {
     let directory = &server.engine.directory;
     for entry in directory.topics() {
@@ -547,7 +550,8 @@ pub async fn adopt_earlier_topics(server: &Server) -> Result<(), postrider_engin
         let subscriptions = directory.subscriptions(entry.topic.id);
         let through_edge = |s: &&Arc<Subscription>| s.origin == Origin::Edge;
         let count = subscriptions.iter().filter(through_edge).count();
-        // Without any it cannot get one later, so this need not be kept.
+        // Without subscriptions the topic is not reachable by the edge API, so it cannot get an
+        // edge subscription later either; the decision need not be stored.
         if count == 0 {
             continue;
         }

@@ -1,4 +1,4 @@
-//! What became of events: `/postrider/v1/events`.
+//! Event histories and searches: `/postrider/v1/events`.
 
 #[cfg(test)]
 mod tests;
@@ -24,14 +24,14 @@ use std::time::Duration;
 
 const LIMIT: usize = 50;
 pub(crate) const LIMIT_MAX: usize = 1000;
-/// A line of a list names so many subscriptions; the story of the event names them all.
+/// Subscriptions that a line of a list names; the event history names all of them.
 pub(crate) const NAMED_MAX: usize = 50;
-/// Of one answer, so many dead letters that are in no blob are looked up in the log.
+/// Dead letters without a blob that are looked up in the log for one answer.
 pub(crate) const PENDING_LOOKUPS_MAX: usize = 100;
-/// So much of what was asked for is repeated in an error.
+/// Characters of a requested value that an error repeats.
 const REPEATED_MAX: usize = 200;
 
-/// Asks the recordings where it may take its time: they read files.
+/// Runs a query of the recordings on a blocking thread, because it reads files.
 pub(crate) async fn ask<T: Send + 'static>(
     server: &Server,
     question: impl FnOnce(&dyn Recordings) -> T + Send + 'static,
@@ -118,7 +118,7 @@ fn read_search(server: &Server, query: &str) -> Result<Query, Problem> {
     })
 }
 
-/// Cursors are read by whoever gave them.
+/// Cursors are read by `read_cursor`, which belongs to the module that issued them.
 pub(crate) fn read_search_from(
     server: &Server,
     query: &str,
@@ -211,7 +211,7 @@ fn story(server: &Server, story: &EventStory) -> Value {
     shown
 }
 
-/// The same without what is so now, rather than recorded.
+/// The event history as recorded, without facts about the present.
 pub(crate) fn story_here(server: &Server, story: &EventStory) -> Value {
     let subscriptions = story.subscriptions.iter();
     let subscriptions = subscriptions.map(|one| {
@@ -253,13 +253,13 @@ pub(crate) fn story_here(server: &Server, story: &EventStory) -> Value {
     shown
 }
 
-/// The trace that an event is part of: its producer's, or the one that began here.
+/// The trace context of an event: its publisher's, or the one that began here.
 fn trace_of(server: &Server, story: &EventStory) -> Option<Context> {
     let carried = story.trace.as_deref().and_then(Context::parse);
     carried.or_else(|| server.engine.dispatcher.trace_begun(story.place?.first))
 }
 
-/// The resource id of a subscription, which may be gone by now.
+/// The resource id of a subscription, which may have been deleted since.
 fn id_of(server: &Server, story: &EventStory, one: &SubscriptionStory) -> String {
     let known = server.engine.directory.subscription_by_id(one.id);
     let known = known.and_then(|known| resource_id(server, &known));
@@ -273,7 +273,7 @@ fn id_of(server: &Server, story: &EventStory, one: &SubscriptionStory) -> String
     })
 }
 
-/// Shows what became of a delivery, if there was one.
+/// Shows the outcome of a delivery, if the subscription matched.
 pub(crate) fn show_fate(shown: &mut Value, one: &SubscriptionStory) -> Option<()> {
     let Fate::Matched(delivery) = &one.fate else {
         return None;
@@ -282,8 +282,8 @@ pub(crate) fn show_fate(shown: &mut Value, one: &SubscriptionStory) -> Option<()
     Some(())
 }
 
-/// Adds to a delivery that was dead-lettered and is in no blob that it waits to be written, and when that is due, if
-/// the log of this node has its letter.
+/// For a delivery that was dead-lettered and is in no blob: adds that the dead letter is pending
+/// and when it is due, if the log of this node has it.
 pub(crate) async fn show_pending(
     server: &Server,
     place: Option<Place>,
@@ -306,7 +306,7 @@ pub(crate) async fn show_pending(
         letter: Some((since, place.position())),
         ..PendingFilter::default()
     };
-    // Letters that cannot be read now are left out.
+    // Dead letters that cannot be read now are left out.
     let Ok(pending) = server.engine.pending_letters(&filter).await else {
         return;
     };
@@ -324,7 +324,8 @@ pub(crate) async fn show_pending(
     shown["ended"]["pending"] = waits;
 }
 
-/// Adds what is so now: a name if none was recorded, and that a delivery waits because its subscription is paused.
+/// Adds facts about the present: a name if none was recorded, and that a delivery is held because
+/// its subscription is paused.
 pub(crate) fn show_names(server: &Server, id: SubscriptionId, shown: &mut Value) {
     let then = shown["name"].as_str().unwrap_or_default();
     shown["name"] = json!(name_of(server, id, then));
@@ -340,7 +341,7 @@ pub(crate) fn show_names(server: &Server, id: SubscriptionId, shown: &mut Value)
     }
 }
 
-/// As it was called then, or as far as that is not known, now.
+/// The name recorded with the event, or without one the present name.
 fn name_of(server: &Server, id: SubscriptionId, then: &str) -> String {
     if !then.is_empty() {
         return then.to_owned();
@@ -399,7 +400,7 @@ fn show_delivery(shown: &mut Value, delivery: &DeliveryStory) {
     }
 }
 
-/// When it goes on is not known. When it would have been due stays to be seen.
+/// Shows a held delivery. When it will continue is unknown; its original due time stays visible.
 fn show_pause(shown: &mut Value, since: Timestamp) {
     shown["state"] = json!(DeliveryState::Held.name());
     let mut next = json!({
@@ -460,12 +461,12 @@ fn blob(place: &BlobPlace) -> Value {
     json!({"account": place.account, "container": place.container, "path": place.path})
 }
 
-/// To the microsecond.
+/// In milliseconds, to the microsecond.
 fn millis(duration: Duration) -> f64 {
     duration.as_micros() as f64 / 1000.0
 }
 
-/// How long ago, in seconds.
+/// Age in seconds.
 pub(crate) fn age(now: Timestamp, then: Timestamp) -> f64 {
     now.since(then).as_millis() as f64 / 1000.0
 }

@@ -1,19 +1,19 @@
-//! Turns for evaluating filters that look at many bytes.
+//! Limits how many filters that examine many bytes are evaluated at a time.
 
 use postrider_core::ids::TopicId;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, Weak};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-/// A part of the processors evaluates such filters, and one of them those of any one topic: publishers to
-/// other topics do not queue behind it.
+/// Turns for costly filters. They may use a part of the processors, and the filters of any one
+/// topic only one: publishers to other topics do not queue behind them.
 pub struct FilterTurns {
     all: Arc<Semaphore>,
-    /// Topics whose turns somebody has or waits for.
+    /// Topics for which a turn is taken or waited for.
     topics: Mutex<HashMap<TopicId, Weak<Semaphore>>>,
 }
 
-/// Passes on to the next when it is dropped.
+/// A turn to evaluate filters; passes to the next request on drop.
 #[must_use]
 pub struct FilterTurn {
     _all: OwnedSemaphorePermit,
@@ -28,7 +28,8 @@ impl FilterTurns {
         }
     }
 
-    /// Waits for the topic's turn and then for a processor. Cancelling gives up the place in the queue.
+    /// Waits for the topic's turn and then for a processor. Cancelling gives up the position in the
+    /// queue.
     pub async fn take(&self, topic: TopicId) -> FilterTurn {
         let of_topic = self.of_topic(topic).acquire_owned().await;
         let of_all = self.all.clone().acquire_owned().await;
@@ -57,13 +58,14 @@ mod tests {
     use std::pin::pin;
     use std::task::Poll;
 
-    /// Whether a turn can be had at once.
+    /// Whether a turn is available at once.
     async fn is_free(turns: &FilterTurns, topic: u64) -> bool {
         let mut turn = pin!(turns.take(TopicId(topic)));
         poll_fn(|cx| Poll::Ready(turn.as_mut().poll(cx).is_ready())).await
     }
 
-    // All turns were one queue: costly requests to one topic held up those to all others.
+    // Regression: all turns were one queue, so that costly requests to one topic delayed those to
+    // all others.
     #[tokio::test]
     async fn a_topic_has_one_turn_at_a_time_and_leaves_the_others_theirs() {
         let turns = FilterTurns::new(2);

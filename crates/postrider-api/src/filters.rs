@@ -1,4 +1,4 @@
-//! `POST /postrider/v1/filters/test`: what a filter would have made of the latest events.
+//! `POST /postrider/v1/filters/test`: which of the latest events a filter would have matched.
 
 use crate::Server;
 use crate::declare;
@@ -22,14 +22,15 @@ use serde_json::{Value, json};
 
 const LIMIT: usize = 50;
 const LIMIT_MAX: usize = 500;
-/// What the filter is read as part of: a subscription of which only the filter matters.
+/// Name of the subscription that the filter is parsed as part of. Nothing else of that subscription
+/// matters.
 const NAME: &str = "filter-test";
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Asked<'a> {
     topic: Option<String>,
-    /// As it was written: numbers keep all their digits.
+    /// Kept as text, so that numbers keep all their digits.
     #[serde(borrow)]
     filter: Option<&'a RawValue>,
     limit: Option<usize>,
@@ -41,7 +42,7 @@ pub(crate) async fn test(server: &Server, call: &mut Call) -> Result<Answer, Pro
     let Some(peers) = &server.peers else {
         return Ok(body(call, json!({ "value": asked.run(server).await? })));
     };
-    // Each node has the events that it accepted.
+    // Each node has only the events that it accepted.
     let gathered = peers.ask("filter-test", bytes).await;
     let heard: Heard<Vec<Value>> = peers::read("filter-test", gathered);
     let limit = asked.limit;
@@ -53,14 +54,14 @@ pub(crate) async fn test(server: &Server, call: &mut Call) -> Result<Answer, Pro
     Ok(body(call, shown))
 }
 
-/// What the filter makes of the events that this node has.
+/// Applies the filter to the events that this node has recorded.
 pub(crate) async fn own_test(server: &Server, body: &[u8]) -> Result<Vec<Value>, String> {
     let detail = |problem: Problem| problem.detail;
     let asked = Test::read(server, body).map_err(detail)?;
     asked.run(server).await.map_err(detail)
 }
 
-/// A filter that is to be tried.
+/// A filter to be tested.
 struct Test {
     topic: TopicId,
     subscription: Subscription,
@@ -105,7 +106,7 @@ impl Test {
         let turn = server.filter_turns.take(self.topic).await;
         let limit = self.limit;
         let judged = ask(server, move |recordings| {
-            // Until the evaluation has ended, whether or not anyone waits for it.
+            // Held until the evaluation has ended, even if the client goes away.
             let _turn = turn;
             let recent = recordings.recent(Some(self.topic), self.limit);
             self.judge_all(&recent, bytes_max)
@@ -123,7 +124,7 @@ impl Test {
         })
     }
 
-    /// All events together are tested within the budget that those of a publish request have.
+    /// Evaluates the filter within the byte budget of one publish request, for all events together.
     fn judge_all(&self, recent: &[Recent], bytes_max: u64) -> Result<Vec<Value>, FilterBudgetExceeded> {
         let mut budget = FilterBudget::bytes(bytes_max);
         let judged = recent
@@ -133,7 +134,8 @@ impl Test {
     }
 }
 
-/// The filter of a subscription that is otherwise empty: read by the same rules as those that are created.
+/// Parses the filter as part of an otherwise empty subscription, by the rules for new
+/// subscriptions.
 fn read_filter(text: &str, context: &SubscriptionContext<'_>) -> Result<Subscription, Problem> {
     let destination = r#"{"endpointType":"WebHook","properties":{"endpointUrl":"https://localhost/"}}"#;
     let whole = format!(r#"{{"properties":{{"destination":{destination},"filter":{text}}}}}"#);
@@ -149,7 +151,7 @@ fn read_filter(text: &str, context: &SubscriptionContext<'_>) -> Result<Subscrip
     Ok(spec.into_subscription(SubscriptionId(0), TopicId(0), None, Timestamp::MIN))
 }
 
-/// None for an event that cannot be read, which no recorder keeps.
+/// None for an event that cannot be parsed. No recorder keeps such an event.
 fn judge(
     subscription: &Subscription,
     recent: &Recent,
@@ -170,7 +172,7 @@ fn judge(
             .unwrap_or_default()
             .into_owned()
     };
-    // Delivered events of a domain name the topic inside it.
+    // Delivered events of a domain name the topic inside the domain.
     let inside = audience
         .domain
         .then(|| event.topic.and_then(|raw| raw.as_str()))

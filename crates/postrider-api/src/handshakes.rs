@@ -1,4 +1,4 @@
-//! Handshakes with webhooks, seen and repeated: `/postrider/v1/handshakes`.
+//! Handshakes with webhooks, listed and repeated: `/postrider/v1/handshakes`.
 
 use crate::dead_letters::{read_query, unknown};
 use crate::http::{Answer, Call, decoded, json};
@@ -19,12 +19,12 @@ use std::sync::Arc;
 
 const LIMIT: usize = 100;
 const LIMIT_MAX: usize = 1000;
-/// A question that is put on our own behalf may be answered by a visit.
+/// API version in the validation URLs of handshakes that this API begins.
 const API_VERSION: &str = "2022-06-15";
 const STATES: [&str; 5] = ["asking", "awaiting", "failed", "succeeded", "cancelled"];
 
-/// Answers a request for what lies under `handshakes`; its sender is known to be a client.
-/// `caller`: its id, on whose account webhooks are asked.
+/// Answers a request below `handshakes`, whose sender is already authenticated. `caller` is the
+/// sender's id, which handshakes are attributed to.
 pub(crate) async fn answer(
     server: &Server,
     call: &mut Call,
@@ -190,7 +190,7 @@ pub(crate) fn endpoint(subscription: &Subscription) -> Option<String> {
     }
 }
 
-/// None if its topic is gone.
+/// The resource id of a subscription; none if its topic is gone.
 pub(crate) fn resource_id(server: &Server, subscription: &Subscription) -> Option<String> {
     let entry = server.engine.directory.topic_by_id(subscription.topic)?;
     let name = &subscription.name;
@@ -206,7 +206,7 @@ pub(crate) fn resource_id(server: &Server, subscription: &Subscription) -> Optio
     ))
 }
 
-/// The same key under which the management API changes the subscription.
+/// Key of the lock under which the management API changes the subscription.
 fn lock_key(entry: &TopicEntry, subscription: &Subscription) -> String {
     let name = &subscription.name;
     match &entry.topic.kind {
@@ -215,7 +215,7 @@ fn lock_key(entry: &TopicEntry, subscription: &Subscription) -> String {
     }
 }
 
-/// Begins a handshake that has failed anew, as if the same change were asked for again.
+/// Repeats a failed handshake, as if the same change were requested again.
 async fn repeat(server: &Server, call: &Call, caller: &str, operation: &str) -> Result<Answer, Problem> {
     let seen = find(server, operation)?;
     let handshake = &seen.handshake;
@@ -241,7 +241,7 @@ async fn repeat(server: &Server, call: &Call, caller: &str, operation: &str) -> 
         (true, None) => return Err(Problem::new(409, "the subscription does not exist any more")),
         (false, known) => {
             if known.is_none() {
-                // The number that it had may have been in force and deleted since.
+                // The subscription's previous id may have been in force and deleted since.
                 let id = engine.next_id().await.map_err(|e| trouble(&e))?;
                 subscription.id = SubscriptionId(id);
             }
@@ -251,7 +251,7 @@ async fn repeat(server: &Server, call: &Call, caller: &str, operation: &str) -> 
     begun_answer(server, call, begun)
 }
 
-/// `{"subscription": resource id}`: asks the webhook of a subscription that is in force.
+/// `{"subscription": resource id}`: begins a handshake for a subscription that is in force.
 async fn ask(
     server: &Server,
     call: &Call,

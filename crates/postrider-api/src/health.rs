@@ -1,5 +1,5 @@
-//! `/healthz`: whether publishes would be accepted, why not, and what else should be looked at. `/healthz/live` and
-//! `/healthz/ready` for those who want no more than a status.
+//! `/healthz`: whether publish requests would be accepted, why not, and which other problems need
+//! attention. `/healthz/live` and `/healthz/ready` are for probes that only need a status.
 
 use crate::Server;
 use crate::cluster::{self, Cluster};
@@ -16,23 +16,26 @@ use serde_json::{Map, Value, json};
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
-/// How long before its end a certificate is warned of: as long as one of our own is not issued anew.
+/// How long before its expiry a certificate is warned of: the period within which a start renews a
+/// self-issued one.
 const CERTIFICATE_ENDS_SOON: Duration = Duration::from_secs(30 * 24 * 60 * 60);
-/// Subscriptions whose dead letters are stuck that are named one by one.
+/// Subscriptions with stuck dead letters that are listed individually.
 const STUCK_NAMED_MAX: usize = 20;
 
-/// How long a fresh look at JetStream is waited for: whoever asks wants an answer, also while it is away.
+/// How long fresh facts about JetStream are waited for. The endpoint must answer even while
+/// JetStream is unreachable.
 const LOOK_PATIENCE: Duration = Duration::from_millis(300);
 
-/// The certificate that the listener for https shows.
+/// The certificate of the https listener.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Certificate {
     pub expires: Timestamp,
-    /// It is of our own making: a start issues another when this one is about to end.
+    /// Whether the server issued the certificate itself. Such a certificate is renewed at a start
+    /// when it is about to expire.
     pub ours: bool,
 }
 
-/// Something that someone should know, with a word for programs.
+/// A problem for operators, with a code for programs.
 #[derive(Debug, PartialEq, Eq)]
 struct Notice {
     code: &'static str,
@@ -55,15 +58,15 @@ impl Notice {
     }
 }
 
-/// `/healthz/live`: whoever is answered need not start us anew.
+/// `/healthz/live`: any answer shows that the process need not be restarted.
 pub fn live(call: &Call) -> Answer {
     told(StatusCode::OK, &json!({"status": "live", "live": true}), call)
 }
 
-/// Subscriptions that are named with lost events; all of them are counted.
+/// Subscriptions with lost events that are listed individually; all of them are counted.
 const LOST_NAMED_MAX: usize = 1000;
 
-/// `/healthz/ready`: whether to send us events.
+/// `/healthz/ready`: whether to send events to this server.
 pub fn ready(server: &Server, call: &Call) -> Answer {
     let cluster = server.cluster.as_ref().map(|view| view.now());
     let stopping = server.engine.is_stopping();
@@ -83,14 +86,14 @@ fn told(code: StatusCode, body: &Value, call: &Call) -> Answer {
     answer
 }
 
-/// Why publishes are refused, if they are.
+/// Reasons why publish requests are refused.
 fn reasons_against(stopping: bool, store: &log::Health, cluster: Option<&Cluster>) -> Vec<Notice> {
     let mut reasons = Vec::new();
     if stopping {
         reasons.push(Notice::new("stopping", "the server is shutting down"));
     }
     let of_cluster = cluster.map(cluster::reasons_against).unwrap_or_default();
-    // A node of a cluster says more exactly what keeps its log from being written.
+    // A node of a cluster knows more exactly what keeps its log from being written.
     if let Some(refusing) = store.refusing.as_ref().filter(|_| of_cluster.is_empty()) {
         reasons.push(Notice::new("logUnwritable", refusing));
     }
@@ -113,7 +116,7 @@ fn code(reasons: &[Notice]) -> StatusCode {
     }
 }
 
-/// What does not keep publishes from being accepted, but should not stay as it is.
+/// Problems that do not prevent publishing but need attention.
 fn warnings(server: &Server, store: &log::Health, cluster: Option<&Cluster>, stuck: &[Value]) -> Vec<Notice> {
     let mut warnings = Vec::new();
     if store.corrupt_records > 0 {
@@ -201,7 +204,7 @@ fn ends_soon(certificate: Certificate, now: Timestamp) -> Option<Notice> {
     Some(Notice::new("certificate", detail))
 }
 
-/// Where everything is kept, and what that promises.
+/// The kind of the store, its size, and the durability that it guarantees.
 fn store(log: &log::Health, cluster: Option<&Cluster>) -> Value {
     let mut shown = json!({
         "kind": "embedded",
@@ -315,7 +318,8 @@ pub async fn answer(server: &Server, call: &Call) -> Answer {
     told(code(&against), &body, call)
 }
 
-/// Acknowledged events that the log no longer holds, and what each subscription loses with them.
+/// Acknowledged events that the log no longer holds, and how many of each subscription's deliveries
+/// are lost with them.
 fn lost(server: &Server, lost: &[log::LostEvents]) -> Value {
     let directory = &server.engine.directory;
     let events = lost.iter().map(|one| {
@@ -341,7 +345,8 @@ fn lost(server: &Server, lost: &[log::LostEvents]) -> Value {
             "subscriptions": one.deliveries.len(),
             "deliveries": deliveries.collect::<Vec<_>>(),
         });
-        // Of a segment that was being written to, not even one event need be known.
+        // Left out if not even one lost event is known, as for a segment that was still being
+        // written.
         if one.to > one.from {
             shown["to"] = json!(one.to.0 - 1);
         }
@@ -350,7 +355,7 @@ fn lost(server: &Server, lost: &[log::LostEvents]) -> Value {
     events.collect()
 }
 
-/// Dead letters on their way, and why some cannot be written.
+/// Dead letters: their counts, and why some cannot be written.
 fn dead_letters(server: &Server) -> Value {
     let engine = &server.engine;
     let counters = &engine.dispatcher.counters;

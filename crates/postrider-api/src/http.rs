@@ -1,4 +1,4 @@
-//! Sockets to requests: connections, routes, bodies, answers.
+//! The HTTP server: connections, routing, bodies, answers.
 
 #[cfg(test)]
 mod tests;
@@ -37,38 +37,40 @@ use tokio_rustls::TlsAcceptor;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-/// After a connection could not be accepted it is tried again this much later.
+/// Pause after a connection could not be accepted.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
-/// A request's head must have arrived within this time, and a TLS handshake must have ended.
+/// Time limit for a request's head and for a TLS handshake.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(30);
-/// A request's head, and what is read of a body at once, takes no more memory than this.
+/// Memory limit for a request's head, and for the part of a body that is read at once.
 const HEAD_BYTES_MAX: usize = 64 * 1024;
 /// The beginning of a body that takes no room: a login or a token request is no longer, and connections are bounded.
 const SMALL_BODY_BYTES: usize = 4096;
 /// A request's body must have arrived within this time.
 const BODY_TIMEOUT: Duration = Duration::from_secs(60);
-/// A body of which less than this comes within `limits.body_stall_max` is cut.
+/// A body of which fewer bytes arrive within `limits.body_stall_max` is cut off.
 const BODY_BYTES_MIN: usize = 1024;
-/// A body's buffer is no larger than this many times what has arrived, however long the body will be.
+/// A body's buffer is at most this many times the size of what has arrived, however long the body
+/// will be.
 const BODY_BUFFER_FACTOR: usize = 4;
-/// Answered on a connection that there is no room for.
+/// Answer on a connection that exceeds the connection limit.
 const NO_ROOM: &[u8] =
     b"HTTP/1.1 503 Service Unavailable\r\nconnection: close\r\nretry-after: 1\r\ncontent-length: 0\r\n\r\n";
-/// Of a body that nobody wants this much is still taken, so that its sender gets to read the answer …
+/// Limits for reading a body that nobody needs, so that its sender gets to read the answer: this
+/// many bytes …
 pub(crate) const UNWANTED_BYTES_MAX: usize = 16 << 20;
-/// … and for this long.
+/// … and this time.
 pub(crate) const UNWANTED_TIMEOUT: Duration = Duration::from_secs(5);
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-ms-request-id");
 
 pub type Answer = Response<Content>;
 
-/// What is answered.
+/// Body of an answer.
 pub enum Content {
     /// All of it at once.
     Whole(Full<Bytes>),
-    /// Piece by piece, until the other side lets go of the channel.
+    /// Piece by piece, until the sender closes the channel.
     Going(mpsc::Receiver<Bytes>),
-    /// Piece by piece, each made when there is room for it on the connection.
+    /// Piece by piece, each rendered when the connection can take it.
     Pieces(Box<dyn Iterator<Item = Bytes> + Send>),
 }
 
@@ -104,7 +106,8 @@ impl Body for Content {
     }
 }
 
-/// A response's content, and the request that it answers: under way until the content has been taken.
+/// The content of a response with the guard of its request, which is under way until the content
+/// has been taken.
 struct Served {
     content: Content,
     _under_way: UnderWay,
@@ -130,7 +133,7 @@ impl Body for Served {
     }
 }
 
-/// How a listener speaks.
+/// Protocol of a listener.
 #[derive(Clone)]
 pub enum Wire {
     Plain,
@@ -146,7 +149,7 @@ impl Wire {
     }
 }
 
-/// Serves one listener until `stop`; then lets requests under way end. Returns when all have.
+/// Serves one listener until `stop`, then lets requests under way finish. Returns when all have.
 pub async fn serve(server: Arc<Server>, listener: TcpListener, wire: Wire, stop: CancellationToken) {
     let tasks = TaskTracker::new();
     let mut troubled = false;
@@ -158,7 +161,7 @@ pub async fn serve(server: Arc<Server>, listener: TcpListener, wire: Wire, stop:
         };
         let (stream, peer) = match accepted {
             Ok((stream, peer)) => (stream, peer.ip()),
-            // The peer has gone again.
+            // The client has already disconnected.
             Err(e)
                 if matches!(
                     e.kind(),
@@ -171,7 +174,7 @@ pub async fn serve(server: Arc<Server>, listener: TcpListener, wire: Wire, stop:
                 if !std::mem::replace(&mut troubled, true) {
                     tracing::warn!(error = %e, "cannot accept connections");
                 }
-                // Out of file descriptors, most likely: some must close first.
+                // Probably out of file descriptors: some connections must close first.
                 server.connections.make_room(&server.client_limits);
                 let clock = &server.wall;
                 clock.sleep_until(clock.now() + ACCEPT_PAUSE).await;
@@ -181,12 +184,12 @@ pub async fn serve(server: Arc<Server>, listener: TcpListener, wire: Wire, stop:
         troubled = false;
         let Some(place) = server.connections.admit(peer, &server.client_limits) else {
             if matches!(wire, Wire::Plain) {
-                // The client sees a reset if this cannot be sent at once.
+                // If this cannot be sent at once, the client sees a reset.
                 let _ = stream.try_write(NO_ROOM);
             }
             continue;
         };
-        // It only costs time if this fails.
+        // Failing to disable Nagle's algorithm only costs time.
         let _ = stream.set_nodelay(true);
         let Ok(local) = stream.local_addr() else { continue };
         let ends = Ends { peer, local };
@@ -224,13 +227,13 @@ pub async fn serve(server: Arc<Server>, listener: TcpListener, wire: Wire, stop:
             }
         });
     }
-    // What goes on for as long as someone reads it would never end.
+    // Streams would never end by themselves.
     server.streams.end().await;
     tasks.close();
     tasks.wait().await;
 }
 
-/// Where requests of one connection come from.
+/// Facts about a connection that its requests need.
 #[derive(Clone)]
 pub(crate) struct Origin {
     pub scheme: &'static str,
@@ -272,7 +275,7 @@ where
     let mut connection = std::pin::pin!(connection);
     tokio::select! {
         biased;
-        // A peer that closes or breaks its connection is not worth a report.
+        // A client that closes or breaks its connection is not worth a log line.
         _ = connection.as_mut() => return,
         () = stop.cancelled() => {}
     }
@@ -280,13 +283,13 @@ where
     let _ = connection.await;
 }
 
-/// A request taken apart as far as all roads need it.
+/// A request, with its head parsed as far as all APIs need it.
 pub struct Call {
     pub method: Method,
     pub scheme: &'static str,
-    /// Peer of the connection: the client, or a proxy in front of us.
+    /// The peer of the connection: the client, or a proxy in front of the server.
     pub peer: IpAddr,
-    /// The address of ours that was connected to.
+    /// The server's address that the client connected to.
     pub local: SocketAddr,
     pub uri: hyper::Uri,
     pub headers: hyper::HeaderMap,
@@ -294,20 +297,20 @@ pub struct Call {
     pub id: String,
     pub(crate) connection: Arc<Connection>,
     pub(crate) limits: Arc<ClientLimits>,
-    /// The client that has shown a valid credential.
+    /// The client whose credential was valid.
     pub(crate) principal: OnceLock<String>,
-    /// What the body takes of the room for bodies, as soon as it is read.
+    /// Memory charged for the body, once reading it has begun.
     pub(crate) charge: Option<BodyCharge>,
-    /// The body did not come in time, or did not fit: the rest is not waited for.
+    /// Whether the body did not arrive in time or did not fit: the rest is not read.
     is_cut: bool,
-    /// Said in `Retry-After` if the answer is 429; zero: whatever the answer says itself.
+    /// Seconds for `Retry-After` if the answer is 429. Zero leaves the answer's own value.
     pub retry_after_secs: AtomicU64,
-    /// For the audit log.
+    /// Facts for the audit log.
     pub notes: crate::audit::Notes,
 }
 
 impl Call {
-    /// Notes whose request this is: a client's bodies share room with its own ones.
+    /// Notes the authenticated client, so that its bodies are charged to its own share of memory.
     pub(crate) fn identified(&self, caller: Caller) -> Caller {
         let _ = self.principal.set(caller.id.clone());
         caller
@@ -323,7 +326,7 @@ impl Call {
         authority.or_else(|| self.header("host")).unwrap_or("")
     }
 
-    /// A query parameter as it was sent, still percent-encoded.
+    /// A query parameter, still percent-encoded.
     pub fn query(&self, name: &str) -> Option<&str> {
         let pairs = self.uri.query()?.split('&');
         pairs
@@ -333,7 +336,7 @@ impl Call {
             .map(|(_, value)| value)
     }
 
-    /// How long the body will be, if the client has said so.
+    /// The length of the body, if the client has announced it.
     pub fn announced_bytes(&self) -> Option<usize> {
         self.body.size_hint().exact().map(|bytes| bytes as usize)
     }
@@ -342,7 +345,7 @@ impl Call {
         self.body.is_end_stream()
     }
 
-    /// The whole body, or none if it is longer than `max`.
+    /// Reads the whole body; none if it is longer than `max`.
     pub async fn read_body(&mut self, max: usize) -> Result<Option<Bytes>, CutShort> {
         let _waiting = self.connection.begin_body();
         let mut charge = match self.charge.take() {
@@ -373,10 +376,10 @@ impl Call {
         BodyCharge::new(room.clone(), shares, SMALL_BODY_BYTES)
     }
 
-    /// Takes what is left of a body that was refused: most clients look for an answer only after they
-    /// have sent everything, and a connection that is closed under them would hide it.
+    /// Reads the rest of a body that was refused: most clients read the answer only after they have
+    /// sent everything, and closing the connection early would hide the answer.
     async fn discard_body(&mut self) {
-        // Whoever asks first has not sent it.
+        // A client that sent `Expect` waits for the answer before it sends the body.
         if self.is_cut || self.body.is_end_stream() || self.headers.contains_key(EXPECT) {
             return;
         }
@@ -390,16 +393,16 @@ impl Call {
                 }
             }
         };
-        // Beyond the time the connection is closed.
+        // After this time the connection is closed.
         let _ = timeout(UNWANTED_TIMEOUT, discard).await;
     }
 }
 
-/// Runs a long computation. The other tasks of the worker thread go on elsewhere meanwhile.
+/// Runs a long computation while the other tasks of the worker thread continue elsewhere.
 pub fn off_worker<T>(compute: impl FnOnce() -> T) -> T {
     match Handle::current().runtime_flavor() {
         RuntimeFlavor::MultiThread => tokio::task::block_in_place(compute),
-        // Tests with a single thread: there is no other to move them to.
+        // Single-threaded tests have no other thread to move tasks to.
         _ => compute(),
     }
 }
@@ -409,9 +412,9 @@ pub fn off_worker<T>(compute: impl FnOnce() -> T) -> T {
 pub enum CutShort {
     /// The connection broke.
     Broken,
-    /// Too little of it came within this time.
+    /// Too few bytes arrived within this time.
     TooSlow(Duration),
-    /// The room for bodies is taken.
+    /// The memory for bodies is in use.
     NoRoom,
 }
 
@@ -424,7 +427,7 @@ impl CutShort {
         }
     }
 
-    /// What a client is told, without a full stop.
+    /// Message for the client, without a full stop.
     pub fn reason(self) -> String {
         match self {
             CutShort::Broken => "the body was cut short".to_owned(),
@@ -475,7 +478,7 @@ async fn read_body(
         if let Some(all) = &mut all {
             all.extend_from_slice(&data);
         } else if first.is_empty() {
-            // Most requests arrive in one piece, which is then used as it is.
+            // Most requests arrive in one piece, which is used without copying.
             first = data;
         } else {
             let expected = (hint.lower() as usize).min(BODY_BUFFER_FACTOR * length);
@@ -542,13 +545,13 @@ async fn recorded(server: &Arc<Server>, mut call: Call) -> Answer {
     finished(server, &call, answer)
 }
 
-/// With the headers that every answer has, whichever API it is of.
+/// Adds the headers that the answers of every API have.
 fn finished(server: &Server, call: &Call, mut answer: Answer) -> Answer {
     let https = crate::sessions::is_https(server, call);
     let too_many = answer.status() == StatusCode::TOO_MANY_REQUESTS;
     let headers = answer.headers_mut();
     headers.insert(X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
-    // Answers may hold keys, and are of one moment: those that may be kept say so themselves.
+    // Answers may hold keys and describe one moment. Answers that may be cached say so themselves.
     headers
         .entry(CACHE_CONTROL)
         .or_insert(HeaderValue::from_static("no-store"));
@@ -563,8 +566,8 @@ fn finished(server: &Server, call: &Call, mut answer: Answer) -> Answer {
     answer
 }
 
-/// Browsers apply this to all ports of a host: on a developer's machine other servers at `localhost` would be
-/// unreachable without TLS for a year.
+/// Browsers apply the policy to all ports of a host. On a developer's machine it would make other
+/// servers at `localhost` unreachable without TLS for a year, so there it lasts five minutes.
 fn transport_security(host: &str) -> &'static str {
     let name = host.split(':').next().unwrap_or_default();
     match name.eq_ignore_ascii_case("localhost") {
@@ -573,7 +576,7 @@ fn transport_security(host: &str) -> &'static str {
     }
 }
 
-/// Two parties on the way could each believe another of the names.
+/// Refuses several `Host` headers: two parties on the way could each act on a different one.
 fn bad_host(call: &Call) -> Answer {
     let error =
         serde_json::json!({"code": "BadRequest", "message": "The request has more than one Host header."});
@@ -581,7 +584,7 @@ fn bad_host(call: &Call) -> Answer {
     json(StatusCode::BAD_REQUEST, body, &call.id)
 }
 
-/// The road of a path.
+/// Dispatches a request to the API of its path.
 pub(crate) async fn road(
     server: &Arc<Server>,
     call: &mut Call,
@@ -616,14 +619,16 @@ pub(crate) async fn road(
             crate::publish::unknown(server, call)
         }
         _ if is(0, "topics") => crate::edge::answer(server, call, segments).await,
-        // Before their words are told apart: resource ids have many more segments than other paths.
+        // Matched before single segments are compared: resource ids have many more segments than
+        // other paths.
         _ if crate::azure::is_path(path) => crate::azure::answer(server, call).await,
         _ if crate::login::is_path(segments) => crate::login::answer(server, call, segments).await,
         _ => crate::publish::no_such_path(call),
     }
 }
 
-/// Sends a browser that was given only host and port to the portal. The place is relative: a proxy may have another name.
+/// Redirects a browser that was given only host and port to the portal. The location is relative,
+/// since a proxy may have another name.
 fn to_portal(call: &Call) -> Answer {
     let mut answer = empty(StatusCode::SEE_OTHER, &call.id);
     let portal = HeaderValue::from_static("/portal");
@@ -631,7 +636,7 @@ fn to_portal(call: &Call) -> Answer {
     answer
 }
 
-/// The parts of a path between slashes; empty ones do not count.
+/// The non-empty segments of a path.
 pub struct Segments<'a> {
     parts: [&'a str; Segments::MAX],
     /// May be greater than `MAX`: no route is that long.
@@ -659,7 +664,7 @@ impl<'a> Segments<'a> {
         self.len
     }
 
-    /// Empty if there is none.
+    /// Empty if there is no such segment.
     pub fn get(&self, at: usize) -> &'a str {
         self.parts.get(at).copied().unwrap_or("")
     }

@@ -1,4 +1,4 @@
-//! An external issuer of tokens (OpenID Connect), whose keys are fetched when they are needed.
+//! An external issuer of tokens (OpenID Connect), whose keys are fetched on demand.
 
 use crate::access::{Caller, LEEWAY, NoAccess, Role};
 use async_trait::async_trait;
@@ -11,31 +11,32 @@ use std::sync::{Arc, RwLock};
 use std::time::Duration;
 use tokio_util::task::TaskTracker;
 
-/// The issuer is asked at most this often, whatever tokens come.
+/// The issuer is queried at most this often, whatever tokens arrive.
 const ASK_AGAIN: Duration = Duration::from_secs(60);
-/// Keys older than this are fetched anew before they are trusted further: one may have been withdrawn.
+/// Keys older than this are fetched again before they are trusted further: one may have been
+/// withdrawn.
 const KEYS_LAST: Duration = Duration::from_secs(3600);
-/// Where the client's name is looked for, unless one place was said.
+/// Claims that are searched for the client's name, unless the configuration names one.
 const CLIENT_CLAIMS: [&str; 4] = ["azp", "appid", "client_id", "sub"];
 
-/// Fetches a document over HTTP.
+/// Fetches documents over HTTP.
 #[async_trait]
 pub trait Fetch: Send + Sync {
-    /// The body of a 200; anything else is an error for people.
+    /// The body of a 200. Anything else is an error message for people.
     async fn get(&self, url: &str) -> Result<Bytes, String>;
 }
 
-/// Whom the operator trusts, and for what.
+/// Configuration of an external issuer: which tokens are trusted, and for what.
 #[derive(Clone, Debug)]
 pub struct Trust {
     pub issuer: String,
     pub audience: String,
-    /// None: as the issuer's discovery document says.
+    /// None: taken from the issuer's discovery document.
     pub jwks_url: Option<String>,
     /// A claim, or a path to one inside others: `realm_access.roles`.
     pub role_claim: String,
     pub client_claim: Option<String>,
-    /// By a value of the claim; when there are none, our own names stand for themselves.
+    /// Roles by value of the claim. If empty, the values are this server's own role names.
     pub roles: BTreeMap<String, Role>,
 }
 
@@ -43,9 +44,10 @@ pub struct Issuer {
     trust: Trust,
     fetch: Arc<dyn Fetch>,
     known: RwLock<Known>,
-    /// Held by whoever is asking the issuer; when it was last asked.
+    /// Time of the last query. The lock is held by the task that queries the issuer.
     asking: Arc<tokio::sync::Mutex<Option<Timestamp>>>,
-    /// One at a time, bounded in time by what fetches; nothing is lost if the process ends before it.
+    /// Fetches of keys, one at a time, each bounded by the timeout of [`Fetch`]. Nothing is lost if
+    /// the process ends before one does.
     fetches: TaskTracker,
 }
 
@@ -68,7 +70,7 @@ impl Issuer {
         })
     }
 
-    /// What a token says of itself, which proves nothing yet.
+    /// Whether the token's unverified claims name this issuer. Proves nothing yet.
     pub fn claims_to_have_made(&self, token: &Token<'_>) -> bool {
         token.claim("iss") == Some(&self.trust.issuer)
     }
@@ -80,7 +82,7 @@ impl Issuer {
             .clone()
     }
 
-    /// Fetches keys if the one of this token is not known, or if what is known is old.
+    /// Fetches keys if the token's key is unknown, or if the known keys are old.
     pub async fn prepare(self: &Arc<Self>, token: &Token<'_>, now: Timestamp) {
         let wanting = |known: &Known| !known.keys.knows(token.key_id.as_deref());
         let known = self.known();
@@ -90,10 +92,10 @@ impl Issuer {
         } else if aged && let Ok(asked) = self.asking.clone().try_lock_owned() {
             asked
         } else {
-            // Known, and if it is old another request is already seeing to it.
+            // The key is known. If the keys are old, another request is already fetching them.
             return;
         };
-        // Another request may have fetched them while this one waited for its turn.
+        // Another request may have fetched them while this one waited for the lock.
         if self.known().since != known.since && !wanting(&self.known()) {
             return;
         }
@@ -101,13 +103,15 @@ impl Issuer {
             return;
         }
         *asked = Some(now);
-        // In a task of its own: whoever asked may go away, and the next one would not ask again so soon.
+        // Spawned as a task: the request may be cancelled, and the next fetch would be refused for
+        // a minute.
         let issuer = self.clone();
         let fetching = self.fetches.spawn(async move {
             let _asked = asked;
             issuer.fetch_anew(now).await;
         });
-        // It does not panic; if it did, the token would be refused as one whose key is not known.
+        // The task does not panic; if it did, the token would be refused because its key is
+        // unknown.
         let _ = fetching.await;
     }
 
@@ -147,7 +151,7 @@ impl Issuer {
         let url = format!("{base}/.well-known/openid-configuration");
         let text = self.fetch.get(&url).await?;
         let document: Value = serde_json::from_slice(&text).map_err(|e| format!("{url}: not JSON: {e}"))?;
-        // Otherwise whoever runs one tenant of a shared host could speak for another.
+        // Otherwise the operator of one tenant of a shared host could speak for another.
         if document["issuer"] != self.trust.issuer.as_str() {
             let (found, wanted) = (&document["issuer"], &self.trust.issuer);
             return Err(format!("{url}: is of the issuer {found}, not {wanted:?}"));
@@ -157,13 +161,13 @@ impl Issuer {
             .ok_or_else(|| format!("{url}: has no jwks_uri"))
     }
 
-    /// Whether the token names a key of the issuer that has not signed it.
+    /// Whether the token names a key of the issuer but is not signed with it.
     pub fn is_forged(&self, token: &Token<'_>) -> bool {
         let keys = self.known().keys;
         keys.knows(token.key_id.as_deref()) && !keys.has_signed(token)
     }
 
-    /// Judges a token by the keys that are known.
+    /// Verifies a token with the keys that are known.
     pub fn caller(&self, token: &Token<'_>, now: Timestamp) -> Result<Caller, NoAccess> {
         let known = self.known();
         if !known.keys.has_signed(token) {
@@ -185,7 +189,7 @@ impl Issuer {
 }
 
 impl Trust {
-    /// Who a trustworthy token's claims speak of.
+    /// The caller that the claims of a verified token name.
     fn caller(&self, claims: &Value) -> Result<Caller, NoAccess> {
         let named = |claim: &str| found(claims, claim)?.as_str().filter(|id| !id.is_empty());
         let id = match &self.client_claim {
@@ -218,14 +222,15 @@ impl Trust {
     }
 }
 
-/// A claim by its name, which may hold dots (`https://example.com/roles`), or else by its path.
+/// Finds a claim by its name, which may contain dots (`https://example.com/roles`), or else by its
+/// path.
 fn found<'a>(claims: &'a Value, path: &str) -> Option<&'a Value> {
     claims
         .get(path)
         .or_else(|| path.split('.').try_fold(claims, |inner, name| inner.get(name)))
 }
 
-/// Roles come as a list, or as one text with spaces between them.
+/// Roles come as a list, or as one text separated by spaces.
 fn words(claim: Option<&Value>) -> impl Iterator<Item = &str> {
     let (list, text) = match claim {
         Some(Value::Array(list)) => (list.as_slice(), ""),
@@ -273,7 +278,7 @@ mod tests {
     impl Fetch for Pages {
         async fn get(&self, url: &str) -> Result<Bytes, String> {
             self.asked.lock().unwrap().push(url.into());
-            // As a real one, it takes more than one look.
+            // Like a real fetch, needs more than one poll.
             tokio::task::yield_now().await;
             let pages = self.pages.lock().unwrap();
             let page = pages.get(url).cloned();
@@ -328,7 +333,8 @@ mod tests {
                 std::future::poll_fn(|context| Poll::Ready(asking.as_mut().poll(context).is_pending())).await
             );
         }
-        // So soon nobody asks again: what the first one began must have come to its end.
+        // The issuer is not queried again so soon: the fetch that the first request began must have
+        // completed.
         judge(&issuer, &text, NOW).await.unwrap();
         assert_eq!(pages.asked(), 2, "discovery and keys, once");
     }
@@ -371,7 +377,7 @@ mod tests {
             refused,
             "the bearer token is signed with a key that its issuer does not publish"
         );
-        // With the real key's name and a signature of its own.
+        // A token with the name of the real key and a signature of another.
         let real = key.sign(&claims());
         let (head, _) = real.split_once('.').unwrap();
         let (_, rest) = forged.split_once('.').unwrap();

@@ -1,4 +1,4 @@
-//! The HTTP server: one module per road. None of them reaches past the engine's front.
+//! The HTTP server, with one module per API. No API reaches past the engine's public interface.
 
 pub mod http;
 mod connections;
@@ -59,128 +59,131 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 use tokio_util::task::TaskTracker;
 
-/// What the roads need to know.
+/// Configuration of the APIs.
 #[derive(Clone, Debug)]
 pub struct Config {
     pub limits: Limits,
-    /// Limits on the share of each client in what all use.
+    /// Limits on each client's share of common resources.
     pub client_bounds: limits::ClientBounds,
     pub resource_limits: resources::Limits,
     pub edge: EdgeAccess,
-    /// Host names by which this server is addressed; others are refused where no credential is asked for.
+    /// Host names by which this server is addressed. Other hosts are refused where no credential is
+    /// required.
     pub host_names: Vec<String>,
     pub public_url: Option<String>,
-    /// The id of the Azure subscription that everything here belongs to.
+    /// The id of the Azure subscription that all resources belong to.
     pub account: String,
     pub tenant: String,
     pub resource_group: String,
     pub location: String,
     pub clients: Vec<access::Client>,
-    /// Signs the tokens that clients log in for until it is replaced; the same after a restart.
+    /// Signs tokens until it is replaced; the same after a restart.
     pub signing_key: SigningKey,
-    /// The client whose tokens are given to anyone on this machine; none: no such tokens.
+    /// The client whose tokens are given to any program on this machine; none disables such tokens.
     pub managed_identity: Option<String>,
-    /// Names operations and makes up GUIDs; the same after a restart.
+    /// Key for operation names and generated GUIDs; the same after a restart.
     pub naming_key: Secret,
-    /// The storage accounts that the management plane shows.
+    /// The storage accounts that the management API shows.
     pub storage_accounts: Vec<StorageAccount>,
-    /// `/iotHubs/…/modules/…`: what edge resource ids begin with.
+    /// `/iotHubs/…/modules/…`: prefix of resource ids in the edge API.
     pub module_path: String,
     pub profile: String,
     pub version: &'static str,
-    /// Only this machine can reach the server.
+    /// Whether only this machine can reach the server.
     pub loopback_only: bool,
-    /// A listener for plain http that others can reach and that was not allowed by name.
+    /// Address of a plain-http listener that other machines can reach and that the configuration
+    /// does not allow explicitly.
     pub plain_http_exposed: Option<std::net::SocketAddr>,
     pub quotas: quotas::Quotas,
-    /// Publish requests under way at once; beyond it publishers are told to come back.
+    /// Limit of publish requests under way. Beyond it publishers are told to retry.
     pub publishing_max: usize,
-    /// Bytes that the filters of a topic's subscriptions may look at for one event; beyond it the event is
-    /// refused.
+    /// Bytes that the filters of a topic's subscriptions may examine for one event. An event that
+    /// needs more is refused.
     pub filter_bytes_max: u64,
     pub throttle: throttle::ThrottleRules,
 }
 
-/// A storage account as the management plane shows it.
+/// A storage account as the management API shows it.
 #[derive(Clone, Debug)]
 pub struct StorageAccount {
     pub name: String,
     pub blob_endpoint: Option<String>,
     pub queue_endpoint: Option<String>,
-    /// Base64; only accounts in Azure, or what speaks like it, have one.
+    /// Base64; only accounts in Azure and compatible services have a key.
     pub key: Option<Secret>,
 }
 
-/// Who may use the edge module's API.
+/// Which clients may use the edge module's API.
 #[derive(Clone, Debug)]
 pub enum EdgeAccess {
-    /// Anyone who addresses the server by one of its own names.
+    /// Any client that addresses the server by one of its own names.
     Open,
-    /// Holders of one of these keys, and clients by their roles.
+    /// Clients with one of these keys, and clients of the configuration by their roles.
     Keys([Secret; 2]),
 }
 
-/// Beyond these the oldest of what is recorded goes.
+/// Limits of the flight recorder; beyond them the oldest recordings are dropped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RecordingBounds {
     pub keep: std::time::Duration,
     pub bytes_max: u64,
 }
 
-/// Keeps what has been counted where the next start finds it.
+/// Persists counters for the next start.
 #[async_trait]
 pub trait NumbersKeeper: Send + Sync {
     async fn keep(&self);
 }
 
-/// Everything a request can reach.
+/// Everything that a request can use.
 pub struct Server {
     pub engine: Arc<Engine>,
     pub config: Config,
-    /// The machine's clock, for what is agreed upon with others: tokens are judged by it.
+    /// The machine's clock, for times that are agreed upon with others, such as the expiry of
+    /// tokens.
     wall: Arc<dyn Clock>,
     /// Set while the engine runs on a clock that a test moves.
     pub virtual_time: Option<VirtualTime>,
-    /// Whose tokens are taken besides our own.
+    /// The external issuer whose tokens are accepted besides this server's own.
     pub issuer: Option<Arc<issuer::Issuer>>,
-    /// What became of events; nothing is known unless a recorder is set.
+    /// The flight recorder. Nothing is recorded unless one is set.
     pub recordings: Arc<dyn Recordings>,
-    /// Records who changes what; none: nobody does.
+    /// The audit log; none: nothing is audited.
     pub audit: Option<Arc<AuditLog>>,
     pub(crate) refusals: Mutex<audit::RefusalBudget>,
-    /// Changes under way, which go on though their clients go away.
+    /// Changes under way. They continue if their clients go away.
     pub(crate) changing: TaskTracker,
-    /// How much of it is kept, to be shown.
+    /// Limits of the flight recorder, to be shown.
     pub recording_bounds: Option<RecordingBounds>,
-    /// What became of spans, if any are exported.
+    /// Counts of exported spans, if spans are exported.
     pub spans: Option<Arc<SpanCounts>>,
-    /// The ports that it listens on, as far as they are known.
+    /// The ports of the listeners, as far as they are known.
     pub ports: Vec<u16>,
-    /// How the proxy on the way out does, if there is one.
+    /// State of the outbound proxy, if there is one.
     pub proxy: Option<Arc<postrider_engine::deliver::ProxyHealth>>,
     /// Names on `/metrics` besides our own.
     pub metric_names: MetricNames,
     pub(crate) shown: metrics::Shown,
-    /// What the listener for https shows, to warn before it ends.
+    /// The certificate of the https listener, to warn before it expires.
     pub certificate: Option<health::Certificate>,
-    /// The sign-in page for browsers on this machine; none: they get the one for everybody.
+    /// The sign-in page for browsers on this machine; none: they get the general one.
     pub local_sign_in_page: Option<LocalSignInPage>,
-    /// Who listens to events; nobody can unless the engine's transport is this one.
+    /// The listen sessions. None can be opened unless the engine's transport is this one.
     pub listeners: Option<Arc<listen::Listeners>>,
-    /// The default configuration with its comments, to be read under `/docs`.
+    /// The default configuration with its comments, shown under `/docs`.
     pub configuration: &'static str,
-    /// The cluster that this server is a node of; none: it keeps everything itself.
+    /// The cluster that this server is a node of; none for a single server.
     pub cluster: Option<Arc<dyn cluster::ClusterView>>,
-    /// The nodes that are asked together with this one; none: there are no others.
+    /// The nodes that peer requests go to, this one included; none if there are no others.
     pub peers: Option<Arc<dyn peers::Peers>>,
     pub(crate) live: peers::live::Live,
-    /// Keeps what has been counted for the next start; none: it is forgotten.
+    /// Persists counters for the next start; none: they are lost.
     pub numbers: Option<Arc<dyn NumbersKeeper>>,
-    /// When this server began, by the machine's clock.
+    /// When this server started, by the machine's clock.
     pub(crate) started: Timestamp,
     pub(crate) sessions: sessions::Sessions,
     pub(crate) streams: stream::Streams,
-    /// Which tokens and sessions hold.
+    /// Which tokens and sessions are valid.
     pub(crate) access: access_state::AccessState,
     pub(crate) logins: logins::Logins,
     logins_refused: login::LoginsRefused,
@@ -192,16 +195,17 @@ pub struct Server {
     publishing: AtomicUsize,
     pub(crate) client_limits: Arc<limits::ClientLimits>,
     pub(crate) connections: Arc<connections::Connections>,
-    /// Pages of `/docs` that are the same for as long as the server runs.
+    /// Pages of `/docs` that stay the same while the server runs.
     pub(crate) pages: docs::Pages,
     pub(crate) filter_turns: filter_turns::FilterTurns,
-    /// A resource is made and changed by one at a time, so that no two read the same earlier state.
+    /// Locks of resources: each is changed by one request at a time, so that no two base their
+    /// change on the same earlier state.
     pub(crate) declaring: locks::Locks,
     pub(crate) quota_reservations: quotas::QuotaReservations,
 }
 
 impl Server {
-    /// `request_base` makes this server's request ids differ from another's.
+    /// `request_base` makes this server's request ids differ from those of other servers.
     pub fn new(engine: Arc<Engine>, config: Config, wall: Arc<dyn Clock>, request_base: u64) -> Server {
         engine.read_replays_with(Box::new(dead_letters::replay_request));
         let started = wall.now();
@@ -256,12 +260,12 @@ impl Server {
         }
     }
 
-    /// Ends what goes on for as long as someone reads it. Returns when that has ended.
+    /// Ends live streams and listen sessions. Returns when they have ended.
     pub async fn end_streams(&self) {
         self.streams.end().await;
     }
 
-    /// Returns when the changes that are under way have ended.
+    /// Returns when the changes under way have ended.
     pub async fn end_changes(&self) {
         self.changing.close();
         self.changing.wait().await;
@@ -272,11 +276,11 @@ impl Server {
         postrider_core::event::system_id(self.request_base, postrider_core::ids::Position(number))
     }
 
-    /// Takes a place for a publish request whose body has arrived; none if there is none.
+    /// Admits a publish request whose body has arrived; none if the limit is reached.
     fn admit_publish(&self) -> Option<Publishing<'_>> {
         let place = Publishing { server: self };
         let count = self.publishing.fetch_add(1, Relaxed) + 1;
-        // The place is given back when it is dropped, here too.
+        // Dropping the guard gives the slot back, here too.
         (count <= self.config.publishing_max).then_some(place)
     }
 }
@@ -285,7 +289,7 @@ fn processors() -> usize {
     std::thread::available_parallelism().map_or(1, usize::from)
 }
 
-/// A publish request's place among those under way.
+/// The slot of a publish request under way, given back on drop.
 struct Publishing<'a> {
     server: &'a Server,
 }

@@ -1,4 +1,4 @@
-//! Bounds on what clients may take of what all share, and how often each was reached.
+//! Limits on what clients may use of common resources, and how often each limit was reached.
 
 use crate::bodies::BodyRoom;
 use std::net::IpAddr;
@@ -8,17 +8,17 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use tokio::time::Instant;
 
-/// Bodies of all requests but publishes, in bytes.
+/// Bodies of all requests except publish requests, in bytes.
 const MANAGEMENT_BODY_BYTES_MAX: usize = 64 << 20;
-/// A bound that is reached again is logged again after this time.
+/// A limit that is reached again is logged again after this time.
 const LOG_EVERY: Duration = Duration::from_secs(10);
 
-/// Bounds as the operator configured them.
+/// Limits as the operator configured them.
 #[derive(Clone, Debug)]
 pub struct ClientBounds {
-    /// Connections open at once, of all listeners.
+    /// Open connections of all listeners.
     pub connections_max: usize,
-    /// Of them, those of one client address.
+    /// Open connections of one client address.
     pub connections_per_client_max: usize,
     /// How long a client may take to read a part of a response.
     pub response_stall_max: Duration,
@@ -26,9 +26,9 @@ pub struct ClientBounds {
     pub body_stall_max: Duration,
     /// Bodies of publish requests under way, in bytes.
     pub publish_body_bytes_max: usize,
-    /// Live streams read at once.
+    /// Open live streams.
     pub streams_max: usize,
-    /// Of them, those of one client.
+    /// Open live streams of one client.
     pub streams_per_client_max: usize,
 }
 
@@ -46,7 +46,7 @@ impl Default for ClientBounds {
     }
 }
 
-/// What was reached.
+/// A limit that a client reached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Limit {
     /// A connection was refused.
@@ -55,9 +55,9 @@ pub enum Limit {
     IdleConnections,
     /// A response was not read.
     ResponseStall,
-    /// A body did not come.
+    /// A body did not arrive.
     BodyStall,
-    /// There was no room for a body.
+    /// The memory for bodies was in use.
     BodyRoom,
     /// A live stream was refused.
     Streams,
@@ -73,7 +73,7 @@ impl Limit {
         Limit::Streams,
     ];
 
-    /// As a label in `/metrics`.
+    /// Label in `/metrics`.
     pub fn name(self) -> &'static str {
         match self {
             Limit::Connections => "connections",
@@ -85,7 +85,7 @@ impl Limit {
         }
     }
 
-    /// As a member in `/healthz`.
+    /// Member in `/healthz`.
     pub fn member(self) -> &'static str {
         match self {
             Limit::Connections => "connectionsRefused",
@@ -121,11 +121,11 @@ impl Limit {
     }
 }
 
-/// How often one bound was reached.
+/// How often one limit was reached.
 #[derive(Default)]
 struct Reached {
     count: AtomicU64,
-    /// When it was logged last, and the count then.
+    /// When the limit was last logged, and the count then.
     logged: Mutex<Option<(Instant, u64)>>,
 }
 
@@ -155,7 +155,7 @@ impl ClientLimits {
         self.reached[limit as usize].count.load(Relaxed)
     }
 
-    /// Counts that a client has reached a bound; one line in [`LOG_EVERY`] says so.
+    /// Counts that a client has reached a limit, and logs it at most once in [`LOG_EVERY`].
     pub fn report(&self, limit: Limit, address: IpAddr) {
         let reached = &self.reached[limit as usize];
         let count = reached.count.fetch_add(1, Relaxed) + 1;
@@ -165,7 +165,8 @@ impl ClientLimits {
         }
     }
 
-    /// Counts that a client has spoken http to an https listener, or the other way round; logged as rarely.
+    /// Counts that a client has spoken http to an https listener or the reverse, and logs it at
+    /// most once in [`LOG_EVERY`].
     pub(crate) fn report_scheme_mismatch(&self, listener: &str, address: IpAddr) {
         let reached = &self.scheme_mismatches[usize::from(listener == "https")];
         let count = reached.count.fetch_add(1, Relaxed) + 1;
@@ -181,7 +182,7 @@ impl ClientLimits {
     }
 }
 
-/// How often the bound was reached since the last line, if it is time for another.
+/// How often the limit was reached since the last line; none if it is too early for another line.
 fn times_to_log(logged: &mut Option<(Instant, u64)>, count: u64, now: Instant) -> Option<u64> {
     let told = match *logged {
         Some((at, _)) if now.duration_since(at) < LOG_EVERY => return None,

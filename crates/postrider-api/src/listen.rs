@@ -1,8 +1,9 @@
-//! `POST /postrider/v1/listen`: a subscription that lives as long as someone listens to it.
+//! Listen sessions, `POST /postrider/v1/listen`: a subscription that exists as long as its client
+//! stays connected.
 //!
-//! It is an event subscription like any other, to a webhook whose host is a reserved name. Requests to that host never
-//! reach a network: [`Listeners`] hands them to whoever listens, over the stream that the listener reads, and the
-//! answer that the listener posts is the webhook's.
+//! The subscription is like any other, to a webhook whose host is a reserved name. Requests to that
+//! host never reach a network: [`Listeners`] writes them to the stream that the client reads, and
+//! the answer that the client posts becomes the webhook's answer.
 
 mod asked;
 pub(crate) mod elsewhere;
@@ -38,9 +39,9 @@ use tokio::sync::{mpsc, oneshot};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-/// No network knows this name, and no subscription but a listener's may use it.
+/// No network resolves this name, and only subscriptions of listen sessions may use it.
 pub const HOST: &str = "listen.postrider.invalid";
-/// Listeners at once, and whose they may be.
+/// Limits of open listen sessions.
 const LISTENERS_MAX: usize = 32;
 const LISTENERS: Bounds = Bounds {
     total: LISTENERS_MAX,
@@ -48,27 +49,28 @@ const LISTENERS: Bounds = Bounds {
     per_address: LISTENERS_MAX / 2,
     for_owners: LISTENERS_MAX / 4,
 };
-/// Deliveries that wait for a slow reader in writing; further ones wait as they are, and within their time.
+/// Deliveries that wait in serialized form for a slow reader. Further ones wait unserialized,
+/// within their response timeout.
 const PIECES: usize = 4;
-/// A sign of life is sent this often, after a look whether the subscription is still there.
+/// How often a keep-alive is sent, after a check whether the subscription still exists.
 const QUIET_MAX: Duration = Duration::from_secs(5);
-/// Nobody listens for longer. Whoever still may asks again.
+/// A listen session ends after this time. Its client may open another.
 const LIFETIME: Duration = Duration::from_secs(12 * 3600);
-/// By the engine's clock; for a subscription that could not be deleted when its listener had gone.
+/// By the engine's clock. Removes a subscription that could not be deleted when its session ended.
 const EXPIRES_AFTER: Duration = Duration::from_secs(7 * 86_400);
-/// How often, and how long after each other, a subscription that nobody listens to any more is tried to be deleted.
+/// How often, and at which interval, the deletion of an ended session's subscription is attempted.
 const DELETE_TRIES: u32 = 20;
 const DELETE_PAUSE: Duration = Duration::from_secs(3);
-/// A reader that is to be told why its stream ends gets this long to take it.
+/// How long a reader that is told why its stream ends may take to read it.
 const FAREWELL: Duration = Duration::from_secs(1);
 
-/// The transport that knows who listens. Everything else goes on to the one that it is made of.
+/// Transport that hands requests to listen sessions. All other requests go to the inner transport.
 pub struct Listeners {
     inner: Arc<dyn Transport>,
     /// By their tokens.
     lines: Mutex<HashMap<String, Arc<Line>>>,
     places: Arc<Places>,
-    /// The nodes that may hold other listeners.
+    /// The nodes that may hold other listen sessions.
     peers: OnceLock<Arc<dyn Peers>>,
 }
 
@@ -82,7 +84,7 @@ impl Listeners {
         }
     }
 
-    /// From now on listeners may be at other nodes too. To be said before anything is sent.
+    /// Makes listen sessions of other nodes reachable. Must be called before anything is sent.
     pub fn among(&self, peers: Arc<dyn Peers>) {
         let _ = self.peers.set(peers);
     }
@@ -95,7 +97,7 @@ impl Listeners {
         self.lines().get(token).cloned()
     }
 
-    /// Hands a request to its listener and waits for what that answers.
+    /// Hands a request to its listen session and waits for the answer.
     async fn hand_over(self: Arc<Self>, request: Request) -> Reply {
         let begun = Instant::now();
         let token = request.url.path().trim_start_matches('/');
@@ -119,7 +121,7 @@ impl Listeners {
     }
 }
 
-/// By hand, so that a request which is for nobody here costs no future of its own.
+/// Implemented by hand, so that a request for another host costs no future of its own.
 impl Transport for Listeners {
     fn send<'a>(self: Arc<Self>, request: Request) -> Pin<Box<dyn Future<Output = Reply> + Send + 'a>>
     where
@@ -139,15 +141,15 @@ fn failed(detail: impl Into<String>) -> Reply {
     })
 }
 
-/// The way to one listener.
+/// The connection to one listen session.
 struct Line {
     pieces: mpsc::Sender<Bytes>,
     waiting: Mutex<Waiting>,
     ended: CancellationToken,
 }
 
-/// Deliveries without an answer: as many as the engine makes at once, each removed when nobody waits for it, and some of
-/// other nodes.
+/// Deliveries without an answer: at most as many as the engine makes at once, each removed when
+/// nobody waits for it any more, and some of other nodes.
 #[derive(Default)]
 struct Waiting {
     last: u64,
@@ -167,7 +169,8 @@ impl Line {
         self.waiting.lock().expect("no panic holds it")
     }
 
-    /// What the listener answers; none if it goes away first. Dropping this gives the delivery up.
+    /// Sends a delivery and waits for the session's answer; none if the session ends first.
+    /// Dropping the future gives the delivery up.
     async fn ask(&self, request: &Request) -> Option<Reply> {
         let (answer, answered) = oneshot::channel();
         let number = {
@@ -179,27 +182,29 @@ impl Line {
         };
         let _place = Place { line: self, number };
         let asking = async {
-            // Written only when there is room: what waits for a slow reader is not there twice.
+            // Serialized only when there is room: a delivery that waits for a slow reader is not
+            // kept in memory twice.
             let room = self.pieces.reserve().await.ok()?;
             room.send(delivery(number, request));
             answered.await.ok()
         };
         tokio::select! {
             biased;
-            // First: an answer that was taken counts, even if its listener left right after it.
+            // Polled first: an answer that was taken counts, even if the session ended right after
+            // it.
             reply = asking => reply,
             () = self.ended.cancelled() => None,
         }
     }
 
-    /// Whether somebody waited for it.
+    /// Completes a delivery. Returns whether it was waited for.
     fn answer(&self, number: u64, reply: Reply) -> bool {
         let waits = self.waiting().by_number.remove(&number);
         waits.is_some_and(|waits| waits.send(reply).is_ok())
     }
 }
 
-/// A delivery's place among those that wait.
+/// Removes a waiting delivery on drop.
 struct Place<'a> {
     line: &'a Line,
     number: u64,
@@ -219,7 +224,8 @@ fn put(event: &str, data: &Value) -> Bytes {
     piece.freeze()
 }
 
-/// A delivery as its listener reads it: all of it, since it is the subscriber.
+/// A delivery as the session's client reads it: complete with all headers, since the client is the
+/// subscriber.
 fn delivery(number: u64, request: &Request) -> Bytes {
     let mut headers = Map::new();
     let all = request.headers.iter();
@@ -239,7 +245,7 @@ fn delivery(number: u64, request: &Request) -> Bytes {
     put("delivery", &data)
 }
 
-/// The token of the listener that a destination is for.
+/// The token of the listen session that a destination belongs to.
 fn token_of(destination: &Destination) -> Option<String> {
     match destination {
         Destination::WebHook(hook) => {
@@ -251,7 +257,7 @@ fn token_of(destination: &Destination) -> Option<String> {
     }
 }
 
-/// Whether a destination is a listener's.
+/// Whether a destination belongs to a listen session.
 pub(crate) fn is_listener(destination: &Destination) -> bool {
     let url = match destination {
         Destination::WebHook(hook) => hook.url.expose(),
@@ -261,7 +267,8 @@ pub(crate) fn is_listener(destination: &Destination) -> bool {
     Url::parse(url).is_ok_and(|url| url.host.trim_end_matches('.').eq_ignore_ascii_case(HOST))
 }
 
-/// Whether a listener's subscription is left over: its listener was here in an earlier life, or at a node that is gone.
+/// Whether a subscription has lost its listen session: the session belonged to an earlier process,
+/// or to a node that is gone.
 fn is_left_over(server: &Server, subscription: &Subscription) -> bool {
     let Some(token) = token_of(&subscription.destination) else {
         return true;
@@ -277,8 +284,8 @@ fn is_left_over(server: &Server, subscription: &Subscription) -> bool {
     !here && !there
 }
 
-/// Deletes the subscriptions of listeners of an earlier life, or of nodes that are gone: nobody listens to them. Whether
-/// all of them are gone.
+/// Deletes subscriptions that have lost their listen session. Returns whether all of them are
+/// deleted.
 pub async fn delete_left_over(server: &Server) -> bool {
     let directory = &server.engine.directory;
     let mut all = true;
@@ -297,7 +304,8 @@ pub async fn delete_left_over(server: &Server) -> bool {
     all
 }
 
-/// Answers a client that may write: `listen`, and `listen/{token}/{delivery}`.
+/// Answers an authenticated client with write permission: `listen`, and
+/// `listen/{token}/{delivery}`.
 pub(crate) async fn answer(
     server: &Arc<Server>,
     call: &mut Call,
@@ -345,7 +353,8 @@ async fn listen(
         credential,
         _place: place,
     };
-    // The subscription is made by whoever deletes it: a client that goes away meanwhile leaves nothing behind.
+    // The task that creates the subscription also deletes it: a client that goes away meanwhile
+    // leaves nothing behind.
     let (begun, begins) = oneshot::channel();
     server.streams.tasks.spawn(listening.run(subscription, begun));
     let stopping = |_| Problem::new(503, "the server is shutting down");
@@ -356,7 +365,7 @@ async fn listen(
     Ok(answer)
 }
 
-/// Why a listener's stream ends, if its reader is still there.
+/// Why a listen session ends while its client is still connected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum End {
     Stopping,
@@ -388,7 +397,7 @@ struct Listening {
 }
 
 impl Listening {
-    /// From the making of the subscription to its deletion, which comes when nobody reads any more.
+    /// Runs the session: creates the subscription, and deletes it when the client stops reading.
     async fn run(self, subscription: Subscription, begun: oneshot::Sender<Result<(), Problem>>) {
         self.listeners
             .lines()
@@ -398,18 +407,19 @@ impl Listening {
             Ok(made) => made,
             Err(problem) => {
                 self.listeners.lines().remove(&self.token);
-                // Whoever asked may have gone; nothing was made.
+                // The request may have been cancelled; nothing was created.
                 let _ = begun.send(Err(problem));
                 return;
             }
         };
         let first = put("subscription", &self.introduction(&made));
-        // A new channel has room, and a reader that has gone already is noticed below.
+        // A new channel has room, and a reader that has already gone is noticed below.
         let _ = self.line.pieces.try_send(first);
         let _ = begun.send(Ok(()));
         tracing::info!(subscription = %made.name, "someone listens");
         let end = self.until_it_ends(&made).await;
-        // What is under way fails now: a subscription is deleted only when its attempts have ended.
+        // Pending deliveries fail now: a subscription can be deleted only after its attempts have
+        // ended.
         self.line.ended.cancel();
         self.listeners.lines().remove(&self.token);
         if let Some(end) = end {
@@ -419,7 +429,8 @@ impl Listening {
         tracing::info!(subscription = %made.name, "nobody listens any more");
     }
 
-    /// Another node may be changing the topic just now, or the store be away for a moment.
+    /// Deletes the subscription. The deletion is retried, since another node may be changing the
+    /// topic or the store may be briefly unreachable.
     async fn delete(&self, made: &Subscription) {
         let engine = &self.server.engine;
         for tries in 1.. {
@@ -436,7 +447,7 @@ impl Listening {
         }
     }
 
-    /// A listener takes nobody's place.
+    /// Creates the subscription. A name that is already in use is refused.
     async fn make(&self, subscription: Subscription) -> Result<Arc<Subscription>, Problem> {
         let engine = &self.server.engine;
         let (topic, name) = (subscription.topic, subscription.name.clone());
@@ -480,7 +491,7 @@ impl Listening {
         shown
     }
 
-    /// None if nobody reads any more.
+    /// Waits for the end of the session. Returns none if the client has stopped reading.
     async fn until_it_ends(&self, made: &Subscription) -> Option<End> {
         let clock = &self.server.wall;
         let stop = &self.server.streams.stop;
@@ -496,7 +507,7 @@ impl Listening {
             if let Some(end) = self.is_over(made, begun) {
                 return Some(end);
             }
-            // Without room the reader has enough to read.
+            // A full channel already gives the reader something to read.
             let _ = self.line.pieces.try_send(Bytes::from_static(b": \n\n"));
         }
     }
@@ -526,7 +537,7 @@ impl Listening {
     }
 }
 
-/// What a listener made of a delivery.
+/// Receives the client's answer to a delivery.
 async fn acknowledge(
     listeners: &Listeners,
     call: &mut Call,
@@ -552,7 +563,7 @@ async fn acknowledge(
     Ok(empty(StatusCode::NO_CONTENT, &call.id))
 }
 
-/// Headers as an answer may have them; `Err` names the one that cannot be.
+/// Converts the headers of an answer; `Err` names the one that is invalid.
 fn header_map(headers: &HashMap<String, String>) -> Result<HeaderMap, String> {
     let mut map = HeaderMap::with_capacity(headers.len());
     for (name, value) in headers {

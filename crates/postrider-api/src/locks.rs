@@ -1,4 +1,5 @@
-//! One at a time for each key: whoever reads a resource, decides and writes it again holds its key meanwhile.
+//! Locks by key: a request that reads a resource, decides and writes the resource holds the lock of
+//! its key meanwhile.
 //!
 //! Keys are `topic/<name>`, `domain/<name>`, `systemtopic/<group>/<name>` and
 //! `subscription/<topic id>/<domain topic>/<name>`, all in lower case.
@@ -7,8 +8,8 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 use tokio::sync::OwnedMutexGuard;
 
-/// Holders of different keys do not wait for each other; holders of the same one take turns, first come, first
-/// served. A key takes memory only while somebody holds it or waits for it.
+/// Locks of different keys are independent; requests for the same key take turns in the order of
+/// their arrival. A key uses memory only while somebody holds it or waits for it.
 #[derive(Clone, Default)]
 pub struct Locks {
     entries: Arc<Mutex<HashMap<String, Entry>>>,
@@ -17,12 +18,12 @@ pub struct Locks {
 #[derive(Default)]
 struct Entry {
     lock: Arc<tokio::sync::Mutex<()>>,
-    /// Those who hold it or wait for it.
+    /// Number of holders and waiters.
     users: usize,
 }
 
 impl Locks {
-    /// Waits until nobody else holds the key. Cancelling gives up the place in the queue.
+    /// Waits until nobody else holds the key. Cancelling gives up the position in the queue.
     pub async fn hold(&self, key: String) -> Guard {
         let lock = {
             let mut entries = self.entries.lock().expect("no panic holds it");
@@ -46,15 +47,15 @@ impl Locks {
     }
 }
 
-/// The key is held until this is dropped.
+/// Holds the key until dropped.
 #[must_use]
 pub struct Guard {
-    // Fields are dropped in this order: the turn passes on before the entry may go.
+    // Fields are dropped in this order: the lock is released before the entry may be removed.
     _turn: OwnedMutexGuard<()>,
     _place: Place,
 }
 
-/// A holder's or waiter's share in the entry.
+/// Reference of a holder or waiter to the entry.
 struct Place {
     locks: Locks,
     key: String,
@@ -139,7 +140,7 @@ mod tests {
         drop(first);
         drop(is_ready(third.as_mut()).expect("the second does not stand in its way"));
         assert_eq!(locks.keys(), 0);
-        // Given up after its turn had come, before it knew.
+        // Cancelled after the lock was released to it, but before it was polled.
         let first = locks.hold("a".into()).await;
         let mut second = Box::pin(locks.hold("a".into()));
         assert!(is_ready(second.as_mut()).is_none());

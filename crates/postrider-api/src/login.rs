@@ -1,7 +1,8 @@
-//! Logging in: the documents by which Azure's clients find their way, and the tokens they come for.
+//! Login services: the discovery documents of Azure's clients, and the tokens that they request.
 //!
-//! az and the SDKs know two kinds of login service, and both are here: AD FS (`/adfs/…`), which needs no further
-//! setting in az, and Entra (`/{tenant}/…`), which the SDKs' credentials speak.
+//! az and the SDKs know two kinds of login service, and both are implemented: AD FS (`/adfs/…`),
+//! which needs no further setting in az, and Entra (`/{tenant}/…`), which the SDKs' credentials
+//! use.
 
 use crate::Server;
 use crate::access::{Client, same};
@@ -24,24 +25,24 @@ use std::sync::atomic::{AtomicI64, AtomicU64, Ordering::Relaxed};
 const BODY_MAX: usize = 64 << 10;
 /// How long a token is valid, in seconds.
 pub(crate) const TOKEN_LIFETIME: i64 = 3600;
-/// What clients say instead of a tenant when any will do.
+/// Tenant names with which clients say that any tenant will do.
 const ANY_TENANT: [&str; 4] = ["adfs", "common", "organizations", "consumers"];
 
-/// What a path asks for.
+/// The document or token that a path requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Asked<'a> {
-    /// How to find everything else.
+    /// Metadata of the cloud: how to find everything else.
     Metadata,
     Discovery(Service<'a>),
     Token(Service<'a>),
     Keys(Service<'a>),
-    /// Whether this is a login service at all.
+    /// Whether this server is a login service at all.
     Instance,
-    /// A token for whoever can reach us from this machine.
+    /// A token for any program on this machine: managed identity.
     Identity,
 }
 
-/// Which kind of login service a client takes us for.
+/// Kind of login service that a client expects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Service<'a> {
     Adfs,
@@ -64,8 +65,8 @@ impl<'a> Service<'a> {
         }
     }
 
-    /// What the tokens of this service name as their issuer. A tenant that was called by another name is named
-    /// by its id: that is how az resolves such names.
+    /// Issuer that the tokens of this service name. A tenant that was requested by another name is
+    /// named by its id, because az resolves tenant names in this way.
     fn issuer(self, base: &str, tenant: &str) -> String {
         match self {
             Service::Adfs => format!("{base}/adfs"),
@@ -75,18 +76,18 @@ impl<'a> Service<'a> {
     }
 }
 
-/// Whether a path is one of these.
+/// Whether a path belongs to a login service.
 pub fn is_path(segments: &Segments<'_>) -> bool {
     asked(&all(segments)).is_some()
 }
 
-/// Whether a path is one at which tokens are given out.
+/// Whether a path is one at which tokens are issued.
 pub fn gives_tokens(segments: &Segments<'_>) -> bool {
     let path = all(segments);
     matches!(asked(&path), Some(Asked::Token(_) | Asked::Identity))
 }
 
-/// No path of ours is longer; one that is becomes empty.
+/// The segments of a path. No login path has more than five; a longer path becomes empty.
 fn all<'a>(segments: &Segments<'a>) -> Vec<&'a str> {
     let count = segments.count();
     if count > 5 {
@@ -106,7 +107,7 @@ fn asked<'a>(path: &[&'a str]) -> Option<Asked<'a>> {
         ["adfs", ".well-known", "openid-configuration"] => Asked::Discovery(Service::Adfs),
         ["adfs", "oauth2", "token"] => Asked::Token(Service::Adfs),
         ["adfs", "discovery", "keys"] => Asked::Keys(Service::Adfs),
-        // How az asks for the id of a tenant that it knows by name.
+        // az requests the id of a tenant that it knows by name at this path.
         ["adfs", _, "v2.0", ".well-known", "openid-configuration"] => Asked::Discovery(Service::V2(path[1])),
         [_, "v2.0", ".well-known", "openid-configuration"] => Asked::Discovery(Service::V2(tenant)),
         [_, ".well-known", "openid-configuration"] => Asked::Discovery(Service::V1(tenant)),
@@ -118,12 +119,12 @@ fn asked<'a>(path: &[&'a str]) -> Option<Asked<'a>> {
     })
 }
 
-/// Why there is no token, as OAuth and Entra say it.
+/// Why a token is refused, in the error format of OAuth and Entra.
 #[derive(Debug)]
 struct Refusal {
     status: u16,
     error: &'static str,
-    /// Entra's number for it, which people search for.
+    /// Entra's error number, which people search for.
     code: u32,
     message: String,
 }
@@ -240,8 +241,8 @@ fn check_tenant(service: Service<'_>, known: &str) -> Result<(), Refusal> {
     Err(Refusal::new(400, "invalid_request", 90_002, message))
 }
 
-/// The metadata document of a cloud, in the shape of the version: one cloud for the newest and the oldest,
-/// a list between.
+/// The metadata document of a cloud, in the form of the API version: one cloud for the newest and
+/// the oldest versions, a list for those between.
 fn metadata(base: &str, api_version: &str) -> Value {
     let with_slash = format!("{base}/");
     let authentication = json!({
@@ -317,7 +318,7 @@ fn discovery(service: Service<'_>, base: &str, tenant: &str) -> Value {
     })
 }
 
-/// Says of this host, and no other, that it is a login service.
+/// Names this host, and no other, as a login service.
 fn instance(base: &str, tenant: &str) -> Value {
     let host = base.split_once("://").map_or(base, |(_, host)| host);
     json!({
@@ -396,7 +397,8 @@ fn seconds(time: Timestamp) -> i64 {
     time.nanos() / 1_000_000_000
 }
 
-/// A token for a client. What it may do is said for others to read; we look into the configuration.
+/// A token for a client. Its roles are listed for others to read; this server reads roles from the
+/// configuration.
 fn signed(
     server: &Server,
     call: &Call,
@@ -436,7 +438,8 @@ fn signed(
     }))
 }
 
-/// What a token is to be good for: `scope` with its `/.default` cut off, or `resource`. Any will do.
+/// The audience that a token is requested for: `scope` without its `/.default`, or `resource`. Any
+/// audience is accepted.
 fn audience(form: &Form<'_>) -> Result<Option<String>, Refusal> {
     let scope = form.one("scope")?;
     let scope = scope.as_deref().and_then(|all| {
@@ -450,10 +453,11 @@ fn audience(form: &Form<'_>) -> Result<Option<String>, Refusal> {
     Ok(resource.map(Cow::into_owned))
 }
 
-/// A client's name and secret as they came.
+/// A client's id and secret as the request gave them.
 struct Presented {
     id: String,
-    /// Some encode what they put into the header, as the RFC wants, and some do not.
+    /// Candidates: some clients encode the values of the header, as the RFC demands, and some do
+    /// not.
     secrets: Vec<String>,
 }
 
@@ -491,7 +495,7 @@ fn presented(form: &Form<'_>, authorization: Option<&str>) -> Result<Presented, 
     })
 }
 
-/// Compares with every client, so that neither the answer nor the time it takes tells which ids there are.
+/// Compares with every client, so that neither the answer nor its duration reveals which ids exist.
 fn known<'a>(clients: &'a [Client], presented: &Presented) -> Option<&'a Client> {
     let mut found = None;
     for client in clients {
@@ -506,8 +510,8 @@ fn known<'a>(clients: &'a [Client], presented: &Presented) -> Option<&'a Client>
     found
 }
 
-/// A managed identity's token: nobody is asked for a secret, so it is only given away on this machine, to a
-/// program and not to a page in a browser.
+/// The token of the managed identity. No secret is required, so the token is only issued on this
+/// machine, to a program and not to a page in a browser.
 fn identity(server: &Server, call: &Call, base: &str) -> Result<Value, Refusal> {
     let forbidden = |message: String| Refusal::new(403, "access_denied", 0, message);
     crate::own_address::addressed_by_name(server, call).map_err(forbidden)?;
@@ -576,7 +580,8 @@ impl<'a> Form<'a> {
         Form(pairs.map(|(name, value)| (form_decoded(name), value)).collect())
     }
 
-    /// The value of a parameter, none if it is empty. Given twice it could mean either.
+    /// The value of a parameter; none if it is empty. A parameter that is given twice is refused,
+    /// because it could mean either value.
     fn one(&self, name: &str) -> Result<Option<Cow<'a, str>>, Refusal> {
         let mut values = self.0.iter().filter(|(known, _)| known == name);
         let value = values.next().map(|(_, value)| form_decoded(value));
@@ -596,7 +601,7 @@ fn form_decoded(text: &str) -> Cow<'_, str> {
     Cow::Owned(percent_decode_str(&spaced).decode_utf8_lossy().into_owned())
 }
 
-/// What a stranger sent, as far as it is worth repeating.
+/// Input of an unauthenticated client, cut to a length that is safe to repeat.
 pub(crate) fn shortened(text: &str) -> String {
     const CHARACTERS_MAX: usize = 100;
     text.chars()
@@ -605,7 +610,8 @@ pub(crate) fn shortened(text: &str) -> String {
         .collect()
 }
 
-/// Logins that failed. They are told of, but not one by one: whoever tries many must not fill the log.
+/// Failed logins. The log reports them in groups, so that a client which tries many secrets cannot
+/// fill it.
 #[derive(Default)]
 pub struct LoginsRefused {
     all: AtomicU64,
@@ -625,7 +631,7 @@ impl LoginsRefused {
         tracing::warn!(client = %shortened(client), count, "logins were refused");
     }
 
-    /// How many there were since the start.
+    /// Failed logins since the start.
     pub fn total(&self) -> u64 {
         self.all.load(Relaxed)
     }
@@ -662,7 +668,7 @@ mod tests {
             assert_eq!(refused.body["error"], "temporarily_unavailable");
             assert!(refused.headers.contains_key("retry-after"));
         }
-        // Other credentials are counted apart.
+        // Other kinds of credentials are counted separately.
         lab.send("GET", "/postrider/v1/endpoints", None, &[])
             .await
             .expect(200);
@@ -734,7 +740,8 @@ mod tests {
                 };
                 let needed = &exchange["response_needed"]["body"];
                 for (name, value) in needed.as_object().unwrap() {
-                    // The cloud's name is the client's own; a tenant's name is resolved to its id here.
+                    // `name` of the cloud differs by client, and a tenant's name is resolved to its
+                    // id here.
                     let ours = name == "name" || path.starts_with("/adfs/adfs/");
                     assert!(ours || &given[name] == value, "{path} {name}: {given}");
                     assert_eq!(given[name].is_string(), value.is_string(), "{path} {name}");

@@ -1,4 +1,4 @@
-//! `/postrider/v1/sessions`: who has logged in, and how that is ended: portal sessions, and tokens that still hold.
+//! `/postrider/v1/sessions`: lists portal sessions and valid tokens, and revokes them.
 
 use crate::Server;
 use crate::access::{Caller, Need};
@@ -13,11 +13,11 @@ use std::collections::VecDeque;
 use std::net::IpAddr;
 use std::sync::{Arc, Mutex};
 
-/// Logins that are listed at once. Beyond it the oldest are not shown any more; they still hold, and end with
-/// `revoke` of their client or of all.
+/// Logins that are listed at most. Beyond it the oldest are no longer shown; they stay valid, and
+/// end with `revoke` of their client or of all.
 const LOGINS_MAX: usize = 10_000;
 
-/// Keeps the list of logins of this node over a restart: a line for each.
+/// Persists the list of this node's logins over a restart, as one line for each.
 pub trait LoginJournal: Send + Sync {
     fn read(&self) -> Result<String, String>;
     fn append(&self, line: &str) -> Result<(), String>;
@@ -31,7 +31,7 @@ pub(crate) enum LoginKind {
     Token,
 }
 
-/// A portal session or a token that was given to someone.
+/// A portal session or a token that was issued to a client.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct Login {
@@ -39,7 +39,7 @@ pub(crate) struct Login {
     pub kind: LoginKind,
     pub client: String,
     pub address: IpAddr,
-    /// In seconds.
+    /// In seconds since 1970.
     pub issued: i64,
     pub expires: i64,
     pub epoch: u64,
@@ -49,10 +49,10 @@ pub(crate) struct Login {
 struct Listed {
     /// In the order in which they began.
     logins: VecDeque<Login>,
-    /// Lines of the journal, those that are over included.
+    /// Number of lines in the journal, including those of ended logins.
     lines: usize,
     journal: Option<Arc<dyn LoginJournal>>,
-    /// The journal cannot be written, which was said.
+    /// Whether the journal cannot be written. Logged once.
     troubled: bool,
 }
 
@@ -61,10 +61,10 @@ struct Listed {
 pub(crate) struct Logins(Mutex<Listed>);
 
 impl Logins {
-    /// Takes up what the journal has of logins that still hold, and keeps it from now on.
+    /// Loads the logins of the journal that are still valid, and writes to the journal from now on.
     fn keep_in(&self, journal: Arc<dyn LoginJournal>, now: Timestamp) -> Result<(), String> {
         let text = journal.read()?;
-        // A line that was cut short by a crash is passed over.
+        // Skips a line that was cut short by a crash.
         let logins = text
             .lines()
             .filter_map(|line| serde_json::from_str::<Login>(line).ok());
@@ -96,7 +96,7 @@ impl Logins {
             true => listed.rewrite(),
             false => journal.append(&line),
         };
-        // The login holds; only the list may lack it after a restart.
+        // The login is valid; only the list may lack it after a restart.
         if let Err(reason) = &written
             && !listed.troubled
         {
@@ -136,12 +136,12 @@ fn seconds(time: Timestamp) -> i64 {
 }
 
 impl Server {
-    /// Keeps the list of logins in this journal from now on.
+    /// Persists the list of logins in this journal from now on.
     pub fn keep_logins_in(&self, journal: Arc<dyn LoginJournal>) -> Result<(), String> {
         self.logins.keep_in(journal, self.wall.now())
     }
 
-    /// Every login that succeeds passes here: at the portal, at the token endpoint, by managed identity.
+    /// Records a successful login: at the portal, at the token endpoint, or by managed identity.
     pub(crate) fn login_succeeded(&self, call: &Call, kind: LoginKind, client: &str, given: Given<'_>) {
         let login = Login {
             id: given.id.to_owned(),
@@ -155,22 +155,22 @@ impl Server {
         self.logins.add(login, self.wall.now());
     }
 
-    /// Somebody has signed out.
+    /// Records a sign-out.
     pub(crate) fn login_ended(&self, id: &str) {
         self.logins.remove(id);
     }
 }
 
-/// Token or session given out by a login.
+/// Token or session that a login issued.
 pub(crate) struct Given<'a> {
     pub id: &'a str,
-    /// In seconds.
+    /// In seconds since 1970.
     pub issued: i64,
     pub expires: i64,
     pub epoch: u64,
 }
 
-/// The logins of this node that still hold.
+/// The logins of this node that are still valid.
 pub(crate) fn own_logins(server: &Server) -> Vec<Login> {
     let now = seconds(server.wall.now());
     let mut logins = server.logins.all();
@@ -181,7 +181,7 @@ pub(crate) fn own_logins(server: &Server) -> Vec<Login> {
     logins
 }
 
-/// Those of all nodes, and the names of nodes that did not say.
+/// The logins of all nodes, and the names of nodes that did not answer.
 async fn all_logins(server: &Server) -> (Vec<Login>, Vec<String>) {
     let Some(peers) = &server.peers else {
         return (own_logins(server), Vec::new());
@@ -192,7 +192,8 @@ async fn all_logins(server: &Server) -> (Vec<Login>, Vec<String>) {
     (logins, heard.missing)
 }
 
-/// From where other clients have logged in is for those who may read the audit log.
+/// Lists logins. The addresses of other clients are shown only to clients that may read the audit
+/// log.
 pub(crate) async fn list(server: &Server, call: &Call, caller: &Caller) -> Answer {
     let (logins, missing) = all_logins(server).await;
     let shown = logins.iter().map(|login| {
@@ -213,7 +214,7 @@ pub(crate) async fn list(server: &Server, call: &Call, caller: &Caller) -> Answe
     body(call, answer)
 }
 
-/// `{"id": …}`, `{"client": …}` or `{"all": true}`.
+/// Body: `{"id": …}`, `{"client": …}` or `{"all": true}`.
 pub(crate) async fn revoke(server: &Server, call: &mut Call) -> Result<Answer, Problem> {
     let members = read_object(call).await?;
     let asked = read_revoke(&members)?;
@@ -290,7 +291,8 @@ fn read_revoke(members: &Map<String, Value>) -> Result<Asked, Problem> {
     asked.ok_or_else(|| Problem::new(400, "one of id, client and all is required"))
 }
 
-/// `{"now": true}`: tokens of the replaced key end at once, and not with their time.
+/// Body: `{"now": true}` ends tokens of the replaced key at once; otherwise they stay valid until
+/// they expire.
 pub(crate) async fn rotate_key(server: &Server, call: &mut Call) -> Result<Answer, Problem> {
     let members = read_object(call).await?;
     if let Some(other) = members.keys().find(|key| *key != "now") {
@@ -413,7 +415,8 @@ mod tests {
             let detail = refused.body["detail"].as_str().unwrap().to_owned();
             assert!(detail.contains(reason), "{bad}: {detail}");
         }
-        // A service that was given a token for itself cannot use it here by calling this server by its own name.
+        // A service that was issued a token for itself cannot use that token here by calling this
+        // server by its own name.
         for (name, url) in [
             ("aud", "https://evil.example/"),
             ("iss", "https://evil.example/adfs"),
@@ -425,7 +428,8 @@ mod tests {
             let refused = lab.exchange("GET", path, None, &headers).await.expect(401);
             assert!(refused.body["detail"].as_str().unwrap().contains("this server"));
         }
-        // The address that was connected to is a name of this server, whatever it was called by.
+        // The address that the client connected to is a name of this server, whatever the `Host`
+        // header says.
         let token = lab
             .server
             .access
@@ -445,7 +449,7 @@ mod tests {
         revoke(json!({"client": "OWNER"})).await.expect(200);
         let refused = ask(&claims("jti", json!("one"))).await.expect(401);
         assert!(refused.body["detail"].as_str().unwrap().contains("revoked"));
-        // New tokens are of a later epoch; none was given out of any after that.
+        // New tokens have a later epoch; none has an epoch beyond that.
         ask(&claims("epoch", json!(1))).await.expect(200);
         ask(&claims("epoch", json!(2))).await.expect(401);
         revoke(json!({"all": true})).await.expect(200);

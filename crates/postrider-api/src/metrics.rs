@@ -1,4 +1,4 @@
-//! `/metrics`: the numbers as Prometheus reads them.
+//! `/metrics`: counters and gauges in Prometheus' format.
 
 mod names;
 mod nodes;
@@ -31,20 +31,22 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Mutex, OnceLock};
 use std::time::Duration;
 
-/// Topics that have lines of their own; the others are added up. Of subscriptions the engine decides it.
+/// Topics with series of their own; the others are summed up. For subscriptions the engine decides.
 const TOPICS_LABELLED_MAX: usize = 2000;
-/// Topics that have histograms of their own: those are forty lines each.
+/// Topics with histograms of their own: a histogram has forty lines.
 const HISTOGRAMS_MAX: usize = 200;
-/// How long a fresh look at JetStream is waited for before the last one is told.
+/// How long fresh facts about JetStream are waited for before the last known ones are shown.
 const LOOK_PATIENCE: Duration = Duration::from_millis(300);
-/// The topic, or the subscription, of what is added up. No name can have parentheses.
+/// Name of the topic or subscription in series that are summed up. No real name can contain
+/// parentheses.
 const OTHERS: &str = "(others)";
 
-/// What has to be remembered between one look and the next.
+/// State that `/metrics` keeps between requests.
 #[derive(Debug, Default)]
 pub(crate) struct Shown {
-    /// What was shown of topics that are added up. When one of them is deleted what is left is less, and whoever
-    /// reads counters would take that for a new beginning.
+    /// Last values of the counters that sum up several topics. Deleting a topic reduces the sum,
+    /// which readers of counters would take for a restart, so a counter never shows less than
+    /// before.
     least: Mutex<HashMap<String, f64>>,
 }
 
@@ -67,7 +69,7 @@ pub(crate) fn text(server: &Server, cluster: Option<&Cluster>) -> String {
     page_of(server, cluster, &Numbers::of(server))
 }
 
-/// All families, without the series of topics and subscriptions.
+/// All metric families, without the series of topics and subscriptions.
 pub(crate) fn families(server: &Server, cluster: Option<&Cluster>) -> String {
     page_of(server, cluster, &Numbers::none(server.engine.clock.now()))
 }
@@ -92,14 +94,14 @@ fn page_of(server: &Server, cluster: Option<&Cluster>, numbers: &Numbers) -> Str
     page.text
 }
 
-/// All numbers of topics and subscriptions, as they were at one moment.
+/// The numbers of all topics and subscriptions at one moment.
 struct Numbers {
     now: Timestamp,
     topics: Vec<OfTopic>,
-    /// All that have no lines of their own, if there are any.
+    /// Sum of the topics without series of their own; none if there are none.
     other_topics: Option<OfTopic>,
     subscriptions: Vec<OfSubscription>,
-    /// By topic, of those that have something to show.
+    /// By topic, for topics with a non-zero total.
     totals: Vec<(String, Totals)>,
     other_totals: Option<Totals>,
 }
@@ -107,7 +109,7 @@ struct Numbers {
 #[derive(Default)]
 struct OfTopic {
     label: String,
-    /// It is a domain or lies in one, for which Azure has other names.
+    /// Whether the topic is a domain or lies in one. Azure's metric names differ for these.
     domain: bool,
     requests: u64,
     events: u64,
@@ -117,7 +119,7 @@ struct OfTopic {
     micros: u64,
 }
 
-/// Of one subscription, or of all that have no lines of their own.
+/// Numbers of one subscription, or the sum of those without series of their own.
 #[derive(Default)]
 struct OfSubscription {
     topic: String,
@@ -235,7 +237,7 @@ impl Numbers {
     }
 }
 
-/// Whether a topic is shown by itself: decided at the first look, and never changed.
+/// Whether a topic gets series of its own: decided when it is first seen, and never changed.
 fn decide(decided: &OnceLock<bool>, so_far: &mut usize, max: usize) -> bool {
     *decided.get_or_init(|| {
         let room = *so_far < max;
@@ -244,7 +246,7 @@ fn decide(decided: &OnceLock<bool>, so_far: &mut usize, max: usize) -> bool {
     })
 }
 
-/// What a topic is called where it stands among all others. Those of different kinds may have the same name.
+/// Unique label of a topic. Topics of different kinds can have the same name.
 fn label(entry: &TopicEntry, taken: &mut HashSet<String>) -> String {
     let topic = &entry.topic;
     let plain = match &topic.kind {
@@ -320,7 +322,7 @@ impl OfSubscription {
     }
 }
 
-/// Those of the counts that are not zero, with their reasons.
+/// The non-zero counts with their reasons.
 fn by_reason(counts: &[u64]) -> impl Iterator<Item = (&'static str, u64)> {
     let named = Reason::ALL.iter().zip(counts);
     named
@@ -328,7 +330,7 @@ fn by_reason(counts: &[u64]) -> impl Iterator<Item = (&'static str, u64)> {
         .map(|(reason, n)| (reason.name(), *n))
 }
 
-/// Those of the outcomes that have come about.
+/// The outcomes with a non-zero count.
 fn by_outcome(totals: &Totals) -> impl Iterator<Item = (Outcome, u64)> {
     let named = Outcome::ALL.into_iter().zip(totals.outcomes);
     named.filter(|(_, n)| *n > 0)
@@ -529,7 +531,8 @@ fn histograms(page: &mut Page, numbers: &Numbers, shown: &Shown) {
     family(page, numbers, shown, duration, &DURATION_BOUNDS, |t| &t.duration);
 }
 
-/// By reason only: a stranger can make up names of topics without end. The log names topic and client.
+/// Counted by reason only: unauthenticated clients can invent any number of topic names. The log
+/// names topic and client.
 fn publish_refusals(page: &mut Page, server: &Server) {
     let name = "postrider_publish_refused_by_reason_total";
     let help = "Publish requests that were refused, to unknown topics too, by reason.";
@@ -540,7 +543,7 @@ fn publish_refusals(page: &mut Page, server: &Server) {
     }
 }
 
-/// Use of what all clients share.
+/// Use of the resources that all clients share.
 fn of_clients(page: &mut Page, server: &Server) {
     let name = "postrider_connections";
     page.family(name, Kind::Gauge, "Connections of clients that are open.");
@@ -554,7 +557,7 @@ fn of_clients(page: &mut Page, server: &Server) {
     }
 }
 
-/// By kind: who guesses is in the log, since addresses would make lines without end.
+/// Counted by kind only: labels by address would be unbounded. The log names the addresses.
 fn wrong_credentials(page: &mut Page, server: &Server) {
     let counts = server.throttle.counts();
     for (name, help, values) in [

@@ -1,4 +1,4 @@
-//! Topics and subscriptions as the queries of our API name them.
+//! Looks up topics and subscriptions by the names and ids that queries of our own API use.
 
 use crate::Server;
 use crate::handshakes::by_resource_id;
@@ -8,7 +8,7 @@ use postrider_engine::directory::TopicEntry;
 use postrider_wire::arm::topic_id;
 use std::sync::Arc;
 
-/// A topic, domain or system topic by its name, or whatever has this resource id.
+/// A topic, domain or system topic by its name, or the topic with this resource id.
 pub(crate) fn topic(server: &Server, said: &str) -> Result<Arc<TopicEntry>, Problem> {
     let found = match said.starts_with('/') {
         true => by_id(server, said),

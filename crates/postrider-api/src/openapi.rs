@@ -1,5 +1,6 @@
-//! `/postrider/v1/openapi.json`: our own API as programs read it. The file is the one source: the pages under `/docs`
-//! are made of it, and a path under `/postrider` that it does not have does not exist.
+//! `/postrider/v1/openapi.json`: the description of our own API for programs, and the single source
+//! for it: the pages under `/docs` are generated from it, and a path under `/postrider` that it
+//! lacks does not exist.
 
 #[cfg(test)]
 mod tests;
@@ -10,11 +11,12 @@ use std::sync::LazyLock;
 
 pub(crate) const TEXT: &str = include_str!("openapi.json");
 
-/// In the order of the file, which serde's maps would not keep.
+/// The parsed description. Members keep the order of the file, which serde's maps would not
+/// preserve.
 pub(crate) static DOCUMENT: LazyLock<Raw<'static>> =
     LazyLock::new(|| Raw::parse(TEXT).expect("a test reads the same file"));
 
-/// The paths under `/postrider`, in parts.
+/// The paths under `/postrider`, split into segments.
 static PATHS: LazyLock<Vec<Vec<&'static str>>> = LazyLock::new(|| {
     let paths = at(*DOCUMENT, "paths").members();
     paths
@@ -23,7 +25,7 @@ static PATHS: LazyLock<Vec<Vec<&'static str>>> = LazyLock::new(|| {
         .collect()
 });
 
-/// Whether there is such a path under `/postrider`.
+/// Whether the description has this path under `/postrider`.
 pub(crate) fn has(path: &[&str]) -> bool {
     PATHS.iter().any(|known| {
         let mut pairs = known.iter().zip(path);
@@ -31,14 +33,14 @@ pub(crate) fn has(path: &[&str]) -> bool {
     })
 }
 
-/// An operation, and where it is.
+/// An operation of the description with its path.
 pub(crate) struct Operation {
     pub method: String,
     pub path: &'static str,
     pub told: Raw<'static>,
 }
 
-/// In the order of the file.
+/// All operations, in the order of the file.
 pub(crate) fn operations() -> Vec<Operation> {
     let paths = at(*DOCUMENT, "paths").members();
     let all = paths.flat_map(|path| {
@@ -51,7 +53,7 @@ pub(crate) fn operations() -> Vec<Operation> {
     all.collect()
 }
 
-/// What a reference stands for; anything else stands for itself.
+/// Resolves a `$ref`; any other value is returned unchanged.
 pub(crate) fn resolved(value: Raw<'static>) -> Raw<'static> {
     match text(value, "$ref") {
         Some(to) => to.trim_start_matches("#/").split('/').fold(*DOCUMENT, at),
@@ -59,7 +61,7 @@ pub(crate) fn resolved(value: Raw<'static>) -> Raw<'static> {
     }
 }
 
-/// A member; null if there is none.
+/// A member of a value; null if absent.
 pub(crate) fn at(value: Raw<'static>, name: &str) -> Raw<'static> {
     value.get(name).unwrap_or(Raw::trusted("null"))
 }

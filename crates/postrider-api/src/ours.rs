@@ -1,5 +1,5 @@
-//! Our own API, under `/postrider/v1`: the test clock, the endpoints' health, handshakes with webhooks, the dead
-//! letters, what became of events, the nodes of a cluster, and how everything is. Errors are RFC 9457.
+//! Our own API under `/postrider/v1`: the test clock, endpoints, handshakes, dead letters, events,
+//! the nodes of a cluster, and statistics. Errors are RFC 9457 problems.
 
 use crate::Server;
 use crate::access::{Need, NoAccess};
@@ -28,22 +28,23 @@ use std::sync::Arc;
 use std::time::Duration;
 
 const BODY_MAX: usize = 64 << 10;
-/// How long attempts made at one instant of a test clock may stay unanswered, in real time, unless said.
+/// Default limit, in real time, for attempts that were made at one instant of a test clock to be
+/// answered.
 const SETTLE: Duration = Duration::from_secs(2);
 const SETTLE_MAX: Duration = Duration::from_secs(600);
-/// Idle endpoints of which a node tells the others how their last request ended.
+/// Idle endpoints that a node reports to the others, with how their last request ended.
 const IDLE_TOLD_MAX: usize = 500;
-/// A test clock moves no further than this at once.
+/// Limit of one step of a test clock.
 const ADVANCE_MAX: Duration = Duration::from_secs(3650 * 86_400);
 
-/// Why a request is refused.
+/// Why a request is refused, as an RFC 9457 problem.
 #[derive(Debug)]
 pub(crate) struct Problem {
     pub status: u16,
     pub detail: String,
-    /// What is wrong, if it is one member of the body or one query parameter.
+    /// The wrong member of the body or query parameter, if it is a single one.
     pub field: Option<&'static str>,
-    /// The whole path of it, if it lies deeper than that.
+    /// The whole path of a wrong member that is nested.
     pub path: Option<String>,
     pub allow: Option<&'static str>,
 }
@@ -103,7 +104,7 @@ impl Problem {
 pub async fn answer(server: &Arc<Server>, call: &mut Call, segments: &Segments<'_>) -> Answer {
     let outcome = route(server, call, segments).await;
     let mut answer = outcome.unwrap_or_else(|problem| problem.answer(&call.id));
-    // Browsers ask here too: what one client may see is not to be kept for the next.
+    // Browsers send requests here too: an answer for one client must not be cached for the next.
     let headers = answer.headers_mut();
     headers
         .entry(CACHE_CONTROL)
@@ -114,9 +115,9 @@ pub async fn answer(server: &Arc<Server>, call: &mut Call, segments: &Segments<'
 
 async fn route(server: &Arc<Server>, call: &mut Call, segments: &Segments<'_>) -> Result<Answer, Problem> {
     let path = [1, 2, 3, 4, 5].map(|at| segments.get(at));
-    // Nothing of ours lies deeper.
+    // No path of this API has more segments.
     let path = path.get(..segments.count() - 1).unwrap_or_default();
-    // What is not described is not there either: a new path is put into openapi.json first.
+    // Paths that openapi.json lacks do not exist: a new path has to be described there first.
     if !openapi::has(path) {
         authenticate(server, call)?;
         return Err(nothing_here(call));
@@ -147,7 +148,7 @@ async fn route(server: &Arc<Server>, call: &mut Call, segments: &Segments<'_>) -
             }
         }
         ["v1", "audit", rest @ ..] => {
-            // Lines name clients and their addresses.
+            // Lines of the audit log name clients and their addresses, so readers may not see them.
             admit_caller(server, call, Need::Write)?;
             audit::api::answer(server, call, rest).await
         }
@@ -180,7 +181,7 @@ async fn route(server: &Arc<Server>, call: &mut Call, segments: &Segments<'_>) -
             listen::answer(server, call, &caller, rest).await
         }
         ["v1", "filters", "test"] => {
-            // It is posted because filters are long; nothing is changed by it.
+            // A POST because filters are long; it changes nothing.
             admit_caller(server, call, Need::Read)?;
             match call.method {
                 Method::POST => filters::test(server, call).await,
@@ -209,7 +210,7 @@ async fn route(server: &Arc<Server>, call: &mut Call, segments: &Segments<'_>) -
     }
 }
 
-/// What can only be looked at.
+/// Read-only requests.
 async fn look(server: &Arc<Server>, call: &Call, path: &[&str]) -> Result<Answer, Problem> {
     let known = matches!(
         path,
@@ -228,7 +229,7 @@ async fn look(server: &Arc<Server>, call: &Call, path: &[&str]) -> Result<Answer
         (_, &Method::GET | &Method::HEAD) => {}
         _ => return Err(Problem::method("GET")),
     }
-    // Spaces come as plus signs from browsers' forms.
+    // Browsers' forms send spaces as plus signs.
     let query = call.uri.query().unwrap_or("").replace('+', "%20");
     let found = match path {
         ["server"] => stats::server(server, &query)?,
@@ -251,7 +252,7 @@ pub(crate) fn body(call: &Call, value: Value) -> Answer {
     json(StatusCode::OK, value.to_string(), &call.id)
 }
 
-/// A client that may look, or change things if that is what the request is for.
+/// Requires the permission to read or, for methods that change something, to write.
 fn authenticate(server: &Server, call: &Call) -> Result<(), Problem> {
     admit_caller(server, call, need_of(&call.method))
 }
@@ -277,8 +278,8 @@ impl From<NoAccess> for Problem {
     }
 }
 
-/// The clock, if it is one that can be moved. While only this machine can reach the server, whoever calls it
-/// by its own name may move it.
+/// The clock, if the server runs on one that can be moved. While only this machine can reach the
+/// server, any client that calls it by its own name may move the clock.
 fn test_clock<'a>(server: &'a Server, call: &Call) -> Result<&'a VirtualTime, Problem> {
     open_on_loopback(server, call)?;
     server.virtual_time.as_ref().ok_or_else(|| {
@@ -289,8 +290,8 @@ fn test_clock<'a>(server: &'a Server, call: &Call) -> Result<&'a VirtualTime, Pr
     })
 }
 
-/// Open while only this machine can reach the server, to whoever addresses it by one of its own names; otherwise, and
-/// whenever a credential is sent, that one counts.
+/// While only this machine can reach the server, admits any client that addresses it by one of its
+/// own names. Otherwise, and whenever a credential is sent, the credential decides.
 pub(crate) fn open_on_loopback(server: &Server, call: &Call) -> Result<(), Problem> {
     if call.header("authorization").is_some() || !server.config.loopback_only {
         return authenticate(server, call);
@@ -305,7 +306,7 @@ async fn advance(server: &Server, clock: &VirtualTime, call: &mut Call) -> Resul
         .advance(target, settle)
         .await
         .map_err(|e| Problem::new(503, e.to_string()))?;
-    // Minutes pass only by this.
+    // Minutes of statistics end only when the clock is moved, so counters are persisted now.
     if let Some(numbers) = &server.numbers {
         numbers.keep().await;
     }
@@ -313,7 +314,8 @@ async fn advance(server: &Server, clock: &VirtualTime, call: &mut Call) -> Resul
     Ok(body(call, answer))
 }
 
-/// `{"by": "10m"}`, `{"to": "2030-01-01T00:00:00Z"}` or `{"toNextAttempt": true}`, and `"settle": "200ms"`.
+/// Body: `{"by": "10m"}`, `{"to": "2030-01-01T00:00:00Z"}` or `{"toNextAttempt": true}`, and
+/// optionally `"settle": "200ms"`.
 fn read_advance(members: &Map<String, Value>, now: Timestamp) -> Result<(Target, Duration), Problem> {
     let mut target = None;
     let mut settle = SETTLE;
@@ -389,7 +391,7 @@ pub(crate) async fn read_object(call: &mut Call) -> Result<Map<String, Value>, P
     let bytes = read_bytes(call).await?;
     match serde_json::from_slice(&bytes) {
         Ok(Value::Object(members)) => {
-            // The portal's own paths are sent secrets.
+            // Bodies of the portal's own paths hold secrets and are not recorded.
             if call.uri.path().starts_with("/postrider") {
                 call.notes.parameters(&members);
             }
@@ -414,14 +416,14 @@ async fn endpoints(server: &Server, call: &Call) -> Answer {
     body(call, answer)
 }
 
-/// The endpoints with which this node has something to do.
+/// The endpoints that this node sends to.
 pub(crate) fn own_endpoints(server: &Server) -> Vec<Value> {
     let all = server.engine.dispatcher.endpoints();
     let is_busy = |status: &EndpointStatus| {
         status.state.delay.is_some() || status.state.in_flight > 0 || status.waiting > 0
     };
     let (mut told, mut idle): (Vec<_>, Vec<_>) = all.iter().partition(|status| is_busy(status));
-    // Of the others the last answer is told, of as many as have sent lately.
+    // For idle endpoints the last answer is reported, for those used most recently.
     idle.retain(|status| status.last.is_some());
     idle.sort_by_key(|status| std::cmp::Reverse(status.last.map(|last| last.at)));
     idle.truncate(IDLE_TOLD_MAX);
@@ -436,7 +438,8 @@ pub(crate) fn own_endpoints(server: &Server) -> Vec<Value> {
     shown.collect()
 }
 
-/// How endpoints are in view of all nodes: what waits is added up, and one that is left alone anywhere is.
+/// Merges the endpoints of all nodes: backlogs are added up, and an endpoint that is on probation
+/// at any node is on probation.
 fn join_endpoints(shown: &mut Vec<Value>, told: Vec<(String, Vec<Value>)>) {
     let mut by_name: BTreeMap<String, Vec<Value>> = BTreeMap::new();
     for (node, endpoints) in told {
@@ -451,7 +454,7 @@ fn join_endpoints(shown: &mut Vec<Value>, told: Vec<(String, Vec<Value>)>) {
         let told = by_name.remove(name).unwrap_or_default();
         join_endpoint(one, told);
     }
-    // Another node has heard of a subscription earlier than this one.
+    // Endpoints of subscriptions that another node has heard of earlier than this one.
     for (name, told) in by_name {
         let mut one = json!({"endpoint": name, "subscriptions": []});
         join_endpoint(&mut one, told);
@@ -533,7 +536,8 @@ pub(crate) fn endpoint(server: &Server, status: &EndpointStatus) -> Value {
     body
 }
 
-/// Whether deliveries to an endpoint come back here, by what the server knows of its own names.
+/// Whether deliveries to an endpoint come back to this server, by the names of the server that are
+/// known.
 fn is_this_server(server: &Server, endpoint: &str) -> bool {
     let Ok(url) = endpoint.parse::<hyper::Uri>() else {
         return false;
@@ -583,7 +587,7 @@ fn show_state(body: &mut Value, state: &State, now: Timestamp) {
     }
 }
 
-/// Ends an endpoint's delay by hand.
+/// Ends an endpoint's probation manually.
 async fn admit(server: &Server, call: &mut Call) -> Result<Answer, Problem> {
     let members = read_object(call).await?;
     let Some(name) = members.get("endpoint").and_then(Value::as_str) else {

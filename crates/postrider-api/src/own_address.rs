@@ -1,7 +1,8 @@
-//! The addresses by which this server may be called, and by which it may name itself in answers.
+//! Addresses by which this server may be called, and by which it may name itself in answers.
 //!
-//! A `Host` header is whatever the client wrote. Only a host that is one of the server's own names gets into a URL that
-//! the server hands out; anything else is replaced by the address of the listener that the request came to.
+//! A `Host` header is arbitrary input. Only a host that is one of the server's own names becomes
+//! part of a URL that the server hands out; anything else is replaced by the address of the
+//! listener that received the request.
 
 use crate::Server;
 use crate::http::Call;
@@ -11,9 +12,9 @@ use std::net::{IpAddr, SocketAddr};
 /// Both ends of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ends {
-    /// Peer of the connection: the client, or a proxy in front of us.
+    /// The peer of the connection: the client, or a proxy in front of the server.
     pub peer: IpAddr,
-    /// The address of ours that was connected to.
+    /// The server's address that the client connected to.
     pub local: SocketAddr,
 }
 
@@ -52,7 +53,7 @@ impl HostPort {
     }
 }
 
-/// A web origin: pages of one may not use another.
+/// Origin of a web page. Browsers keep pages of different origins apart.
 #[derive(Debug, PartialEq, Eq)]
 struct Origin {
     scheme: String,
@@ -73,7 +74,8 @@ impl Origin {
     }
 }
 
-/// Whether a name of `listen.names` stands for a host: itself, or `*.dc.example` for every host one label below.
+/// Whether a name of `listen.names` covers a host: the same name, or `*.dc.example` for every host
+/// one label below.
 pub(crate) fn name_covers(name: &str, host: &str) -> bool {
     let Some(parent) = name.strip_prefix("*.") else {
         return name.eq_ignore_ascii_case(host);
@@ -84,7 +86,8 @@ pub(crate) fn name_covers(name: &str, host: &str) -> bool {
     })
 }
 
-/// Whether a host is a name of this server, or the address that a client has connected to. Without brackets and port.
+/// Whether a host, without brackets and port, is a name of this server or the address that the
+/// client connected to.
 pub(crate) fn is_own_name(server: &Server, local: SocketAddr, host: &str) -> bool {
     let mut names = server.config.host_names.iter();
     names.any(|name| name_covers(name, host))
@@ -96,8 +99,8 @@ pub(crate) fn is_own_name(server: &Server, local: SocketAddr, host: &str) -> boo
 /// Headers of requests that came through a proxy.
 const PROXY_HEADERS: [&str; 4] = ["forwarded", "x-forwarded-for", "x-real-ip", "via"];
 
-/// Whether a request was made on this machine, by a loopback name and not through a proxy that runs here. A page that
-/// gives its own name our address does not pass for one.
+/// Whether a request was made on this machine, by a loopback name and not through a local proxy. A
+/// page whose own host name resolves to a loopback address is not accepted.
 pub fn is_local_visit(call: &Call) -> bool {
     let is_loopback = |host: &str| {
         let ip = host.parse::<IpAddr>();
@@ -108,10 +111,11 @@ pub fn is_local_visit(call: &Call) -> bool {
         && !PROXY_HEADERS.iter().any(|name| call.headers.contains_key(*name))
 }
 
-/// Where no credential is asked for, the server must have been called by one of its own names, and by no page of
-/// another origin. Another port is another origin.
+/// For paths without credentials: the client must address the server by one of its own names, and
+/// must not be a page of another origin. Another port is another origin.
 pub fn addressed_by_name(server: &Server, call: &Call) -> Result<(), String> {
-    // A page in a browser must not reach us by giving its own name our address …
+    // A page must not reach the server by a name of its own that resolves to the server's address
+    // (DNS rebinding) …
     let host = call.host();
     let at = HostPort::parse(host).filter(|at| is_own_name(server, call.local, &at.host));
     let Some(at) = at else {
@@ -120,7 +124,7 @@ pub fn addressed_by_name(server: &Server, call: &Call) -> Result<(), String> {
             "host {host:?} is not a name of this server; add it to listen.names"
         ));
     };
-    // … nor by addressing us from where it is.
+    // … nor from its own origin under the server's real name.
     let own = Origin {
         scheme: call.scheme.to_owned(),
         port: at.port_of(call.scheme),
@@ -129,7 +133,7 @@ pub fn addressed_by_name(server: &Server, call: &Call) -> Result<(), String> {
     let public = server.config.public_url.as_deref().and_then(Origin::parse);
     for origin in call.headers.get_all(hyper::header::ORIGIN) {
         let origin = origin.to_str().unwrap_or("null");
-        // An origin without a scheme is not from a browser: deliveries carry one of their own.
+        // An origin without a scheme is not sent by browsers; deliveries have such an `Origin`.
         if !origin.contains("://") && origin != "null" {
             continue;
         }
@@ -145,14 +149,14 @@ pub fn addressed_by_name(server: &Server, call: &Call) -> Result<(), String> {
     Ok(())
 }
 
-/// The listener's own address, as a client could use it.
+/// The listener's own address as a URL.
 fn listener_url(call: &Call) -> String {
     let local = SocketAddr::new(call.local.ip().to_canonical(), call.local.port());
     format!("{}://{local}", call.scheme)
 }
 
-/// What URLs in answers begin with: `listen.public_url`, or the address that the client used if it is one of the
-/// server's own names, or that of the listener.
+/// Prefix of URLs in answers: `listen.public_url`, or the address that the client used if it is one
+/// of the server's own names, or the listener's address.
 pub fn answer_base(server: &Server, call: &Call) -> String {
     if let Some(url) = &server.config.public_url {
         return url.trim_end_matches('/').to_owned();
@@ -160,7 +164,7 @@ pub fn answer_base(server: &Server, call: &Call) -> String {
     request_base(server, call)
 }
 
-/// The same without regard to `listen.public_url`, as the edge module does.
+/// Like [`answer_base`] but without `listen.public_url`, as the edge module does.
 pub fn request_base(server: &Server, call: &Call) -> String {
     match HostPort::parse(call.host()) {
         Some(at) if is_own_name(server, call.local, &at.host) => format!("{}://{}", call.scheme, call.host()),
@@ -168,8 +172,8 @@ pub fn request_base(server: &Server, call: &Call) -> String {
     }
 }
 
-/// What validation URLs begin with. Webhooks and people visit them: a name of ours with another port than the
-/// listener's could lead them to another program of this machine.
+/// Prefix of validation URLs. Webhooks and people visit these URLs: one of the server's names with
+/// another port than the listener's could lead to another program on this machine.
 pub fn validation_base(server: &Server, call: &Call) -> String {
     let at = HostPort::parse(call.host());
     let own_port = at.is_some_and(|at| at.port_of(call.scheme) == call.local.port());

@@ -1,6 +1,7 @@
-//! One answer from all nodes of a cluster. Each node knows only what it has done itself: what became of the events that
-//! it accepted or attempted, what it counts, what waits in its partitions. Whoever is asked asks the others and puts
-//! everything together. Without other nodes none of this is used.
+//! Peer requests: one answer from all nodes of a cluster. Each node knows only what it has done
+//! itself: the history of the events that it accepted or attempted, its counters, the backlogs of
+//! its partitions. The node that a client asks sends a peer request to all nodes and merges their
+//! replies. A single server uses none of this.
 
 pub(crate) mod stories;
 pub(crate) mod search;
@@ -18,42 +19,44 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::mpsc;
 
-/// The other nodes, and this one among them.
+/// The nodes of the cluster, this one included.
 #[async_trait]
 pub trait Peers: Send + Sync {
-    /// What people call this node.
+    /// This node's name for people.
     fn name(&self) -> &str;
-    /// This node's number, as a word.
+    /// This node's id.
     fn id(&self) -> &str;
-    /// Whether the node with this number is there, as far as this one knows.
+    /// Whether the node with this id is present, as far as this one knows.
     fn is_present(&self, id: &str) -> bool;
-    /// Asks every node, this one included, and waits for a second at most. `question` is a word.
+    /// Sends a peer request to every node, this one included, and waits one second at most.
+    /// `question` names the request.
     async fn ask(&self, question: &str, body: Bytes) -> Gathered;
-    /// Asks one node, by its number. `Err` says why there is no answer. Dropping this gives it up.
+    /// Sends a peer request to the node with this id. `Err` is the reason for the lack of a reply.
+    /// Dropping the future gives the request up.
     async fn ask_one(&self, id: &str, question: &str, body: Bytes, within: Duration)
     -> Result<Bytes, String>;
-    /// Says something to those who hear it now.
+    /// Sends a message to the nodes that currently subscribe to `what`.
     async fn tell(&self, what: &str, body: Bytes);
-    /// What the other nodes tell from now on; none if that cannot be heard.
+    /// Subscribes to messages of the other nodes from now on; none if that is impossible.
     async fn hear(&self, what: &str) -> Option<mpsc::Receiver<Bytes>>;
 }
 
-/// What came of a question.
+/// Replies to a peer request.
 #[derive(Clone, Debug, Default)]
 pub struct Gathered {
     /// By the names of the nodes.
     pub answers: Vec<(String, Result<Bytes, String>)>,
-    /// The names of those that did not answer.
+    /// The names of nodes that did not reply.
     pub missing: Vec<String>,
 }
 
-/// The answers of all nodes, read.
+/// Replies of all nodes, deserialized.
 pub(crate) struct Heard<T> {
     pub answers: Vec<(String, T)>,
     pub missing: Vec<String>,
 }
 
-/// Asks all nodes. One whose answer cannot be understood has not answered.
+/// Sends a peer request to all nodes. A node whose reply cannot be parsed counts as missing.
 pub(crate) async fn gather<T: DeserializeOwned>(
     peers: &dyn Peers,
     question: &str,
@@ -81,7 +84,7 @@ pub(crate) fn read<T: DeserializeOwned>(question: &str, gathered: Gathered) -> H
     heard
 }
 
-/// Names those that did not answer, where something is to be shown.
+/// Adds the names of nodes that did not reply to an answer.
 pub(crate) fn note_missing(shown: &mut Value, mut missing: Vec<String>) {
     if !missing.is_empty() {
         missing.sort();
@@ -90,7 +93,7 @@ pub(crate) fn note_missing(shown: &mut Value, mut missing: Vec<String>) {
     }
 }
 
-/// Answers the question of a node. `Err` says why there is no answer.
+/// Answers a peer request. `Err` is the reason for the lack of a reply.
 pub async fn answer(server: &Arc<Server>, question: &str, body: Bytes) -> Result<Bytes, String> {
     match question {
         behind::CATCH_UP => behind::answer_catch_up(server).await,

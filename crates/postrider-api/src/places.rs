@@ -1,22 +1,22 @@
-//! Places for what goes on for as long as someone reads it: live streams, and listeners.
+//! Limits of long-lived streams: live streams and listen sessions.
 
 use crate::access::{Caller, Role};
 use crate::connections::client_network;
 use std::net::IpAddr;
 use std::sync::{Arc, Mutex, MutexGuard};
 
-/// How many places there are, and for whom.
+/// How many streams may be open, and for whom.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Bounds {
     pub total: usize,
     pub per_client: usize,
-    /// Of one address, those that owners have not counted: behind one address may be many clients.
+    /// Of one address, not counting streams of owners: many clients may share an address.
     pub per_address: usize,
-    /// Kept for owners.
+    /// Reserved for owners.
     pub for_owners: usize,
 }
 
-/// Holder of a place.
+/// Client that holds a stream open.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Holder {
     pub client: String,
@@ -34,7 +34,7 @@ impl Holder {
     }
 }
 
-/// Why there is no place.
+/// Why no further stream is admitted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Full {
     All(usize),
@@ -43,7 +43,7 @@ pub(crate) enum Full {
 }
 
 impl Full {
-    /// 503: nobody gets one. 429: others do.
+    /// 503 if no client is admitted, 429 if other clients are.
     pub fn status(self) -> u16 {
         match self {
             Full::All(_) => 503,
@@ -51,7 +51,7 @@ impl Full {
         }
     }
 
-    /// `what` is in the plural.
+    /// Message for the client. `what` is a plural noun.
     pub fn reason(self, what: &str) -> String {
         match self {
             Full::All(max) => format!("{max} {what} are here already; end one, or try again later"),
@@ -61,7 +61,7 @@ impl Full {
     }
 }
 
-/// Whether there is a place beside those that are taken.
+/// Whether a stream is admitted beside the open ones.
 fn judge<'a>(
     taken: impl Iterator<Item = &'a Holder> + Clone,
     holder: &Holder,
@@ -97,7 +97,7 @@ pub(crate) struct Places {
 #[derive(Default)]
 struct Taken {
     last: u64,
-    /// At most as many as there are places.
+    /// At most as many as the total limit.
     holders: Vec<(u64, Holder)>,
 }
 
@@ -130,7 +130,7 @@ impl Places {
     }
 }
 
-/// Given back when it is dropped.
+/// Slot of an open stream, given back on drop.
 pub(crate) struct Place {
     places: Arc<Places>,
     id: u64,
@@ -177,7 +177,7 @@ mod tests {
         take("b", 1, false).unwrap();
         assert_eq!(take("b", 1, false), Err(Full::Address(5)));
         take("b", 2, false).unwrap();
-        // Two are left, for owners, wherever they are.
+        // Two slots are left for owners, from any address.
         assert_eq!(take("c", 3, false), Err(Full::All(6)));
         take("o", 1, true).unwrap();
         take("o", 1, true).unwrap();

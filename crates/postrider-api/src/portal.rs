@@ -1,4 +1,4 @@
-//! `/portal`: the files of the portal, and the sessions of those who use it.
+//! `/portal`: the files of the portal, and the sessions of its users.
 
 #[cfg(test)]
 mod tests;
@@ -27,7 +27,8 @@ use std::path::Path;
 use std::sync::LazyLock;
 
 const OPENER_POLICY: HeaderName = HeaderName::from_static("cross-origin-opener-policy");
-/// Nothing but what comes from here is run, shown or called.
+/// Content security policy: nothing is executed, displayed or called unless it comes from this
+/// server.
 const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; \
                       img-src 'self' data:; form-action 'self'; frame-ancestors 'none'; base-uri 'none'";
 
@@ -36,7 +37,7 @@ pub(crate) async fn answer(server: &Server, call: &mut Call) -> Answer {
     guarded(outcome.unwrap_or_else(|problem| problem.answer(&call.id)))
 }
 
-/// With what tells a browser to be careful.
+/// Adds security headers for browsers.
 pub(crate) fn guarded(mut answer: Answer) -> Answer {
     let headers = answer.headers_mut();
     let fixed = [
@@ -49,7 +50,7 @@ pub(crate) fn guarded(mut answer: Answer) -> Answer {
     for (name, value) in fixed {
         headers.insert(name, HeaderValue::from_static(value));
     }
-    // Files say for themselves how they are kept.
+    // Answers with files set their own caching.
     headers
         .entry(CACHE_CONTROL)
         .or_insert(HeaderValue::from_static("no-store"));
@@ -78,7 +79,8 @@ async fn route(server: &Server, call: &mut Call) -> Result<Answer, Problem> {
     }
 }
 
-/// The page for whoever has no session: it says so, that its scripts need not ask only to be refused.
+/// The page for visitors without a session. Its markup says so, so that its scripts send no request
+/// that would only be refused.
 static STRANGERS: LazyLock<File> = LazyLock::new(|| {
     let index = postrider_portal::file(INDEX).expect("the portal has a first page");
     File {
@@ -88,14 +90,15 @@ static STRANGERS: LazyLock<File> = LazyLock::new(|| {
     }
 });
 
-/// The first page with further attributes of its root.
+/// The first page with further attributes of its root element.
 fn index_with(attributes: &str) -> String {
     let index = postrider_portal::file(INDEX).expect("the portal has a first page");
     let text = std::str::from_utf8(index.bytes).expect("it is text");
     text.replacen("<html ", &format!("<html {attributes} "), 1)
 }
 
-/// The page for visitors without a session on this machine: it says which file has the secret that the server generated.
+/// The page for visitors without a session on this machine: names the file with the secret that the
+/// server generated.
 #[derive(Debug)]
 pub struct LocalSignInPage {
     bytes: Bytes,
@@ -118,7 +121,8 @@ impl LocalSignInPage {
 }
 
 fn index(server: &Server, call: &Call, file: &File) -> Answer {
-    // Who comes by a link from elsewhere may have a session all the same: its cookie is not sent along with that.
+    // A visitor who follows a link from another site may have a session although the request has no
+    // cookie: browsers do not send it with such requests.
     let is_from_elsewhere = matches!(call.header("sec-fetch-site"), Some("cross-site" | "same-site"));
     let has_session = is_from_elsewhere || matches!(server.session_of_cookie(call), Ok(Some(_)));
     let local = server.local_sign_in_page.as_ref();
@@ -132,7 +136,7 @@ fn index(server: &Server, call: &Call, file: &File) -> Answer {
     answer
 }
 
-/// By path. The same in every process of one version.
+/// ETags by path; the same in every process of one version.
 static TAGS: LazyLock<HashMap<&'static str, String>> = LazyLock::new(|| {
     let files = postrider_portal::FILES.iter().chain([&*STRANGERS]);
     files.map(|file| (file.path, tag_of(file.bytes))).collect()
@@ -143,7 +147,7 @@ fn static_file(call: &Call, file: &File) -> Answer {
     tagged(call, file.content_type, Bytes::from_static(file.bytes), tag)
 }
 
-/// Something that is the same until the server is another.
+/// An answer whose content is the same for the lifetime of the process.
 pub(crate) fn content(call: &Call, content_type: &'static str, bytes: Bytes) -> Answer {
     let tag = tag_of(&bytes);
     tagged(call, content_type, bytes, &tag)
@@ -171,7 +175,7 @@ fn tagged(call: &Call, content_type: &'static str, bytes: Bytes, tag: &str) -> A
     }
     let headers = answer.headers_mut();
     headers.insert(CONTENT_TYPE, HeaderValue::from_static(content_type));
-    // The names of files do not change with their content: they are asked for again every time.
+    // File names do not change with their content, so browsers must revalidate every time.
     headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-cache"));
     if let Ok(tag) = HeaderValue::from_str(tag) {
         headers.insert(ETAG, tag);
@@ -179,10 +183,10 @@ fn tagged(call: &Call, content_type: &'static str, bytes: Bytes, tag: &str) -> A
     answer
 }
 
-/// `{"secret": …}` of a client.
+/// Body: `{"secret": …}` of a client.
 async fn sign_in(server: &Server, call: &mut Call) -> Result<Answer, Problem> {
     server.check_page(call)?;
-    // Pages of others can post text without being asked, but not JSON.
+    // Pages of other origins can post text without a preflight request, but not JSON.
     let content_type = call.header("content-type").unwrap_or_default();
     let media = content_type.split(';').next().unwrap_or_default().trim();
     if !media.eq_ignore_ascii_case("application/json") {
@@ -214,7 +218,8 @@ async fn sign_in(server: &Server, call: &mut Call) -> Result<Answer, Problem> {
         });
     };
     call.notes.actor(&client.id, &[client.role], "secret");
-    // One that is replaced would only wait for its end. If the request does not prove that it is its own, it stays.
+    // The replaced session is ended rather than left to expire. If the request does not prove that
+    // the session is its own, the session stays.
     if let Ok(Some((_, replaced))) = server.session(call) {
         server.end_session(&replaced).await;
     }
@@ -228,7 +233,7 @@ async fn sign_in(server: &Server, call: &mut Call) -> Result<Answer, Problem> {
 
 fn current(server: &Server, call: &Call) -> Result<Answer, Problem> {
     let (_, session) = required(server, call)?;
-    // Whoever asks has shown it.
+    // The request was admitted, so it holds the session's token.
     let token = call.header(TOKEN).unwrap_or_default();
     shown(server, call, &session, token)
 }

@@ -1,4 +1,4 @@
-//! The Azure data plane: publishing to topics and domains.
+//! The publish API of the cloud: publishing to topics and domains.
 
 use crate::Server;
 use crate::access::{Caller, Need, NoAccess};
@@ -28,10 +28,10 @@ const EDGE_API_VERSION: &str = "2019-01-01-preview";
 const SUPPORTED: HeaderName = HeaderName::from_static("api-supported-versions");
 const INPUT_SCHEMA: HeaderName = HeaderName::from_static("aeg-input-event-schema");
 
-/// Filters that look at no more than this are evaluated by the worker thread that has read the request.
-/// More would hold up the other connections of that thread.
+/// Filters that examine at most this many bytes are evaluated on the worker thread that read the
+/// request. More would delay the other connections of that thread.
 const FILTER_INLINE_BYTES_MAX: u64 = 2 << 20;
-/// The filters of all events of a request may look at as many bytes as those of this many events.
+/// The byte budget of the filters for one request is that of this many events.
 pub const FILTER_REQUEST_EVENTS: u64 = 4;
 
 /// `POST /topics/{topic}/api/events`
@@ -50,7 +50,7 @@ pub async fn domain(server: &Arc<Server>, call: &mut Call, name: &str) -> Answer
     }
 }
 
-/// `POST /api/events`, the topic or domain named by the host's first label.
+/// `POST /api/events`, with the topic or domain in the host's first label.
 pub async fn by_host(server: &Arc<Server>, call: &mut Call) -> Answer {
     let name = call.host().split(['.', ':']).next().unwrap_or("").to_owned();
     let directory = &server.engine.directory;
@@ -60,12 +60,14 @@ pub async fn by_host(server: &Arc<Server>, call: &mut Call) -> Answer {
     }
 }
 
-/// A topic or domain that does not exist, or an endpoint without its end: somebody meant to publish there.
+/// Answers for a topic or domain that does not exist, or for a publish URL without `/api/events`.
+/// Counted as a refused publish request.
 pub fn unknown(server: &Server, call: &Call) -> Answer {
     refuse(server, call, &not_found(call), Road::Cloud)
 }
 
-/// A path that does not exist. Nobody publishes there, so it is not counted as a refused publish.
+/// Answers for a path that does not exist. Nobody publishes there, so it is not counted as a
+/// refused publish request.
 pub fn no_such_path(call: &Call) -> Answer {
     answer_refused(call, &not_found(call), Road::Cloud)
 }
@@ -127,13 +129,13 @@ pub fn count_refusal(
     refuse(server, call, error, road)
 }
 
-/// The version and the credential.
+/// Checks the API version, the network rules and the credential.
 fn check(server: &Server, call: &Call, topic: &TopicEntry) -> Result<Cow<'static, str>, PublishError> {
     check_version(call)?;
     check_network(call, topic)?;
     let presented = presented(call);
     let signed = presented.token.is_some() || presented.authorization.is_some();
-    // Only what is signed for a URL needs to know by which one it came.
+    // Only signatures depend on the URL that was used.
     let (mut url_used, mut also_known_as) = (String::new(), Vec::new());
     if signed {
         url_used = format!("{}://{}{}", call.scheme, call.host(), call.uri.path());
@@ -175,8 +177,8 @@ fn check(server: &Server, call: &Call, topic: &TopicEntry) -> Result<Cow<'static
     }
 }
 
-/// `publicNetworkAccess` and `inboundIpRules`. There are no private endpoints, so that a topic without public
-/// access takes no events at all.
+/// Checks `publicNetworkAccess` and `inboundIpRules`. Private endpoints do not exist here, so a
+/// topic without public access accepts no events at all.
 fn check_network(call: &Call, topic: &TopicEntry) -> Result<(), PublishError> {
     let allowed = topic.topic.public_network && ip_allowed(&topic.topic.inbound_ip_rules, call.peer);
     if allowed {
@@ -200,7 +202,7 @@ pub fn check_version(call: &Call) -> Result<(), PublishError> {
 }
 
 pub fn presented(call: &Call) -> Presented<'_> {
-    // A credential that is not text is a wrong one, not an absent one.
+    // A credential that is not text is wrong, not absent.
     let header = |name: &str| call.headers.get(name).map(|value| value.to_str().unwrap_or("?"));
     Presented {
         key: header("aeg-sas-key"),
@@ -210,7 +212,8 @@ pub fn presented(call: &Call) -> Presented<'_> {
     }
 }
 
-/// What a topic asks of its publishers beyond what the edge API asks of its callers.
+/// Checks the topic's own restrictions for events that the edge API accepts: network rules and
+/// disabled local authentication.
 pub fn check_edge(server: &Server, call: &Call, topic: &TopicEntry) -> Result<(), PublishError> {
     check_network(call, topic)?;
     if !topic.topic.local_auth_disabled {
@@ -227,7 +230,7 @@ pub fn check_edge(server: &Server, call: &Call, topic: &TopicEntry) -> Result<()
     }
 }
 
-/// Whose token this is, if it may publish.
+/// The caller of a bearer token, if it may publish.
 fn check_token(server: &Server, call: &Call, token: &str) -> Result<Caller, PublishError> {
     let caller = server
         .caller_of_token(call, token)
@@ -239,7 +242,7 @@ fn check_token(server: &Server, call: &Call, token: &str) -> Result<Caller, Publ
     })
 }
 
-/// Reads the events, decides who gets them, and waits until they are durable.
+/// Reads the events, routes them, and returns when they are durable.
 pub async fn accept(
     server: &Server,
     call: &mut Call,
@@ -264,7 +267,7 @@ pub async fn accept(
         Err(CutShort::NoRoom) => return Err(PublishError::too_many_requests()),
         Err(cut @ CutShort::TooSlow(_)) => return Err(PublishError::request_timeout(&cut.reason())),
     };
-    // Not before: a body that does not come would keep the place from others.
+    // Not admitted earlier: a body that does not arrive would hold the slot.
     let Some(_place) = server.admit_publish() else {
         return Err(PublishError::too_many_requests());
     };
@@ -272,7 +275,8 @@ pub async fn accept(
     let renewed;
     let topic = match server.cluster.is_some() {
         false => topic,
-        // The body may have taken a while. Events are matched by what is in force once they have arrived.
+        // The body may have taken a while. Events are matched by what is in force once they have
+        // arrived.
         true => {
             check_current(server)?;
             let uri = format!("{}://{}{}", call.scheme, call.host(), call.uri.path());
@@ -334,7 +338,7 @@ pub async fn accept(
         routed = Some(route(body.clone(), request_budget)?);
     } else if filter_bytes as u64 <= FILTER_INLINE_BYTES_MAX {
         let inline = route(body.clone(), inline_budget)?;
-        // Filters that look at more than that are evaluated anew, elsewhere.
+        // Filters that examine more than the inline budget are evaluated again, on another thread.
         routed =
             Some(inline).filter(|inline| !matches!(inline, Err(over) if over.scope == BudgetScope::Request));
     }
@@ -359,7 +363,7 @@ pub async fn accept(
         })
 }
 
-/// How many deliveries led to this request, as the server that delivers says.
+/// Number of hops that led to this request, as stated by the delivering server.
 fn hops(call: &Call) -> Result<u32, PublishError> {
     let mut values = call.headers.get_all(HOPS).iter();
     let Some(value) = values.next() else { return Ok(0) };
@@ -370,7 +374,8 @@ fn hops(call: &Call) -> Result<u32, PublishError> {
         .ok_or_else(|| PublishError::header_invalid(HOPS.as_str(), "a whole number"))
 }
 
-/// Refuses events while this node cannot know whether its topics and subscriptions are those that others have answered.
+/// Refuses events while this node cannot know whether its catalog contains every change that other
+/// nodes have answered.
 pub fn check_current(server: &Server) -> Result<(), PublishError> {
     match server.engine.is_current() {
         true => Ok(()),
@@ -380,7 +385,7 @@ pub fn check_current(server: &Server) -> Result<(), PublishError> {
     }
 }
 
-/// The trace that the request is part of. What is not well-formed is ignored; two parents are no parent.
+/// The trace context of the request. Malformed values are ignored; two parents count as none.
 fn trace(call: &Call) -> Option<Box<str>> {
     let mut parents = call.headers.get_all(TRACEPARENT).iter();
     let (Some(parent), None) = (parents.next(), parents.next()) else {
@@ -392,7 +397,8 @@ fn trace(call: &Call) -> Option<Box<str>> {
     Some(kept(parent.to_str().ok()?, states)?.into())
 }
 
-/// Headers of a CloudEvent in binary mode. A value that is not text becomes one that no rule accepts.
+/// Headers of a CloudEvent in binary mode. A value that is not text becomes one that no rule
+/// accepts.
 fn ce_headers(call: &Call, schema: Schema) -> Vec<(&str, &str)> {
     if schema != Schema::CloudEvent {
         return Vec::new();

@@ -1,6 +1,8 @@
-//! Publish requests that were refused: counted by reason, and logged without letting publishers fill the log.
+//! Refused publish requests: counted by reason, and logged in a way that publishers cannot fill the
+//! log.
 //!
-//! A publisher with a wrong key or URL often shows nobody the answer that it gets, so the operator has to find it here.
+//! A publisher with a wrong key or URL often shows nobody the answer that it gets, so the operator
+//! has to find the reason here.
 
 use crate::Server;
 use crate::http::Call;
@@ -12,16 +14,16 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 use tokio::time::Instant;
 
-/// A target that is refused for the same reason again is logged again after this time, and not before.
+/// A refusal of the same target for the same reason is logged again only after this time.
 const LOG_EVERY: Duration = Duration::from_secs(10);
-/// Lines within that time, of all reasons and targets.
+/// Lines within that time, over all reasons and targets.
 const LINES_MAX: usize = 50;
-/// Targets that are told apart, by reason; the others of a reason are one.
+/// Targets that are tracked individually; the others of a reason are tracked together.
 const TARGETS_MAX: usize = 256;
-/// Stands for targets that are not told apart. No URL has parentheses at its beginning.
+/// Stands for targets that are not tracked individually. No URL begins with a parenthesis.
 const OTHERS: &str = "(others)";
 
-/// Why a publish request was refused, as `/metrics` and the log tell it.
+/// Why a publish request was refused, as shown in `/metrics` and the log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum PublishRefusalReason {
     BadRequest,
@@ -65,7 +67,7 @@ impl PublishRefusalReason {
         }
     }
 
-    /// As a label in `/metrics`.
+    /// Label in `/metrics`.
     pub fn name(self) -> &'static str {
         match self {
             PublishRefusalReason::BadRequest => "bad_request",
@@ -82,7 +84,7 @@ impl PublishRefusalReason {
     }
 }
 
-/// Counts of refused publish requests, and what the log has been told of them.
+/// Counts of refused publish requests, and the state of their logging.
 #[derive(Default)]
 pub(crate) struct PublishRefusals {
     counts: [AtomicU64; PublishRefusalReason::ALL.len()],
@@ -95,7 +97,7 @@ impl PublishRefusals {
     }
 }
 
-/// Decides which refusals have a line in the log.
+/// Decides which refusals are logged.
 #[derive(Debug, Default)]
 struct RefusalLineLimiter {
     targets: BTreeMap<(PublishRefusalReason, String), LoggedTarget>,
@@ -105,13 +107,13 @@ struct RefusalLineLimiter {
 
 #[derive(Debug)]
 struct LoggedTarget {
-    /// When it had its last line, or would have had its first.
+    /// When the target was last logged, or first refused if it never was.
     at: Instant,
     unlogged: u64,
 }
 
 impl RefusalLineLimiter {
-    /// How many refusals a line stands for, if one is written now.
+    /// How many refusals a line stands for; none if no line is written now.
     fn judge(&mut self, reason: PublishRefusalReason, target: &str, now: Instant) -> Option<u64> {
         let is_over = |begun: Instant| now.duration_since(begun) >= LOG_EVERY;
         if self.window.is_none_or(is_over) {
@@ -124,7 +126,8 @@ impl RefusalLineLimiter {
                 key.1 = OTHERS.to_owned();
             }
         }
-        // One line per reason is always left to say how many there were besides.
+        // Lines for targets that are tracked together are always allowed, so that the count of
+        // unlogged refusals reaches the log.
         let room = self.lines < LINES_MAX || key.1 == OTHERS;
         let line = match self.targets.get_mut(&key) {
             Some(known) if !room || !is_over(known.at) => {
@@ -145,7 +148,7 @@ impl RefusalLineLimiter {
         line
     }
 
-    /// Drops targets that have been quiet. What the log was not told of them is added up by reason.
+    /// Drops targets that have been quiet. Their unlogged refusals are added up by reason.
     fn forget(&mut self, is_over: impl Fn(Instant) -> bool) {
         let (gone, kept) = std::mem::take(&mut self.targets)
             .into_iter()
@@ -164,8 +167,8 @@ impl RefusalLineLimiter {
 }
 
 impl Server {
-    /// Counts a publish request that is refused with this status, and says so in the log. Requests that publish
-    /// nothing, such as a GET of a topic's URL, are passed over.
+    /// Counts a publish request that is refused with this status, and logs it. Requests that
+    /// publish nothing, such as a GET of a topic's URL, are ignored.
     pub(crate) fn note_publish_refused(&self, call: &Call, status: u16, why: &str) {
         if call.method != Method::POST {
             return;
@@ -267,10 +270,10 @@ mod tests {
         };
         assert_eq!(judged(&mut limiter, 0, now).len(), LINES_MAX + 1);
         assert!(limiter.targets.len() <= TARGETS_MAX + 1);
-        // Targets that were remembered first do not keep later ones from being told apart.
+        // Targets that were tracked earlier do not keep later ones from being tracked individually.
         assert_eq!(limiter.judge(Unauthorized, "late", now + LOG_EVERY), Some(1));
         assert!(limiter.targets.contains_key(&(Unauthorized, "late".into())));
-        // What was left out is told with the others of its reason.
+        // Refusals that were not logged are logged with the others of their reason.
         let lines = judged(&mut limiter, 10_000, now + LOG_EVERY);
         assert!(lines.iter().any(|times| *times > 5_000), "{lines:?}");
         assert!(lines.len() <= LINES_MAX + 1 && limiter.targets.len() <= TARGETS_MAX + 1);

@@ -1,5 +1,5 @@
-//! How many resources may be made. Resources that exist already, and those that the configuration declares, are not
-//! asked about: a quota refuses the next one.
+//! Limits of the number of resources. Existing resources and those of the configuration are never
+//! refused: a quota refuses the next one.
 
 use std::collections::BTreeMap;
 use std::sync::Mutex;
@@ -11,7 +11,7 @@ pub struct Quotas {
     pub topics: usize,
     pub domains: usize,
     pub system_topics: usize,
-    /// Of a topic, a domain's topic, a system topic or another resource.
+    /// Of a topic, a domain topic, a system topic or another resource.
     pub subscriptions_per_topic: usize,
     /// Subscriptions of a domain as a whole.
     pub subscriptions_per_domain: usize,
@@ -22,7 +22,7 @@ pub struct Quotas {
 }
 
 impl Quotas {
-    /// Azure's documented limits; those of the edge API, which has none in Azure, are generous.
+    /// Azure's documented limits. The edge API has none in Azure; its limits here are generous.
     pub const AZURE: Quotas = Quotas {
         topics: 100,
         domains: 100,
@@ -34,7 +34,7 @@ impl Quotas {
         edge_subscriptions_per_topic: 10_000,
     };
 
-    /// Where the profile is not one of the cloud's.
+    /// For profiles other than the cloud's.
     pub const GENEROUS: Quotas = Quotas {
         topics: 100_000,
         domains: 10_000,
@@ -57,20 +57,23 @@ pub struct QuotaReached {
     pub key: &'static str,
 }
 
-/// Resources that are being made, by what they count against: requests at the same time must not pass a quota together.
+/// Resources that are being created, by the quota that they count against: concurrent requests must
+/// not exceed a quota together.
 #[derive(Default)]
 pub struct QuotaReservations {
     making: Mutex<BTreeMap<String, usize>>,
 }
 
-/// A place below a quota, until it is dropped: by then the resource has been made and is counted, or it never will be.
+/// A reservation below a quota. It is dropped when the resource has been created and is counted, or
+/// when creating it has failed.
 pub struct QuotaReservation<'a> {
     of: &'a QuotaReservations,
     key: String,
 }
 
 impl QuotaReservations {
-    /// `counted` gives how many exist; `key` names what they count against.
+    /// Reserves a slot. `counted` gives how many resources exist; `key` names the quota that they
+    /// count against.
     pub fn reserve(
         &self,
         key: String,

@@ -1,6 +1,8 @@
-//! Clients that speak http to an https port, or https to an http port: they are told which scheme to use.
+//! Clients that speak http to an https port, or https to an http port, are told which scheme to
+//! use.
 //!
-//! Without it the one sees a connection that is closed for no reason, and the other "wrong version number".
+//! Otherwise the former would see an unexplained closed connection, and the latter "wrong version
+//! number".
 
 use crate::http::{UNWANTED_BYTES_MAX, UNWANTED_TIMEOUT, Wire};
 use crate::limits::ClientLimits;
@@ -12,21 +14,21 @@ use tokio::net::TcpStream;
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
-/// Begins every record of a TLS handshake. No http method begins with this byte.
+/// First byte of every record of a TLS handshake. No http method begins with it.
 const TLS_HANDSHAKE: u8 = 0x16;
 
-/// How a connection begins.
+/// Result of examining the first byte of a connection.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum FirstByte {
-    /// As its listener expects.
+    /// The scheme that the listener expects.
     Fits,
-    /// In the other scheme.
+    /// The other scheme.
     Mismatch,
-    /// Not at all: nothing came, or the server stops.
+    /// No byte arrived, or the server stops.
     None,
 }
 
-/// Looks at the first byte of a connection, which stays to be read.
+/// Examines the first byte of a connection without consuming it.
 pub(crate) async fn first_byte(
     stream: &TcpStream,
     wire: &Wire,
@@ -52,7 +54,8 @@ fn fits(wire: &Wire, first: u8) -> bool {
     matches!(wire, Wire::Tls(_)) == (first == TLS_HANDSHAKE)
 }
 
-/// Answers in plain http, which a client that expects it shows, and which a TLS client logs at best.
+/// Answers in plain http. A client that expects http shows the answer; a TLS client logs it at
+/// best.
 pub(crate) async fn answer(
     mut stream: TcpStream,
     wire: &Wire,
@@ -64,11 +67,12 @@ pub(crate) async fn answer(
     let refuse = async {
         stream.write_all(&refusal(wire, local.port())).await?;
         stream.shutdown().await?;
-        // Closing with unread bytes would reset the connection, and the client might not get to read the answer.
+        // Closing with unread bytes would reset the connection, and the client might not get to
+        // read the answer.
         let mut unread = stream.take(UNWANTED_BYTES_MAX as u64);
         tokio::io::copy(&mut unread, &mut tokio::io::sink()).await
     };
-    // A client that has gone does not need the answer.
+    // A failure means that the client has disconnected.
     let _ = timeout(UNWANTED_TIMEOUT, refuse).await;
 }
 

@@ -1,8 +1,10 @@
-//! Sessions of browsers: a cookie that scripts cannot read, and a token that only scripts of this origin have.
+//! Browser sessions: a cookie that scripts cannot read, and a token that only scripts of this
+//! origin have.
 //!
-//! Browsers send cookies to every port of a host, so that another web server on the same machine receives this one.
-//! The cookie alone therefore opens nothing: every request also needs the token, which the answer to the sign-in
-//! gives to the page and which no later answer gives to whoever has only the cookie.
+//! Browsers send cookies to every port of a host, so another web server on the same machine
+//! receives this server's cookie. The cookie alone therefore grants nothing: every request also
+//! needs the token, which the answer to the sign-in gives to the page and which no later answer
+//! gives to a client that has only the cookie.
 
 use crate::Server;
 use crate::access::{Caller, NoAccess, same};
@@ -19,37 +21,40 @@ use std::collections::HashMap;
 use std::sync::Mutex;
 use std::time::Duration;
 
-/// Begins the name of the cookie; the port follows, see [`cookie_name`].
+/// Prefix of the cookie's name; the port follows, see [`cookie_name`].
 const NAME: &str = "postrider_session";
 pub(crate) const TOKEN: &str = "x-csrf-token";
-/// A session ends this long after it began, however busy it is.
+/// Lifetime of a session, however busy it is.
 pub(crate) const LIFETIME: Duration = Duration::from_secs(12 * 3600);
-/// Sessions that were ended before their time are remembered until it is over. Only who has begun one can end one.
+/// Limit of ended sessions that are remembered until they would have expired. Only the client that
+/// began a session can end it.
 const ENDED_MAX: usize = 10_000;
 
-/// Portal sessions. A session is what its id says, under the seal of [`crate::access_state`]: every node of a cluster
-/// takes it, and so does the server after a restart. Sign-outs are stored there, too; what is kept here ends a session
-/// at once, and where storing fails.
+/// Portal sessions. The state of a session is in its id, sealed with the key of
+/// [`crate::access_state`], so that every node of a cluster accepts it, also after a restart.
+/// Sign-outs are stored there, too; the list kept here ends a session at once, and also if storing
+/// fails.
 #[derive(Default)]
 pub(crate) struct Sessions {
-    /// When each session began that was ended, by the session's name.
+    /// Sessions that were ended, by name, with the time when each began.
     ended: Mutex<HashMap<String, Timestamp>>,
 }
 
 #[derive(Clone, Debug)]
 pub(crate) struct Session {
-    /// The id of the client whose secret was shown.
+    /// The id of the client that signed in.
     pub client: String,
-    /// Of the session's token: the cookie is signed and not encrypted, so that it must not hold the token itself.
+    /// Fingerprint of the session's token. The cookie is signed but not encrypted, so it must not
+    /// contain the token itself.
     token_fingerprint: String,
     begun: Timestamp,
-    /// Names it in the list of sessions; opens nothing.
+    /// Identifies the session in the list of sessions. Grants nothing.
     pub name: String,
     /// See [`crate::access_state`].
     epoch: u64,
 }
 
-/// A new name for a session or a token.
+/// A new random name for a session or a token.
 pub(crate) fn fresh_id() -> String {
     let random = fresh_key();
     let letters = random.expose().bytes().filter(u8::is_ascii_alphanumeric);
@@ -96,7 +101,8 @@ impl Session {
 }
 
 impl Sessions {
-    /// The new session with its id and its token, which nobody can guess. The epoch belongs to the seal.
+    /// Begins a session and returns its sealed id, its token and the session. Neither can be
+    /// guessed. `epoch` is that of the seal.
     pub fn begin(client: &str, (seal, epoch): (Seal, u64), now: Timestamp) -> (Secret, Secret, Session) {
         let token = fresh_key();
         let session = Session {
@@ -112,7 +118,7 @@ impl Sessions {
     pub fn get(&self, id: &str, seal: &Seal, now: Timestamp) -> Option<Session> {
         let session = Session::read(&seal.open(id)?)?;
         if session.is_over(now) {
-            // It is not there again when the clock is put back.
+            // Remembered as ended, so that setting the clock back does not revive the session.
             self.end(&session);
             return None;
         }
@@ -124,7 +130,7 @@ impl Sessions {
         let mut ended = self.ended.lock().expect("no panic holds it");
         let newest = ended.values().copied().max().unwrap_or(Timestamp::MIN);
         if ended.len() >= ENDED_MAX {
-            // Those that began long before another was ended are over by themselves.
+            // Sessions that began a lifetime before the newest one have expired anyway.
             ended.retain(|_, begun| newest.since(*begun) < LIFETIME);
         }
         if ended.len() >= ENDED_MAX {
@@ -137,8 +143,9 @@ impl Sessions {
     }
 }
 
-/// The name of the session's cookie, which differs by port: servers at other ports of the same host neither
-/// overwrite it nor take it for theirs. Over https the prefix `__Host-` keeps other hosts from setting it.
+/// The name of the session's cookie. It differs by port, so that servers at other ports of the same
+/// host neither overwrite the cookie nor mistake it for theirs. Over https the prefix `__Host-`
+/// keeps other hosts from setting it.
 pub(crate) fn cookie_name(server: &Server, call: &Call) -> String {
     let https = is_https(server, call);
     let authority = call.host();
@@ -153,7 +160,7 @@ pub(crate) fn cookie_name(server: &Server, call: &Call) -> String {
     }
 }
 
-/// Whether the browser speaks TLS: with us, or with a proxy at the public URL.
+/// Whether the browser uses TLS: with this server, or with a proxy at the public URL.
 pub(crate) fn is_https(server: &Server, call: &Call) -> bool {
     let public = server.config.public_url.as_deref().unwrap_or_default();
     let public = public.strip_prefix("https://").unwrap_or_default();
@@ -161,7 +168,8 @@ pub(crate) fn is_https(server: &Server, call: &Call) -> bool {
     call.scheme == "https" || (!authority.is_empty() && authority.eq_ignore_ascii_case(call.host()))
 }
 
-/// The values of the cookies with this name. There may be several: other hosts of the same domain can set them too.
+/// The values of the cookies with this name. There may be several: other hosts of the same domain
+/// can set cookies too.
 fn presented<'a>(call: &'a Call, cookie: &'a str) -> impl Iterator<Item = &'a str> {
     let headers = call.headers.get_all(COOKIE).into_iter();
     let pairs = headers
@@ -174,8 +182,8 @@ fn presented<'a>(call: &'a Call, cookie: &'a str) -> impl Iterator<Item = &'a st
 }
 
 impl Server {
-    /// The session of a request, with its id; none without a cookie. Refused without the session's token, and to
-    /// pages of other origins.
+    /// The session of a request, with its id; none without a cookie. Refused without the session's
+    /// token, and for pages of other origins.
     pub(crate) fn session(&self, call: &Call) -> Result<Option<(String, Session)>, NoAccess> {
         let Some((id, session)) = self.session_of_cookie(call)? else {
             return Ok(None);
@@ -191,7 +199,8 @@ impl Server {
         Ok(Some((id, session)))
     }
 
-    /// The session that the cookie names, which proves nothing yet: see the module.
+    /// The session that the cookie names. Proves nothing without the token, see the module's
+    /// documentation.
     pub(crate) fn session_of_cookie(&self, call: &Call) -> Result<Option<(String, Session)>, NoAccess> {
         let cookie = cookie_name(self, call);
         let mut ids = presented(call, &cookie).peekable();
@@ -214,7 +223,8 @@ impl Server {
         holds.then_some(session)
     }
 
-    /// A browser adds its cookies to whatever any page makes it send: only what our own pages send counts.
+    /// Refuses requests of other pages: a browser adds its cookies to whatever any page makes it
+    /// send.
     pub(crate) fn check_page(&self, call: &Call) -> Result<(), NoAccess> {
         addressed_by_name(self, call).map_err(NoAccess::Forbidden)?;
         match call.header("sec-fetch-site") {
@@ -225,7 +235,7 @@ impl Server {
         }
     }
 
-    /// What a client may do is in the configuration, as for tokens.
+    /// The caller of a session. Its role is read from the configuration, as for tokens.
     pub(crate) fn caller_of_session(&self, session: &Session) -> Result<Caller, NoAccess> {
         match self.client(&session.client) {
             Some(client) => Ok(client.into()),
@@ -257,7 +267,7 @@ mod tests {
         };
         assert_eq!(known(LIFETIME - Duration::from_secs(1)), Some("me".into()));
         assert_eq!(known(LIFETIME), None);
-        // It is not there again when the clock is put back.
+        // Setting the clock back does not revive the session.
         assert_eq!(known(Duration::ZERO), None);
 
         let (other, _, begun) = Sessions::begin("me", seal(), NOW);

@@ -1,4 +1,5 @@
-//! How everything is: `/postrider/v1/server`, `stats`, `stats/series`, `subscriptions` and `subscription`.
+//! Statistics and health: `/postrider/v1/server`, `stats`, `stats/series`, `subscriptions` and
+//! `subscription`.
 
 #[cfg(test)]
 mod tests;
@@ -32,18 +33,18 @@ use std::time::Duration;
 
 const TOP: usize = 50;
 const TOP_MAX: usize = 1000;
-/// Topics that are shown where nobody says which.
+/// Topics that are shown if the query names none.
 const TOPICS_MAX: usize = 1000;
-/// So many minutes are shown where nobody says how many.
+/// Minutes that are shown if the query gives no number.
 const SERIES_MINUTES: usize = 60;
-/// Subscriptions that the verdict names; all of them are counted.
+/// Subscriptions that the verdict lists individually; all of them are counted.
 const VERDICT_NAMED_MAX: usize = 50;
-/// Health that somebody should look at.
+/// Health values that need an operator's attention.
 const ATTENTION: [&str; 2] = [
     SubscriptionHealth::Attention.name(),
     SubscriptionHealth::Failing.name(),
 ];
-/// As `endpoints` says it too.
+/// The same names as in `endpoints`.
 const STATES: [&str; 4] = ["admitting", "delayed", "probing", "paused"];
 
 /// `GET server`
@@ -107,7 +108,8 @@ fn recorder(server: &Server) -> Value {
     shown
 }
 
-/// `GET stats`: everything that is counted; rates of the last minute, percentiles of the last quarter of an hour.
+/// `GET stats`: all counters; rates over the last minute, percentiles over the last quarter of an
+/// hour.
 pub(crate) async fn stats(server: &Server, query: &str) -> Result<Value, Problem> {
     let mut topics: Option<Vec<String>> = None;
     let mut window = Window::default();
@@ -147,7 +149,8 @@ pub(crate) async fn stats(server: &Server, query: &str) -> Result<Value, Problem
     totals["unmatched"] = json!(sum(|published| published.unmatched));
     totals["matched"] = json!(numbers.counted.matched);
     totals["pending"] = json!(numbers.busy.values().map(Waits::all).sum::<u64>());
-    // Those of other resources have no name of their own, but count.
+    // Hidden topics of other providers' resources have no name, so that no query selects them; the
+    // totals above include them.
     if let Some(names) = &topics {
         all.retain(|entry| names.contains(&entry.topic.name.to_lowercase()));
     }
@@ -196,7 +199,7 @@ pub(crate) async fn stats(server: &Server, query: &str) -> Result<Value, Problem
     if let Some(oldest) = numbers.busy.values().filter_map(Waits::oldest).min() {
         shown["oldestUndeliveredSeconds"] = json!(age(now, oldest));
     }
-    // Those with the most to do first.
+    // Subscriptions with the largest backlog first.
     subscriptions.sort_by_key(|one| (std::cmp::Reverse(numbers.waiting(one.id)), one.id));
     let (page, more) = show_all(server, &letters, window.of(&subscriptions), now).await;
     shown["subscriptions"] = json!(page);
@@ -205,13 +208,14 @@ pub(crate) async fn stats(server: &Server, query: &str) -> Result<Value, Problem
     Ok(shown)
 }
 
-/// Whether somebody should look, from the subscriptions that may need it and the nodes that did not answer.
+/// The server's verdict, from the subscriptions that may need attention and the nodes that did not
+/// reply.
 fn verdict(examined: Vec<Value>, missing: &[String]) -> Value {
     let mut found: Vec<Value> = examined
         .into_iter()
         .filter(|one| ATTENTION.iter().any(|health| one["health"] == *health))
         .collect();
-    // Failing ones first; those with the most loss before the others.
+    // Failing subscriptions first, then by the number of lost events.
     found.sort_by_cached_key(|one| {
         let failing = one["health"] == SubscriptionHealth::Failing.name();
         let count = |at: usize| one["reasons"][at]["count"].as_u64();
@@ -270,7 +274,8 @@ fn topic(server: &Server, entry: &TopicEntry, numbers: &Numbers) -> Value {
     })
 }
 
-/// `GET stats/series`: what happened in each of the last minutes, of everything, of a topic or of a subscription.
+/// `GET stats/series`: counts of each of the last minutes, of everything, of a topic or of a
+/// subscription.
 pub(crate) async fn series(server: &Server, query: &str) -> Result<Value, Problem> {
     let (mut of_topic, mut of_subscription, mut minutes) = (None, None, None);
     for (name, value) in read_query(query, &["subscription", "topic", "minutes"])? {
@@ -322,7 +327,7 @@ pub(crate) async fn series(server: &Server, query: &str) -> Result<Value, Proble
         "p95Ms": percentile(|one| one.p95),
         "p99Ms": percentile(|one| one.p99),
     });
-    // Nobody publishes to a subscription.
+    // Events are not published to a subscription.
     if of_subscription.is_none() {
         shown["published"] = json!(series.published);
     }
@@ -339,7 +344,7 @@ fn millis(took: Duration) -> f64 {
     rounded(took.as_secs_f64() * 1000.0)
 }
 
-/// Nobody reads more digits.
+/// Three decimal places; more are of no use to readers.
 fn rounded(number: f64) -> f64 {
     (number * 1000.0).round() / 1000.0
 }
@@ -418,7 +423,7 @@ pub(crate) async fn subscription(server: &Server, query: &str) -> Result<Value, 
     Ok(shown)
 }
 
-/// The subscription that a query names, also one whose webhook is still being asked, and its resource.
+/// The subscription that a query names, also one whose handshake is pending, and its resource body.
 pub(crate) fn seen(server: &Server, id: Option<String>) -> Result<(Arc<Subscription>, Value), Problem> {
     let id = id.filter(|id| !id.is_empty());
     let id = id.ok_or_else(|| Problem::field("id", "must be the resource id of a subscription"))?;
@@ -432,7 +437,7 @@ pub(crate) fn seen(server: &Server, id: Option<String>) -> Result<(Arc<Subscript
     seen.ok_or_else(|| named::missing("id", &id))
 }
 
-/// One subscription as lists show it.
+/// A subscription as lists show it.
 pub(crate) async fn show(server: &Server, subscription: &Arc<Subscription>) -> Value {
     let now = server.engine.clock.now();
     let letters = WrittenLetters::count(server).await;
@@ -442,8 +447,8 @@ pub(crate) async fn show(server: &Server, subscription: &Arc<Subscription>) -> V
     shown
 }
 
-/// Dead letters that are in blobs and not purged, by subscription and reason: the same that `deadletters/summary` counts.
-/// None if that cannot be read now.
+/// Dead letters that are in blobs and not purged, by subscription and reason, as
+/// `deadletters/summary` counts them. None if they cannot be read now.
 struct WrittenLetters(Option<BTreeMap<SubscriptionId, LettersByReason>>);
 
 type LettersByReason = BTreeMap<&'static str, u64>;
@@ -469,7 +474,7 @@ impl WrittenLetters {
         Some(written.get(&id).cloned().unwrap_or_default())
     }
 
-    /// Of all subscriptions, also those that are deleted.
+    /// Over all subscriptions, including deleted ones.
     fn all(&self) -> Option<LettersByReason> {
         let mut all = LettersByReason::new();
         for (reason, count) in self.0.as_ref()?.values().flatten() {
@@ -479,7 +484,7 @@ impl WrittenLetters {
     }
 }
 
-/// Subscriptions as lists show them, and the nodes that did not say what they know of them.
+/// Subscriptions as lists show them, and the nodes that did not reply.
 async fn show_all(
     server: &Server,
     letters: &WrittenLetters,
@@ -495,7 +500,7 @@ async fn show_all(
     (shown, missing)
 }
 
-/// Which part of a list is asked for.
+/// The requested part of a list.
 struct Window {
     top: usize,
     skip: usize,
@@ -613,16 +618,16 @@ fn cause((cause, count): &(FailureCause, u64)) -> Value {
     shown
 }
 
-/// How the endpoint of a subscription treats it.
+/// State of a subscription's endpoint as it affects the subscription.
 struct EndpointState {
     state: &'static str,
     delay: Option<Delayed>,
-    /// Since when nothing is sent by someone's wish.
+    /// Since when the subscription has been paused by an operator.
     paused: Option<Timestamp>,
 }
 
 impl EndpointState {
-    /// As far as this node knows.
+    /// The state known to this node.
     fn of(server: &Server, id: SubscriptionId) -> EndpointState {
         let outlet = server.engine.dispatcher.outlet(id);
         let Some(plan) = outlet.and_then(|outlet| outlet.plan()) else {
@@ -634,7 +639,7 @@ impl EndpointState {
         };
         let paused = plan.subscription.pauses.since();
         if paused.is_some() {
-            // How its endpoint is does not matter to it now.
+            // A paused subscription sends nothing, so the state of its endpoint does not matter.
             return EndpointState {
                 state: STATES[3],
                 delay: None,
@@ -642,7 +647,7 @@ impl EndpointState {
             };
         }
         let state = plan.endpoint.state_for(plan.subscription.id);
-        // Not all rules know delays.
+        // Some profiles have no probation.
         let delay = Delayed::of(&state).filter(|_| plan.sender().obeys);
         EndpointState {
             state: endpoint_state(delay.is_some(), state.probing),
@@ -651,7 +656,7 @@ impl EndpointState {
         }
     }
 
-    /// As all nodes know it.
+    /// The state known to all nodes.
     fn with(self, detail: &Detail) -> EndpointState {
         if self.paused.is_some() {
             return self;
@@ -692,7 +697,7 @@ fn counts(counted: &Counted, written: Option<LettersByReason>) -> Value {
     })
 }
 
-/// Where events go, without what is secret about it.
+/// Where events are delivered, without secrets.
 fn endpoint(server: &Server, subscription: &Subscription) -> Option<String> {
     let outlet = server.engine.dispatcher.outlet(subscription.id);
     let plan = outlet.and_then(|outlet| outlet.plan());

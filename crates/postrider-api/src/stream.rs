@@ -1,4 +1,4 @@
-//! `GET /postrider/v1/events/stream`: what happens to events, as it happens.
+//! `GET /postrider/v1/events/stream`: the live stream of events.
 
 use crate::Server;
 use crate::access::{LastingCredential, Need};
@@ -22,18 +22,18 @@ use tokio::sync::{broadcast, mpsc};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-/// Pieces that wait for a slow reader. Beyond it lines are lost, and the reader is told.
+/// Pieces that are buffered for a slow reader. Beyond it lines are lost, and the reader is told.
 const PIECES: usize = 16;
-/// Lines that are sent as one piece, when so many have come.
+/// Lines that are sent as one piece at most.
 const LINES_PER_PIECE: usize = 256;
-/// A sign of life is sent this often.
+/// Interval of keep-alives.
 const QUIET_MAX: Duration = Duration::from_secs(15);
-/// A stream ends after this time. Whoever still may read asks again.
+/// A stream ends after this time. Its client may open another.
 const LIFETIME: Duration = Duration::from_secs(3600);
-/// Says to nginx and others that they must not wait for more.
+/// Tells nginx and other proxies not to buffer the answer.
 const BUFFERING: HeaderName = HeaderName::from_static("x-accel-buffering");
 
-/// Those that are read.
+/// Open streams.
 pub(crate) struct Streams {
     places: Arc<Places>,
     pub tasks: TaskTracker,
@@ -55,7 +55,7 @@ impl Streams {
         }
     }
 
-    /// Ends all of them, and those that begin later.
+    /// Ends all streams, including those that are opened later.
     pub async fn end(&self) {
         self.stop.cancel();
         self.tasks.close();
@@ -63,7 +63,7 @@ impl Streams {
     }
 }
 
-/// Answers a client that may look.
+/// Answers an authenticated client with read permission.
 pub(crate) async fn answer(server: &Arc<Server>, call: &Call) -> Result<Answer, Problem> {
     let query = call.uri.query().unwrap_or("").replace('+', "%20");
     let wanted = Wanted::read(server, &query)?;
@@ -97,7 +97,7 @@ pub(crate) async fn answer(server: &Arc<Server>, call: &Call) -> Result<Answer, 
     Ok(answer)
 }
 
-/// What says that an answer is a stream.
+/// Sets the headers of a streamed answer.
 pub(crate) fn put_headers(headers: &mut HeaderMap) {
     headers.insert(CONTENT_TYPE, HeaderValue::from_static("text/event-stream"));
     headers.insert(BUFFERING, HeaderValue::from_static("no"));
@@ -130,7 +130,7 @@ impl Wanted {
     }
 }
 
-/// Where lines come from: this server, or all nodes of a cluster.
+/// Source of lines: this server alone, or all nodes of a cluster.
 enum Lines {
     Own(broadcast::Receiver<Arc<Line>>),
     OfAll(broadcast::Receiver<Arc<Told>>),
@@ -167,7 +167,8 @@ struct Stream {
 }
 
 impl Stream {
-    /// Until nobody reads or writes any more, or whoever reads may not.
+    /// Runs until the reader disconnects, nothing more can be written, or the reader's credential
+    /// is revoked.
     async fn run(mut self) {
         let clock = self.server.wall.clone();
         let stop = self.server.streams.stop.clone();
@@ -214,7 +215,7 @@ impl Stream {
     }
 }
 
-/// What has come, as far as it is wanted; none if nothing comes any more.
+/// Renders the lines that have arrived and are wanted; none if the source has ended.
 fn piece(lines: &mut Lines, wanted: &Wanted, first: Result<Received, RecvError>) -> Option<Bytes> {
     let mut piece = BytesMut::new();
     let mut next = Some(first);
@@ -232,7 +233,7 @@ fn piece(lines: &mut Lines, wanted: &Wanted, first: Result<Received, RecvError>)
                     piece.put_slice(&told.text);
                 }
             }
-            // A comment, for people: programs that read on know no such event.
+            // A comment for people: programs that parse the stream ignore it.
             Err(RecvError::Lagged(count)) => {
                 piece.put_slice(format!(": {count} lines were lost\n\n").as_bytes());
             }
@@ -240,18 +241,18 @@ fn piece(lines: &mut Lines, wanted: &Wanted, first: Result<Received, RecvError>)
             Err(RecvError::Closed) => break,
         }
         count += 1;
-        // What is taken out is sent: there must be room for it.
+        // A line that is taken from the channel must be sent, so there must be room for it.
         next = match (count < LINES_PER_PIECE).then(|| lines.try_recv()) {
             Some(Ok(line)) => Some(Ok(line)),
             Some(Err(TryRecvError::Lagged(count))) => Some(Err(RecvError::Lagged(count))),
-            // The next look tells them apart.
+            // The next call distinguishes the two.
             Some(Err(TryRecvError::Empty | TryRecvError::Closed)) | None => None,
         };
     }
     Some(piece.freeze())
 }
 
-/// JSON has no line ends of its own: one line of data is enough.
+/// JSON contains no line breaks, so one data line is enough.
 fn put(piece: &mut BytesMut, event: &str, data: &str) {
     for text in ["event: ", event, "\ndata: ", data, "\n\n"] {
         piece.put_slice(text.as_bytes());

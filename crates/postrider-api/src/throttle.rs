@@ -1,13 +1,15 @@
 //! Throttling of wrong secrets, keys and tokens by the address of the client.
 //!
-//! An address that presents wrong credentials is locked out for a while: each wrong one after the free attempts
-//! doubles the wait. Attempts during a wait are answered with 429 and do not lengthen it. Each kind of credential is
-//! counted apart, and the keys of each topic: a publisher with an outdated key does not lock its neighbours out of
-//! other topics or of the portal. Other addresses are never affected.
+//! An address that presents wrong credentials is locked out for a while: each wrong one after the
+//! free attempts doubles the wait. Attempts during a wait are answered with 429 and do not lengthen
+//! it. Each kind of credential is counted separately, and so are the keys of each topic: a
+//! publisher with an outdated key does not lock its neighbours out of other topics or of the
+//! portal. Other addresses are never affected.
 //!
-//! A secret is not looked at during a wait, so that a right guess shows nothing. Signed tokens, sessions and access
-//! keys of at least [`UNGUESSABLE_CHARS_MIN`] characters are: nobody finds those by trying, at whatever rate, and
-//! whoever has the right one behind the same address is not held up by a neighbour's wrong one.
+//! A secret is not examined during a wait, so that a right guess reveals nothing. Signed tokens,
+//! sessions and access keys of at least [`UNGUESSABLE_CHARS_MIN`] characters are examined: they
+//! cannot be found by trying, at whatever rate, and a client with the right one is not delayed by a
+//! neighbour behind the same address.
 
 use crate::Server;
 use crate::http::Call;
@@ -23,19 +25,19 @@ use std::time::Duration;
 const NETWORKS_MAX: usize = 10_000;
 /// The wait after the first wrong credential that is not free.
 const WAIT_MIN: Duration = Duration::from_secs(1);
-/// Wrong credentials are forgotten this long after the wait that the last one began.
+/// Wrong credentials are forgotten this long after the end of the last wait.
 const FORGET_AFTER: Duration = Duration::from_secs(15 * 60);
-/// Lock-outs logged in one second; the others are counted in the next line.
+/// Lock-outs that are logged in one second; the others are counted in the next line.
 const LOGGED_PER_SECOND_MAX: u32 = 10;
-/// An access key of this length is not found by guessing: generated ones have 44 characters.
+/// An access key of this length cannot be guessed: generated ones have 44 characters.
 pub(crate) const UNGUESSABLE_CHARS_MIN: usize = 32;
-/// Secrets of clients and keys that are shorter are warned of when the server starts.
+/// Shorter secrets of clients, and shorter keys, cause a warning when the server starts.
 pub const SECRET_CHARS_MIN: usize = 16;
 
-/// How wrong credentials are answered.
+/// Configuration of the throttle.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ThrottleRules {
-    /// Wrong credentials of one kind from one network before the first wait; zero: there are no waits.
+    /// Wrong credentials of one kind from one network before the first wait; zero disables waits.
     pub free_attempts: u32,
     pub wait_max: Duration,
 }
@@ -50,7 +52,7 @@ impl Default for ThrottleRules {
 }
 
 impl ThrottleRules {
-    /// The wait after so many wrong credentials.
+    /// The wait after this many wrong credentials.
     fn wait_after(self, wrong: u32) -> Duration {
         if self.free_attempts == 0 || wrong < self.free_attempts {
             return Duration::ZERO;
@@ -60,7 +62,7 @@ impl ThrottleRules {
     }
 }
 
-/// Kind of credential that is guessed.
+/// Kind of credential that is presented.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum CredentialKind {
     /// A client's secret at the portal.
@@ -69,7 +71,7 @@ pub(crate) enum CredentialKind {
     TokenEndpoint,
     /// A client's secret or a token as the bearer of a request.
     Bearer,
-    /// A key of a topic or domain, or what is signed with it.
+    /// A key of a topic or domain, or a token signed with it.
     TopicKey(TopicId),
     /// A key of the edge API.
     EdgeKey,
@@ -93,8 +95,8 @@ impl CredentialKind {
     }
 }
 
-/// Whom attempts are counted together for: an IPv4 address, or a network of IPv6, of which one client has many
-/// addresses.
+/// Network whose attempts are counted together: an IPv4 address, or an IPv6 /64, since one client
+/// has many IPv6 addresses.
 fn network(address: IpAddr) -> IpAddr {
     match address.to_canonical() {
         IpAddr::V6(address) => {
@@ -123,7 +125,8 @@ impl Wrong {
 #[derive(Default)]
 struct State {
     wrong: HashMap<Key, Wrong>,
-    /// The second of the last line in the log, how many lines it has had, and how many lock-outs had none.
+    /// The second of the last log line, the number of lines in that second, and the number of
+    /// unlogged lock-outs.
     logged: (i64, u32, u64),
 }
 
@@ -131,14 +134,14 @@ struct State {
 pub(crate) struct Throttle {
     pub rules: ThrottleRules,
     state: Mutex<State>,
-    /// Wrong ones by kind, in the order of [`CredentialKind::NAMES`].
+    /// Wrong credentials by kind, in the order of [`CredentialKind::NAMES`].
     wrong: [AtomicU64; 5],
     /// Attempts answered with 429.
     refused: [AtomicU64; 5],
     lockouts: AtomicU64,
 }
 
-/// Numbers for `/metrics`.
+/// Counters for `/metrics`.
 pub(crate) struct ThrottleCounts {
     pub wrong: [u64; 5],
     pub refused: [u64; 5],
@@ -150,7 +153,7 @@ pub(crate) struct ThrottleCounts {
 struct Lockout {
     wrong: u32,
     wait: Duration,
-    /// Lock-outs since the last line that had none of their own.
+    /// Lock-outs since the last line that were not logged.
     unlogged: u64,
 }
 
@@ -165,12 +168,13 @@ impl Throttle {
         }
     }
 
-    /// How long the address has to wait before it may try again; none: it may now.
+    /// How long the address has to wait before its next attempt; none if it may try now.
     fn wait(&self, address: IpAddr, kind: CredentialKind, now: Timestamp) -> Option<Duration> {
         let mut state = self.state.lock().expect("no panic holds it");
         let wrong = state.wrong.get_mut(&(network(address), kind))?;
         if now < wrong.last {
-            // The clock was set back: the wait begins again, not sooner than it would end.
+            // The clock was set back: the wait begins again, so that it never ends sooner than it
+            // should.
             wrong.last = now;
             wrong.until = now + self.rules.wait_after(wrong.count);
         }
@@ -182,7 +186,7 @@ impl Throttle {
         Some(left)
     }
 
-    /// Counts a wrong credential. Some if a wait begins that is to be logged.
+    /// Counts a wrong credential. Returns the wait that begins if it is to be logged.
     fn count(&self, address: IpAddr, kind: CredentialKind, now: Timestamp) -> Option<Lockout> {
         self.wrong[kind.number()].fetch_add(1, Relaxed);
         let key = (network(address), kind);
@@ -207,7 +211,8 @@ impl Throttle {
         }
         self.lockouts.fetch_add(1, Relaxed);
         let count = entry.count;
-        // A line for each time that an address begins to guess; /metrics counts the longer waits that follow.
+        // Logged once when an address begins to guess; `/metrics` counts the longer waits that
+        // follow.
         if count > self.rules.free_attempts {
             return None;
         }
@@ -236,7 +241,7 @@ impl Throttle {
     }
 }
 
-/// Drops what may be forgotten, and if that is not enough the quarter that has been quiet for longest.
+/// Drops expired entries, and if that is not enough the quarter that has been quiet longest.
 fn make_room(wrong: &mut HashMap<Key, Wrong>, now: Timestamp) {
     wrong.retain(|_, wrong| !wrong.is_forgotten(now));
     if wrong.len() < NETWORKS_MAX {
@@ -268,7 +273,7 @@ impl LockedOut {
 }
 
 impl Server {
-    /// Whether a credential of this kind is looked at; the answer has to be 429 if not.
+    /// Whether credentials of this kind are examined; otherwise the answer must be 429.
     pub(crate) fn check_lockout(&self, call: &Call, kind: CredentialKind) -> Result<(), LockedOut> {
         match self.throttle.wait(call.peer, kind, self.wall.now()) {
             None => Ok(()),
@@ -280,15 +285,15 @@ impl Server {
         }
     }
 
-    /// Counts a credential that was wrong: every one of them, whichever API it was shown to, passes here. `name` is
-    /// of the client or the topic, as far as it is known. The answer has to be 429 if the address is locked out.
+    /// Counts a wrong credential. Every API reports all of them here. `name` is that of the client
+    /// or the topic, as far as it is known. The answer must be 429 if the address is locked out.
     pub(crate) fn wrong_credential(
         &self,
         call: &Call,
         kind: CredentialKind,
         name: &str,
     ) -> Result<(), LockedOut> {
-        // Credentials that are judged during a wait do not lengthen it.
+        // Credentials that are examined during a wait do not lengthen it.
         self.check_lockout(call, kind)?;
         if let Some(lockout) = self.throttle.count(call.peer, kind, self.wall.now()) {
             let Lockout {
@@ -306,7 +311,7 @@ impl Server {
     }
 }
 
-/// Whether none of a pair of keys could be found by guessing. An empty one is no key.
+/// Whether none of a pair of keys could be found by guessing. An empty text is no key.
 pub(crate) fn are_unguessable(keys: [&Secret; 2]) -> bool {
     keys.iter().all(|key| {
         let length = key.expose().len();
@@ -357,16 +362,16 @@ mod tests {
         ] {
             assert_eq!(throttle.wait(address, kind, NOW), None, "{address} {kind:?}");
         }
-        // The same address in another spelling.
+        // The same address in another notation.
         let mapped: IpAddr = "::ffff:192.0.2.1".parse().unwrap();
         assert!(throttle.wait(mapped, topic(1), NOW).is_some());
-        // One attempt after each wait, and the next wait is longer; only the first is logged.
+        // A single attempt after each wait begins a longer wait; only the first wait is logged.
         assert_eq!(throttle.wait(A, topic(1), NOW + secs(1)), None);
         assert_eq!(throttle.count(A, topic(1), NOW + secs(1)), None);
         assert_eq!(throttle.wait(A, topic(1), NOW + secs(1)), Some(secs(2)));
         let counts = throttle.counts();
         assert_eq!((counts.wrong[3], counts.refused[3], counts.lockouts), (11, 3, 2));
-        // A clock that was set back does not prolong the wait.
+        // Setting the clock back does not prolong the wait.
         assert_eq!(throttle.wait(A, topic(1), NOW - secs(5000)), Some(secs(2)));
         // Forgotten after a quarter of an hour.
         let later = NOW + secs(3) + FORGET_AFTER;

@@ -1,6 +1,7 @@
-//! The audit log: JSON lines in files under `audit/` of the data directory. Each line holds the SHA-256 of the line
-//! before it, so that a line that is edited, removed or moved later breaks the chain. No HTTP, no catalogue: the
-//! caller decides what is recorded and masks secrets first.
+//! The audit log: JSON lines in files under `audit/` of the data directory. Each line holds the
+//! SHA-256 of the line before it, so that a line that is edited, removed or moved later breaks the
+//! chain. The crate knows neither HTTP nor the catalog: the caller decides what is recorded and
+//! masks secrets first.
 
 mod line;
 mod segment;

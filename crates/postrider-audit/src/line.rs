@@ -1,7 +1,7 @@
-//! One line of the log: what it says, and how it is chained to the line before it.
+//! Format of a log line, and how lines are chained.
 //!
-//! `{"seq":…,"time":…, …,"prev":"<hash of the line before>","hash":"<hash of this line>"}`. The hash is the SHA-256 of
-//! the line's bytes from `{` up to, not including, `,"hash":`.
+//! `{"seq":…,"time":…, …,"prev":"<hash of the line before>","hash":"<hash of this line>"}`. The
+//! hash is the SHA-256 of the line's bytes from `{` up to, not including, `,"hash":`.
 
 use postrider_core::time::Timestamp;
 use ring::digest::{SHA256, digest};
@@ -9,33 +9,34 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 use std::fmt::Write;
 
-/// The hash before the first line of all.
+/// `prev` of the very first line.
 pub const GENESIS: &str = "0000000000000000000000000000000000000000000000000000000000000000";
 const HASH_LEN: usize = GENESIS.len();
 const HASH_MEMBER: &str = ",\"hash\":\"";
-/// From the comma before `hash` to the closing brace.
+/// Length from the comma before `hash` to the closing brace.
 const SEAL_LEN: usize = HASH_MEMBER.len() + HASH_LEN + "\"}".len();
-/// A longer line is recorded without the before and after of its changes.
+/// A longer line is recorded without the values of its changes before and after.
 pub const LINE_BYTES_MAX: usize = 128 << 10;
 
-/// The client, or the part of the server, that did something.
+/// The client, or the part of the server, that performed an action.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Actor {
-    /// The client's id; empty if no valid credential was shown.
+    /// The client's id; empty if there was no valid credential.
     pub id: String,
     pub roles: Vec<String>,
-    /// How it proved that: `secret`, `token`, `issuer`, `session`, `edge-key`, `none`; `server` and `configuration`
-    /// for what no client asked for, `command` for commands on the directory of a stopped server.
+    /// Kind of credential: `secret`, `token`, `issuer`, `session`, `edge-key`, `none`; `server` and
+    /// `configuration` for actions that no client requested, `command` for commands on the
+    /// directory of a stopped server.
     pub via: String,
 }
 
-/// How it ended.
+/// Result of an action.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Verdict {
     #[default]
     Done,
-    /// By us: no right to do it, or bad input. Nothing was changed.
+    /// Refused by the server: missing permission or bad input. Nothing was changed.
     Refused,
     Failed,
 }
@@ -43,7 +44,7 @@ pub enum Verdict {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Outcome {
     pub result: Verdict,
-    /// The HTTP status that was answered.
+    /// The HTTP status of the answer.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub status: Option<u16>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -54,11 +55,11 @@ pub struct Outcome {
 pub struct Request {
     pub id: String,
     pub method: String,
-    /// Without its query.
+    /// Without the query.
     pub path: String,
 }
 
-/// Something that is to be recorded.
+/// An action to be recorded.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Entry {
     pub actor: Actor,
@@ -72,12 +73,12 @@ pub struct Entry {
     pub request: Option<Request>,
     #[serde(default, skip_serializing_if = "Map::is_empty")]
     pub details: Map<String, Value>,
-    /// Each resource that was changed, with the members that differ before and after.
+    /// Each changed resource, with the members that differ before and after.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub changes: Vec<Value>,
 }
 
-/// Criteria of a search for lines.
+/// The members of a line that searches filter by.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 pub struct Header {
     pub seq: u64,
@@ -100,10 +101,10 @@ struct Sealed<'a> {
     prev: &'a str,
 }
 
-/// The end of a chain: what the next line continues.
+/// End of the chain, which the next line continues.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Head {
-    /// The number of the last line; 0: there is none.
+    /// The number of the last line; 0 if there is none.
     pub seq: u64,
     pub hash: String,
     pub time: Timestamp,
@@ -120,7 +121,8 @@ impl Default for Head {
 }
 
 impl Head {
-    /// The next line, with its newline. The chain ends with it from then on. Times never go back.
+    /// Renders the next line, with its newline, and makes it the end of the chain. Times never
+    /// decrease.
     pub fn append(&mut self, entry: &Entry, node: &str, now: Timestamp) -> String {
         let time = now.max(self.time);
         let seq = self.seq + 1;
@@ -139,7 +141,7 @@ impl Head {
     }
 }
 
-/// Without the hash and the closing brace.
+/// Renders a line without its hash and closing brace.
 fn sealed(seq: u64, time: Timestamp, node: &str, entry: &Entry, prev: &str) -> String {
     let line = Sealed {
         seq,
@@ -161,18 +163,18 @@ pub fn hash_of(bytes: &[u8]) -> String {
     text
 }
 
-/// A line as it was read, without its newline.
+/// A line that was read, without its newline.
 #[derive(Debug)]
 pub struct Parsed<'a> {
     pub header: Header,
     pub time: Timestamp,
     pub prev: &'a str,
     pub hash: &'a str,
-    /// Whether the hash is that of the content.
+    /// Whether `hash` matches the content.
     pub intact: bool,
 }
 
-/// None if the bytes cannot be a line of ours.
+/// None if the bytes cannot be a line of this log.
 pub fn parse(line: &[u8]) -> Option<Parsed<'_>> {
     let text = std::str::from_utf8(line).ok()?;
     let (content, seal) = text.split_at_checked(text.len().checked_sub(SEAL_LEN)?)?;

@@ -1,4 +1,4 @@
-//! The log as callers know it.
+//! Public interface of the audit log.
 
 use crate::Error;
 use crate::checkpoint;
@@ -16,7 +16,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 use tokio::sync::oneshot;
 
-/// Entries that wait for the writer.
+/// Entries that can wait for the writer.
 const QUEUE_MAX: usize = 4096;
 
 #[derive(Clone, Debug)]
@@ -24,9 +24,9 @@ pub struct Config {
     pub directory: PathBuf,
     /// Older lines are dropped.
     pub keep: Duration,
-    /// The oldest lines are dropped when all take more.
+    /// The oldest lines are dropped when all lines together exceed this size.
     pub bytes_max: u64,
-    /// The name of this node; empty if there are no others.
+    /// The name of this node; empty on a single server.
     pub node: String,
 }
 
@@ -35,10 +35,10 @@ pub struct Config {
 #[error("the audit log cannot be written: {0}")]
 pub struct Unwritable(pub String);
 
-/// How the log is doing.
+/// State of the log.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Status {
-    /// When and why the last write failed, if it did.
+    /// When and why the last write failed; none if it succeeded.
     pub trouble: Option<(Timestamp, String)>,
     /// Why lines that were durable are missing or changed, as found at the start or since.
     pub damage: Option<String>,
@@ -54,7 +54,7 @@ struct State {
     damage: Option<String>,
 }
 
-/// What the writer and the readers share.
+/// State shared by the writer and the readers.
 pub(crate) struct Shared {
     pub config: Config,
     state: Mutex<State>,
@@ -80,7 +80,7 @@ impl Shared {
             (Some(_), None) => tracing::info!("the audit log can be written again"),
             _ => {}
         }
-        // The first failure is the one to tell of.
+        // While writes keep failing, the first failure is the one that is reported.
         if trouble.is_none() || state.trouble.is_none() {
             state.trouble = trouble;
         }
@@ -105,8 +105,8 @@ pub struct AuditLog {
 }
 
 impl AuditLog {
-    /// Takes up the chain where an earlier life left it. A line that a crash left unfinished is cut off, which the next
-    /// line records.
+    /// Opens the log and continues the chain of earlier processes. A line that a crash left
+    /// unfinished is removed, which the next line records.
     pub fn open(config: Config, clock: Arc<dyn Clock>) -> Result<Arc<AuditLog>, Error> {
         AuditLog::open_on(config, clock, Box::new(RealDisk))
     }
@@ -145,7 +145,8 @@ impl AuditLog {
         start().map_err(|source| Error { path, source })
     }
 
-    /// Whether a change may begin: there is room to record it. A disk that has failed is tried again.
+    /// Whether a change may begin: there is room to record it. A disk that has failed is tried
+    /// again.
     pub async fn admit(&self) -> Result<(), Unwritable> {
         let troubled = self
             .shared
@@ -162,14 +163,14 @@ impl AuditLog {
         wait(told).await.map(drop)
     }
 
-    /// Records something. Returns its number once it is durable.
+    /// Records an entry. Returns its number once it is durable.
     pub async fn append(&self, entry: Entry) -> Result<u64, Unwritable> {
         let (waiter, told) = oneshot::channel();
         self.send(Command::Append(Box::new(entry), Some(waiter)))?;
         wait(told).await
     }
 
-    /// Records something soon, without waiting for it.
+    /// Records an entry soon, without waiting for it.
     pub fn note(&self, entry: Entry) {
         if let Err(why) = self.send(Command::Append(Box::new(entry), None)) {
             tracing::error!(%why, "a line of the audit log is lost");
@@ -193,13 +194,13 @@ impl AuditLog {
         }
     }
 
-    /// A page of lines. Reads files: not for a thread that others wait for.
+    /// A page of lines. Reads files, so it must not run on a thread that others wait for.
     pub fn read(&self, query: &Query) -> io::Result<Page> {
         read::read(&self.shared.segments(), &self.shared.config.node, query)
     }
 
-    /// Verifies the whole chain as far as it is durable. Reads all files. A file that is dropped meanwhile makes it begin
-    /// anew.
+    /// Verifies the whole chain up to the last durable line. Reads all files, and starts again if
+    /// one is dropped meanwhile.
     pub fn verify(&self) -> io::Result<Verification> {
         const TRIES: u32 = 3;
         let mut tries = 1;
@@ -220,11 +221,11 @@ impl AuditLog {
         }
     }
 
-    /// Writes what waits and ends the thread. Nothing is recorded afterwards.
+    /// Writes all waiting entries and ends the thread. Nothing is recorded afterwards.
     pub fn close(&self) {
         let thread = self.thread.lock().expect("no panic holds it").take();
         let Some(thread) = thread else { return };
-        // The writer takes from the queue until it is told.
+        // Fails only if the writer has already ended.
         let _ = self.commands.send(Command::Close);
         if thread.join().is_err() {
             tracing::error!("the thread of the audit log has panicked");

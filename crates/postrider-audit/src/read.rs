@@ -1,4 +1,4 @@
-//! Looking for lines.
+//! Searching for lines.
 
 use crate::line::{Header, parse};
 use crate::segment::Segment;
@@ -6,7 +6,7 @@ use postrider_core::time::Timestamp;
 use std::cmp::Ordering;
 use std::io;
 
-/// Bytes of the log that one page may look at; the next page goes on from there.
+/// Bytes of the log that one page may scan; the next page continues from there.
 const SCAN_BYTES_MAX: u64 = 64 << 20;
 pub const LIMIT_MAX: usize = 1000;
 
@@ -17,7 +17,7 @@ pub enum Order {
     OldestFirst,
 }
 
-/// A place in the lines of all nodes.
+/// Position of a line among the lines of all nodes.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Position {
     pub time: Timestamp,
@@ -25,19 +25,19 @@ pub struct Position {
     pub seq: u64,
 }
 
-/// Which lines are wanted. Texts compare without case.
+/// Filter of a search. Texts compare without case.
 #[derive(Clone, Debug, Default)]
 pub struct Query {
     pub since: Option<Timestamp>,
     pub until: Option<Timestamp>,
     /// The whole id of the client.
     pub actor: Option<String>,
-    /// The whole action, or the part before a dot: `topic` finds `topic.write`.
+    /// The whole action, or the part before a dot: `topic` matches `topic.write`.
     pub action: Option<String>,
     /// A part of the resource.
     pub resource: Option<String>,
     pub order: Order,
-    /// Only lines behind this one, in the order that is asked for.
+    /// Only lines after this one, in the requested order.
     pub after: Option<Position>,
     pub limit: usize,
 }
@@ -75,23 +75,23 @@ impl Query {
     }
 }
 
-/// A line that was found.
+/// A line that matches.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Row {
     pub seq: u64,
     pub time: Timestamp,
-    /// As it is in the file, without its newline.
+    /// The line as it is in the file, without its newline.
     pub text: String,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Page {
     pub rows: Vec<Row>,
-    /// Where to go on; none: there is no more.
+    /// Position to continue from; none if there are no more lines.
     pub next: Option<Position>,
 }
 
-/// A page of lines. Lines that cannot be read are left out: verifying names them.
+/// A page of lines. Unreadable lines are skipped; verification reports them.
 pub(crate) fn read(segments: &[Segment], node: &str, query: &Query) -> io::Result<Page> {
     let mut page = Page::default();
     let limit = query.limit.clamp(1, LIMIT_MAX);
@@ -119,7 +119,7 @@ pub(crate) fn read(segments: &[Segment], node: &str, query: &Query) -> io::Resul
         }
         let mut content = match std::fs::read(&segment.path) {
             Ok(content) => content,
-            // Dropped a moment ago.
+            // Dropped since the segments were listed.
             Err(e) if e.kind() == io::ErrorKind::NotFound => continue,
             Err(e) => return Err(e),
         };

@@ -8,18 +8,18 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
 const EXTENSION: &str = "jsonl";
-/// Nobody but the server's own user reads the log.
+/// Only the server's own user may read the log.
 const MODE: u32 = 0o600;
 
 /// A file of the log.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Segment {
     pub path: PathBuf,
-    /// The number of its first line.
+    /// The number of the segment's first line.
     pub first: u64,
-    /// Up to here its lines are durable.
+    /// Length up to which lines are durable.
     pub bytes: u64,
-    /// The time of its first line; none if it has none that can be read.
+    /// The time of the segment's first line; none if no line can be read.
     pub begins: Option<Timestamp>,
 }
 
@@ -38,7 +38,7 @@ pub fn path_of(directory: &Path, first: u64) -> PathBuf {
     directory.join(format!("{first:020}.{EXTENSION}"))
 }
 
-/// The segments of a directory, the oldest first. Other files are left alone.
+/// The segments of a directory, the oldest first. Other files are ignored.
 pub fn find(directory: &Path) -> io::Result<Vec<Segment>> {
     let mut found = Vec::new();
     for entry in std::fs::read_dir(directory)? {
@@ -70,7 +70,7 @@ fn first_time(path: &Path) -> io::Result<Option<Timestamp>> {
     Ok(parse(line.trim_ascii_end()).map(|parsed| parsed.time))
 }
 
-/// Opens a segment to write at a place in it; made if it is not there.
+/// Opens a segment for writing at any offset; created if it does not exist.
 pub fn open_to_write(path: &Path) -> io::Result<File> {
     OpenOptions::new()
         .create(true)

@@ -1,4 +1,4 @@
-//! Walking the chain: the first line that is not as it was written is named.
+//! Verification of the chain: reports the first line that was changed after it was written.
 
 use crate::checkpoint::{self, Checkpoint};
 use crate::line::{GENESIS, parse};
@@ -7,21 +7,22 @@ use serde::Serialize;
 use std::io;
 use std::path::Path;
 
-/// What the chain is like.
+/// Result of verifying the chain.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Verification {
     pub intact: bool,
-    /// Lines that were found in order, up to the first broken one.
+    /// Lines that were verified, up to the first broken one.
     pub lines: u64,
-    /// The first line that is kept; 0 if there is none.
+    /// The number of the first line that is kept; 0 if there is none.
     pub first_seq: u64,
     pub last_seq: u64,
     /// The hash before the first line that is kept.
     pub anchor: String,
-    /// The hash of the last line. Written down elsewhere, it shows later whether the end was cut off or all was rewritten.
+    /// The hash of the last line. Noted elsewhere, it shows later whether the end was cut off or
+    /// the whole log was rewritten.
     pub head: String,
-    /// Bytes of an unfinished line at the end, which a crash left and the next start removes.
+    /// Bytes of an unfinished line at the end, left by a crash. The next start removes them.
     #[serde(skip_serializing_if = "is_zero")]
     pub unfinished_bytes: u64,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -32,18 +33,18 @@ fn is_zero(number: &u64) -> bool {
     *number == 0
 }
 
-/// The first place where the chain does not hold.
+/// The first place where the chain is broken.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Broken {
     pub file: String,
-    /// The line in the file, from 1.
+    /// The line in the file, counted from 1.
     pub line: u64,
-    /// The number that a line at this place has.
+    /// The number that a line at this place must have.
     pub seq: u64,
     pub reason: String,
 }
 
-/// Verifies a directory whose server does not run.
+/// Verifies the directory of a server that is not running.
 pub fn verify(directory: &Path) -> io::Result<Verification> {
     let checkpoint = checkpoint::read(directory)?;
     let segments = match segment::find(directory) {
@@ -104,7 +105,7 @@ struct Walk {
     found: Verification,
     /// The number that the next line must have; none before the first.
     expected: Option<u64>,
-    /// The last line that was dropped for its age or for room, as recorded by a later line.
+    /// The last line that was dropped for its age or for size, as recorded by a later line.
     dropped_through: u64,
     checkpoint: Option<Checkpoint>,
 }

@@ -1,4 +1,4 @@
-//! The thread that appends: whatever waits becomes one write and one fdatasync.
+//! The writer thread: all waiting entries become one write and one fdatasync.
 
 use crate::Config;
 use crate::checkpoint;
@@ -18,25 +18,26 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::Duration;
 use tokio::sync::oneshot;
 
-/// Records that the oldest lines were dropped.
+/// Action that records the dropping of the oldest lines.
 pub const PRUNE: &str = "audit.prune";
-/// The least that a disk writes at once.
+/// Smallest unit that a disk writes.
 const SECTOR: usize = 512;
-/// Records that the end of the log, which a crash left unfinished, was cut off.
+/// Action that records the removal of an unfinished end of the log after a crash.
 const REPAIR: &str = "audit.repair";
-/// Records how many lines could not be kept while the disk was failing.
+/// Action that records how many lines were lost while the disk was failing.
 const LOST: &str = "audit.lost";
-/// How often the age of the oldest lines is looked at, and a failing disk is tried again.
+/// How often the age of the oldest lines is checked and a failing disk is tried again.
 const TICK: Duration = Duration::from_secs(30);
-/// Entries that share a write.
+/// Limit of the entries that share a write.
 const BATCH_MAX: usize = 256;
-/// Lines that wait in memory for a failing disk, in bytes.
+/// Bytes of lines that wait in memory for a failing disk.
 const PENDING_BYTES_MAX: usize = 4 << 20;
-/// Room that is reserved on disk ahead of the lines, so that a change is not begun that could not be recorded.
+/// Disk space that is reserved ahead of the lines, so that no change begins which could not be
+/// recorded.
 const RESERVE_BYTES: u64 = 1 << 20;
-/// The log is dropped in pieces of this share of its bounds …
+/// Segments hold this fraction of the log's limits, since whole segments are dropped …
 const PIECES: u32 = 8;
-/// … within these limits.
+/// … within these sizes.
 const SEGMENT_BYTES: [u64; 2] = [64 << 10, 16 << 20];
 /// The newest lines that every start verifies.
 const VERIFIED_BYTES_MAX: u64 = 64 << 20;
@@ -46,16 +47,16 @@ pub type Written = Result<u64, Unwritable>;
 
 pub enum Command {
     Append(Box<Entry>, Option<oneshot::Sender<Written>>),
-    /// Tries a disk again that has failed.
+    /// Tries a failed disk again.
     Retry(oneshot::Sender<Written>),
     Close,
 }
 
-/// What the writer asks of the disk.
+/// Operations of the disk, replaceable in tests.
 pub trait Disk: Send {
     fn write_at(&mut self, file: &File, bytes: &[u8], at: u64) -> io::Result<()>;
     fn sync(&mut self, file: &File) -> io::Result<()>;
-    /// Reserves room without making the file longer.
+    /// Reserves space without making the file longer.
     fn reserve(&mut self, file: &File, at: u64, bytes: u64) -> io::Result<()>;
 }
 
@@ -73,18 +74,18 @@ impl Disk for RealDisk {
     fn reserve(&mut self, file: &File, at: u64, bytes: u64) -> io::Result<()> {
         use rustix::fs::{FallocateFlags, fallocate};
         match fallocate(file, FallocateFlags::KEEP_SIZE, at, bytes) {
-            // The file system cannot reserve.
+            // The file system does not support reservation.
             Err(rustix::io::Errno::OPNOTSUPP) => Ok(()),
             result => Ok(result?),
         }
     }
 }
 
-/// Leftovers of an earlier life.
+/// State of the log that an earlier process left.
 pub struct Opened {
     pub segments: Vec<Segment>,
     pub head: Head,
-    /// Tells of a repair, if there was one.
+    /// The entry that records a repair, if there was one.
     pub repaired: Option<Entry>,
     /// Why lines that were durable are missing or changed.
     pub damage: Option<String>,
@@ -137,7 +138,7 @@ fn open_end(directory: &Path) -> io::Result<Opened> {
                 damage: None,
             });
         }
-        // Made by a life that ended before its first line was durable.
+        // Created by a process that ended before its first line was durable.
         std::fs::remove_file(&last.path)?;
         segments.pop();
     }
@@ -151,7 +152,7 @@ fn open_end(directory: &Path) -> io::Result<Opened> {
 
 /// The end of the last segment.
 struct Tail {
-    /// Up to here there are whole lines.
+    /// Length up to which lines are whole.
     bytes: u64,
     head: Option<Head>,
 }
@@ -163,8 +164,8 @@ impl Tail {
         let last_intact = LazyCell::new(|| end_of_last_intact_line(content));
         for piece in content.split_inclusive(|byte| *byte == b'\n') {
             let at = tail.bytes as usize;
-            // Without power some pages of the last write reach the disk and others stay zeros. A zero within a sector is
-            // damage, and no reason to drop the lines after it.
+            // After a power cut some pages of the last write are on disk and others are zeros. A
+            // zero within a sector is damage, and no reason to drop the lines after it.
             let is_cut_short = |line: &&[u8]| {
                 line.contains(&0) && (has_empty_sector(content, at, line.len()) || *last_intact <= at)
             };
@@ -172,7 +173,7 @@ impl Tail {
             let Some(line) = line.filter(|line| !is_cut_short(line)) else {
                 return tail;
             };
-            // A line that was edited stays, to be named when the log is verified.
+            // A line that was edited is kept, so that verification reports it.
             let before = tail.head.take();
             tail.head = Some(match parse(line) {
                 Some(parsed) => Head {
@@ -193,7 +194,7 @@ impl Tail {
     }
 }
 
-/// The byte after the last line whose hash is that of its content; 0 if there is none.
+/// The offset after the last line whose hash matches its content; 0 if there is none.
 fn end_of_last_intact_line(content: &[u8]) -> usize {
     let mut end = content.len();
     while end > 0 {
@@ -240,7 +241,8 @@ fn server_entry(action: &str, path: &Path, details: Value) -> Entry {
     }
 }
 
-/// How many of the closed segments, the oldest first, go. The last segment is the one that is written.
+/// How many of the closed segments, the oldest first, are to be dropped, and why. The last segment
+/// is the one being written.
 fn to_drop(segments: &[Segment], config: &Config, now: Timestamp) -> (usize, &'static str) {
     let closed = segments.len().saturating_sub(1);
     let too_old = |index: usize| {
@@ -264,19 +266,20 @@ pub struct Writer {
     pub shared: Arc<Shared>,
     pub clock: Arc<dyn Clock>,
     pub disk: Box<dyn Disk>,
-    /// With the lines that wait in `pending`.
+    /// End of the chain, including the lines in `pending`.
     head: Head,
-    /// The last segment, open; none until there is something to write.
+    /// The open last segment; none until there is something to write.
     file: Option<File>,
     reserved: u64,
     /// Lines that are not durable yet.
     pending: String,
     pending_first: u64,
-    /// Lines that were refused since memory for them ran out.
+    /// Lines that were lost because the memory for pending lines was full.
     lost: u64,
-    /// Through this line it is recorded, or about to be, that lines were dropped.
+    /// The last dropped line for which a record exists or is being written.
     dropped_through: u64,
-    /// The current file takes no more: what an fdatasync that failed has left of it is not known.
+    /// Whether a new file must be started: after a failed fdatasync the content of the current one
+    /// is unknown.
     renew: bool,
     /// The line of the checkpoint, as far as this life has written one.
     checkpoint_seq: u64,
@@ -306,7 +309,7 @@ impl Writer {
 
     /// Runs until the log is closed.
     pub fn run(mut self, commands: &Receiver<Command>) {
-        // Room is reserved before the first change, and what was repaired is recorded.
+        // Reserves space before the first change, and writes the record of a repair.
         let _ = self.flush();
         loop {
             let mut waiting = Vec::new();
@@ -336,7 +339,7 @@ impl Writer {
                     (Ok(()), None) => Err(Unwritable("the queue of the audit log is full".into())),
                     (Ok(()), Some(seq)) => Ok(seq),
                 };
-                // The caller may have gone away.
+                // The caller may have been cancelled.
                 let _ = waiter.send(told);
             }
             if closing {
@@ -346,7 +349,7 @@ impl Writer {
         }
     }
 
-    /// The number of the new line; none if too many wait already.
+    /// Adds a line. Returns its number; none if too many lines wait already.
     fn add(&mut self, entry: &Entry) -> Option<u64> {
         if self.pending.len() > PENDING_BYTES_MAX {
             self.lost += 1;
@@ -361,7 +364,7 @@ impl Writer {
         Some(self.head.seq)
     }
 
-    /// Makes everything that waits durable, and keeps room for what comes.
+    /// Makes all pending lines durable, and reserves space for further ones.
     fn flush(&mut self) -> Result<(), Unwritable> {
         let result = self.try_flush().map_err(|e| Unwritable(reason(&e)));
         let trouble = result.as_ref().err().map(|why| (self.clock.now(), why.0.clone()));
@@ -415,7 +418,7 @@ impl Writer {
         };
         if !self.pending.is_empty() {
             if let Err(e) = self.disk.write_at(file, self.pending.as_bytes(), last.bytes) {
-                // Half a line is no line.
+                // Removes a partly written line.
                 let _ = file.set_len(last.bytes);
                 self.reserved = 0;
                 return Err(e);
@@ -429,7 +432,8 @@ impl Writer {
             last.begins = last.begins.or(Some(now));
             self.pending.clear();
         }
-        // Recorded first: a crash between the two leaves files that are dropped by the next life.
+        // Files are removed only after the record is durable: a crash in between leaves files that
+        // the next process drops.
         for segment in segments.drain(..dropped) {
             if let Err(e) = std::fs::remove_file(&segment.path) {
                 tracing::warn!(file = %segment.path.display(), error = %e, "an old file of the audit log cannot be removed");
@@ -503,7 +507,7 @@ impl Writer {
         })
     }
 
-    /// Gives back the room that was reserved and not used.
+    /// Gives back the space that was reserved and not used.
     fn release(&mut self) {
         if let (Some(file), Some(last)) = (&self.file, self.shared.segments().last()) {
             let _ = file.set_len(last.bytes);

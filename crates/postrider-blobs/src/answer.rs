@@ -1,18 +1,18 @@
-//! What a store answered when it did not do what was asked, and what of it may be told.
+//! Error answers of stores, and the parts of them that may be shown.
 
 use ::http::{HeaderMap, StatusCode};
 
-/// How much of a store's message is told.
+/// The longest part of a store's message that is shown.
 const MESSAGE_CHARS_MAX: usize = 300;
 
-/// Why an exchange with a store came to nothing. Its text holds no credentials.
+/// Why an exchange with a store failed. Its text contains no credentials.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum Failure {
     #[error("{host} answered {}", told(*.status, .code, .message))]
     Answered {
         host: String,
         status: StatusCode,
-        /// The store's own word for it, such as `ContainerNotFound`; empty if there is none.
+        /// The store's error code, such as `ContainerNotFound`; empty if there is none.
         code: String,
         message: String,
     },
@@ -31,7 +31,7 @@ fn told(status: StatusCode, code: &str, message: &str) -> String {
     told
 }
 
-/// What an answer means to whoever asked.
+/// The meaning of an error answer for the caller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Meaning {
     NoContainer,
@@ -42,8 +42,8 @@ pub(crate) enum Meaning {
 }
 
 impl Failure {
-    /// Reads the error of an answer: Azure's header and the XML of all three stores. The rest of the body is
-    /// left out: stores explain a wrong signature by quoting it.
+    /// Reads the error of an answer: Azure's header and the XML of all three stores. The rest of
+    /// the body is left out: stores explain a wrong signature by quoting it.
     pub fn read(host: String, status: StatusCode, headers: &HeaderMap, body: &str) -> Failure {
         let header = headers.get("x-ms-error-code").and_then(|v| v.to_str().ok());
         let code = header.or_else(|| element(body, "Code")).unwrap_or_default();
@@ -77,14 +77,14 @@ impl Failure {
     }
 }
 
-/// The text between `<name>` and `</name>`, where it first occurs.
+/// The text between the first `<name>` and `</name>`.
 fn element<'a>(xml: &'a str, name: &str) -> Option<&'a str> {
     let (_, rest) = xml.split_once(&format!("<{name}>"))?;
     let (text, _) = rest.split_once(&format!("</{name}>"))?;
     Some(text)
 }
 
-/// Strikes secrets out of a text that is about to be told.
+/// Removes secrets from a text that is about to be shown.
 pub(crate) fn scrub<'a>(text: &str, secrets: impl IntoIterator<Item = &'a str>) -> String {
     secrets
         .into_iter()

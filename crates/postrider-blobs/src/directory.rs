@@ -13,11 +13,11 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// How many directories are remembered as being on disk.
+/// The most directories that are remembered as durable.
 const DURABLE_MAX: usize = 4096;
 
-/// A crash while a blob is written may leave a file beside it whose name begins with `.postrider-`; such
-/// files are never read and can be deleted.
+/// A storage account in a local directory. A crash while a blob is written may leave a file next to
+/// it whose name begins with `.postrider-`; such files are never read and can be deleted.
 pub(crate) struct Directory {
     account: String,
     root: PathBuf,
@@ -55,7 +55,8 @@ impl Directory {
         let container = container.to_owned();
         self.blocking(move |this| {
             let mut at = this.container(&container)?;
-            // What is missing will be made on the first write, so the nearest directory that is there counts.
+            // Missing directories are created on the first write, so the nearest existing one is
+            // checked.
             while !at.exists() && at.pop() {}
             let temporary = this.temporary(&at, b"").map_err(|e| this.error(&at, e))?;
             fs::remove_file(&temporary).map_err(|e| this.error(&temporary, e))
@@ -63,8 +64,8 @@ impl Directory {
         .await
     }
 
-    /// The file is flushed, then takes its name, then that is flushed too: at every moment a reader sees the
-    /// old blob or the new one, and on return the new one survives a power cut.
+    /// The file is flushed, then renamed, then the rename is flushed too: at every moment a reader
+    /// sees the old blob or the new one, and on return the new one survives a power cut.
     pub async fn put(
         self: &Arc<Self>,
         container: &str,
@@ -75,7 +76,7 @@ impl Directory {
         self.blocking(move |this| {
             let target = this.container(&container)?.join(path);
             let written = match this.write(&container, &target, &body) {
-                // Somebody removed a directory that this process had made.
+                // A directory that this process had created was removed.
                 Err(e) if e.kind() == ErrorKind::NotFound => {
                     this.lock().clear();
                     this.write(&container, &target, &body)
@@ -95,7 +96,7 @@ impl Directory {
     pub async fn get(self: &Arc<Self>, container: &str, path: &str) -> Result<Bytes, BlobError> {
         let (container, path) = (container.to_owned(), path.to_owned());
         self.blocking(move |this| {
-            // A root that is not there is a volume that is not mounted: its blobs are not known to be gone.
+            // A missing root is an unmounted volume: its blobs are not known to be gone.
             fs::metadata(&this.root).map_err(|e| this.error(&this.root, e))?;
             let target = this.existing(&container)?.join(&path);
             let read = File::open(&target).and_then(|file| {
@@ -128,7 +129,8 @@ impl Directory {
         .await
     }
 
-    /// Runs what waits for the disk where waiting hurts nobody. It goes on if the caller does not wait.
+    /// Runs blocking disk operations on a thread for them. The operation continues if the caller
+    /// goes away.
     async fn blocking<T: Send + 'static>(
         self: &Arc<Self>,
         work: impl FnOnce(&Directory) -> Result<T, BlobError> + Send + 'static,
@@ -140,7 +142,7 @@ impl Directory {
         }
     }
 
-    /// Where the container is or will be.
+    /// The directory of the container, existing or not.
     fn container(&self, name: &str) -> Result<PathBuf, BlobError> {
         match self.create_containers {
             true => Ok(self.root.join(name)),
@@ -164,15 +166,15 @@ impl Directory {
         self.make(container, folder)?;
         let temporary = self.temporary(folder, body)?;
         if let Err(e) = fs::rename(&temporary, target) {
-            // The rename's error says more than one about a file that is left over.
+            // The rename's error is more useful than one about the leftover file.
             let _ = fs::remove_file(&temporary);
             return Err(e);
         }
         flush(folder)
     }
 
-    /// Makes what is missing of `folder` and sees to it that all of it below the root is on disk. The lock
-    /// is held meanwhile, so that whoever finds a directory there can rely on it.
+    /// Creates the missing part of `folder` and makes all of it below the root durable. The lock is
+    /// held meanwhile, so that a directory found there is always durable.
     fn make(&self, container: &str, folder: &Path) -> io::Result<()> {
         let mut durable = self.lock();
         if durable.len() >= DURABLE_MAX {
@@ -199,7 +201,7 @@ impl Directory {
         Ok(())
     }
 
-    /// Writes a file of a name of its own and flushes it; leaves none if that fails.
+    /// Writes a file with a unique name and flushes it; leaves none if that fails.
     fn temporary(&self, folder: &Path, body: &[u8]) -> io::Result<PathBuf> {
         let process = std::process::id();
         loop {
@@ -211,14 +213,15 @@ impl Directory {
                 .mode(0o600)
                 .open(&path);
             let mut file = match created {
-                // An earlier process of the same number left it behind, or another machine is at work.
+                // Left behind by an earlier process with the same id, or written by another
+                // machine.
                 Err(e) if e.kind() == ErrorKind::AlreadyExists => continue,
                 other => other?,
             };
             return match file.write_all(body).and_then(|()| file.sync_all()) {
                 Ok(()) => Ok(path),
                 Err(e) => {
-                    // The first error is the one to tell.
+                    // The first error is the one to report.
                     let _ = fs::remove_file(&path);
                     Err(e)
                 }
@@ -249,8 +252,8 @@ impl Directory {
     }
 }
 
-/// Makes the root and what is missing above it, flushing only what was made: what lies above may be none of
-/// ours to open.
+/// Creates the root and its missing parents, and flushes only what it created: existing parents may
+/// not be readable.
 fn make_root(root: &Path) -> io::Result<()> {
     if root.is_dir() {
         return Ok(());

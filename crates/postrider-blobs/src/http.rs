@@ -1,5 +1,5 @@
-//! The HTTP client that requests to stores go out with, object_store's and our own: HTTP/1.1 over connections
-//! that the server's connector opens. It follows no redirects.
+//! The HTTP client for requests to stores, object_store's and our own: HTTP/1.1 over connections
+//! that the server's connector opens. Redirects are not followed.
 
 use crate::BLOB_BYTES_MAX;
 use crate::answer::{Failure, scrub};
@@ -37,7 +37,7 @@ const AGENT: HeaderValue = HeaderValue::from_static(concat!("postrider/", env!("
 pub trait Stream: AsyncRead + AsyncWrite + Send + Unpin {}
 impl<S: AsyncRead + AsyncWrite + Send + Unpin> Stream for S {}
 
-/// Opens connections to stores, by the egress policy and through the proxy.
+/// Opens connections to stores, according to the egress policy and through the proxy.
 #[async_trait]
 pub trait Connect: Send + Sync {
     /// A connection to the URL's origin, over TLS if that is https. The error names the reason.
@@ -48,7 +48,7 @@ pub trait Connect: Send + Sync {
 #[derive(Clone)]
 pub(crate) struct Http(Client<Dial, HttpRequestBody>);
 
-/// The connector as hyper calls it.
+/// The connector in the form that hyper calls.
 #[derive(Clone)]
 struct Dial(Arc<dyn Connect>);
 
@@ -120,8 +120,8 @@ impl Connector for Http {
     }
 }
 
-/// Answers other than success are errors here: object_store would tell a status and drop the store's code.
-/// The error is always a [`Failure`] of a kind that object_store does not retry.
+/// Every answer but a success is an error here: object_store would report a status and drop the
+/// store's code. The error is always a [`Failure`] of a kind that object_store does not retry.
 #[async_trait]
 impl HttpService for Http {
     async fn call(&self, request: HttpRequest) -> Result<HttpResponse, HttpError> {
@@ -173,7 +173,7 @@ impl Http {
     }
 }
 
-/// Holds the tasks of open connections, so that they end when the client is dropped.
+/// The tasks of open connections, which end when the client is dropped.
 #[derive(Clone, Default)]
 struct Connections(Arc<Mutex<JoinSet<()>>>);
 
@@ -185,14 +185,14 @@ impl<F: Future<Output = ()> + Send + 'static> hyper::rt::Executor<F> for Connect
     }
 }
 
-/// What proves a request to be ours: the last part of its authorization, whichever scheme it follows.
+/// The signature of a request: the last part of its authorization, for every scheme.
 fn signature(headers: &HeaderMap) -> Option<String> {
     let value = headers.get(AUTHORIZATION)?.to_str().ok()?;
     let last = value.rsplit([' ', ':']).next()?;
     Some(last.strip_prefix("Signature=").unwrap_or(last).to_owned())
 }
 
-/// An error with its causes, which say more than it does.
+/// An error with its causes, which contain the details.
 fn chain(error: &(dyn Error + 'static)) -> String {
     let mut told = error.to_string();
     let mut cause = error.source();

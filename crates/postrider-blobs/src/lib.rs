@@ -1,5 +1,5 @@
-//! Where dead letters go: storage accounts in a local directory, in Azure Blob Storage, in S3 or in Google
-//! Cloud Storage, all behind the engine's trait [`Blobs`].
+//! Storage accounts for dead letters: in a local directory, in Azure Blob Storage, in S3 or in
+//! Google Cloud Storage, all behind the engine's trait [`Blobs`].
 
 mod name;
 mod directory;
@@ -19,21 +19,21 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-/// The largest blob that is written or read. Dead letters are events, and events are far smaller.
+/// The largest blob that is written or read. Dead-letter blobs are far smaller.
 pub const BLOB_BYTES_MAX: usize = 64 << 20;
 
-/// A storage account as it is configured.
+/// A storage account as configured.
 #[derive(Clone, Debug)]
 pub struct Account {
-    /// What subscriptions call it.
+    /// The name by which subscriptions refer to the account.
     pub name: String,
     pub place: Place,
-    /// Whether a container that is missing is made on the first write. Azure, directories and S3 without a
-    /// bucket can do that; elsewhere this changes nothing.
+    /// Whether a missing container is created on the first write. Azure, directories and S3 without
+    /// a bucket support that; elsewhere this has no effect.
     pub create_containers: bool,
 }
 
-/// Where the containers of an account are.
+/// The store of an account's containers.
 #[derive(Clone, Debug)]
 pub enum Place {
     /// Containers are directories: `<root>/<container>/<path>`.
@@ -45,8 +45,8 @@ pub enum Place {
         endpoint: String,
         key: Secret,
     },
-    /// S3 or a compatible service, always addressed as `<endpoint>/<bucket>/<key>`. With a bucket, containers
-    /// are folders in it; without, each container is a bucket.
+    /// S3 or a compatible service, always addressed as `<endpoint>/<bucket>/<key>`. With a bucket,
+    /// containers are folders in it; without one, each container is a bucket.
     S3 {
         endpoint: Option<String>,
         region: String,
@@ -54,7 +54,8 @@ pub enum Place {
         access_key_id: String,
         secret_access_key: Secret,
     },
-    /// Google Cloud Storage. `service_account` is the text of the JSON key. Containers are as with S3.
+    /// Google Cloud Storage. `service_account` is the text of the JSON key. Containers work as with
+    /// S3.
     Gcs {
         endpoint: Option<String>,
         bucket: Option<String>,
@@ -62,7 +63,7 @@ pub enum Place {
     },
 }
 
-/// An account that cannot be used as it is configured. Holds nothing of its secrets.
+/// An account that cannot be used as configured. Contains none of its secrets.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("storage account {account:?}: {reason}")]
 pub struct Error {
@@ -72,8 +73,8 @@ pub struct Error {
 
 /// All configured accounts.
 ///
-/// Nothing is retried: a failure is reported once, within 30 seconds, and the caller decides when to try
-/// again. A call whose future is dropped may or may not have happened.
+/// Nothing is retried: a failure is reported once, within 30 seconds, and the caller decides when
+/// to retry. A call whose future is dropped may or may not have taken effect.
 pub struct ObjectStores {
     accounts: BTreeMap<String, Kept>,
 }
@@ -84,8 +85,9 @@ enum Kept {
 }
 
 impl ObjectStores {
-    /// Checks the accounts without touching any of them. `wall` names the versions of blobs whose store does
-    /// not; requests are signed with the machine's time, which the stores compare with theirs.
+    /// Checks the accounts without contacting any store. `wall` provides the version names of blobs
+    /// whose store has none; requests are signed with the machine's time, which the stores compare
+    /// with theirs.
     pub fn new(
         accounts: Vec<Account>,
         wall: Arc<dyn Clock>,
@@ -121,7 +123,7 @@ impl ObjectStores {
         self.accounts.get(name).ok_or_else(unknown)
     }
 
-    /// The account, if there is one and a container of this name could be in it.
+    /// The account, if it exists and could have a container of this name.
     fn account_of(&self, name: &str, container: &str) -> Result<&Kept, BlobError> {
         let account = self.account(name)?;
         match name::check_container(container) {
@@ -140,7 +142,7 @@ impl Blobs for ObjectStores {
         self.accounts.keys().cloned().collect()
     }
 
-    /// The rules of Azure hold for every kind of account, so that a subscription can move between them.
+    /// Azure's rules apply to every kind of account, so that a subscription can move between them.
     fn check_name(&self, account: &str, container: &str) -> Result<(), String> {
         self.account(account).map_err(|e| e.to_string())?;
         name::check_container(container)
@@ -206,8 +208,8 @@ fn unreachable(account: &str, detail: String) -> BlobError {
     }
 }
 
-/// Names a version of a blob by when it was written, in the form that Azure uses: ticks of 100 ns since the
-/// year 1.
+/// Names a version of a blob by the time at which it was written, in Azure's form: ticks of 100 ns
+/// since the year 1.
 fn made_up_etag(now: Timestamp) -> String {
     const UNIX_EPOCH_TICKS: u64 = 621_355_968_000_000_000;
     format!("0x{:X}", UNIX_EPOCH_TICKS + now.nanos().unsigned_abs() / 100)

@@ -1,14 +1,14 @@
-//! What containers and blobs may be called.
+//! The rules for names of containers and blobs.
 
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 
-/// As long as Azure, S3 and Google all allow.
+/// The longest path that Azure, S3 and Google all allow.
 const PATH_BYTES_MAX: usize = 1024;
 
-/// Begins the names of files that are being written. No blob may look like one.
+/// The prefix of files that are being written. No blob may have it.
 pub(crate) const TEMPORARY: &str = ".postrider-";
 
-/// Azure's rules for containers; the error is for people.
+/// Checks Azure's rules for containers; the error is for people.
 pub(crate) fn check_container(name: &str) -> Result<(), String> {
     let letter_or_digit = |b: &u8| b.is_ascii_lowercase() || b.is_ascii_digit();
     let reason = if name.starts_with('$') {
@@ -27,7 +27,7 @@ pub(crate) fn check_container(name: &str) -> Result<(), String> {
     Err(format!("container name {name:?} {reason}"))
 }
 
-/// What would mean something other than a name in one of the stores is refused in all of them.
+/// Checks a blob's path. A path that one of the stores would interpret is refused for all of them.
 pub(crate) fn check_path(path: &str) -> Result<(), String> {
     let reason = if path.is_empty() || path.len() > PATH_BYTES_MAX {
         "must have 1 to 1024 bytes"
@@ -45,7 +45,7 @@ pub(crate) fn check_path(path: &str) -> Result<(), String> {
     Err(format!("blob path {path:?} {reason}"))
 }
 
-/// A path as it stands in a URL, its slashes kept.
+/// A path encoded for a URL, with its slashes kept.
 pub(crate) fn encode(path: &str) -> String {
     const ENCODED: &AsciiSet = &NON_ALPHANUMERIC
         .remove(b'-')

@@ -1,5 +1,6 @@
-//! An account in Azure Blob Storage, S3 or Google Cloud Storage. object_store speaks their dialects and signs;
-//! what it cannot ask for, making containers and deleting one blob in Azure, is asked here with its signers.
+//! An account in Azure Blob Storage, S3 or Google Cloud Storage. object_store implements their
+//! dialects and signatures; operations that it lacks, creating containers and deleting one blob in
+//! Azure, are requests of our own with its signers.
 
 use crate::answer::{Failure, Meaning, scrub};
 use crate::http::Http;
@@ -25,7 +26,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use url::Url;
 
-/// How many containers of an account are kept ready. Making another one ready costs no request.
+/// The most clients for containers that are cached. Creating another one takes no request.
 const CONTAINERS_MAX: usize = 256;
 
 const CONTENT_TYPE: &str = "application/json";
@@ -35,11 +36,11 @@ pub(crate) struct Remote {
     account: String,
     create_containers: bool,
     dialect: Dialect,
-    /// Where requests go, without a slash at its end: `<base>/<bucket>/<key>`.
+    /// The base of request URLs, without a trailing slash: `<base>/<bucket>/<key>`.
     base: String,
     /// The bucket of all containers, if they share one.
     bucket: Option<String>,
-    /// What must not be told.
+    /// Secrets that must not be shown.
     secrets: Vec<String>,
     http: Http,
     wall: Arc<dyn Clock>,
@@ -61,12 +62,12 @@ enum Dialect {
     },
 }
 
-/// An Azure container or a bucket, as object_store knows it.
+/// An Azure container or a bucket, as an object_store client.
 trait Bucket: ObjectStore + PaginatedListStore {}
 impl<T: ObjectStore + PaginatedListStore> Bucket for T {}
 
 impl Remote {
-    /// The error is a reason without the account's name, and without its secrets.
+    /// The error is a reason without the account's name and its secrets.
     pub fn new(account: Account, http: Http, wall: Arc<dyn Clock>) -> Result<Remote, String> {
         let (dialect, endpoint, bucket, secrets) = match account.place {
             Place::Azure {
@@ -125,7 +126,7 @@ impl Remote {
             wall,
             ready: Mutex::default(),
         };
-        // Whatever object_store finds wrong with the account, it finds without asking the store.
+        // Building a client checks the account without contacting the store.
         if let Err(e) = remote.build(remote.bucket("any-container")) {
             let reason = remote.scrubbed(&e.to_string());
             return Err(match remote.dialect {
@@ -189,7 +190,8 @@ impl Remote {
 
     pub async fn delete(&self, container: &str, path: &str) -> Result<(), BlobError> {
         if let Dialect::Azure { .. } = self.dialect {
-            // object_store deletes in batches, whose parts fail in words of their own.
+            // Sent directly: object_store deletes in batches, and reports failures of their parts
+            // differently.
             let mut request = self.request(Method::DELETE, self.url(container, path), Bytes::new());
             let all = HeaderValue::from_static("include");
             request
@@ -203,18 +205,19 @@ impl Remote {
         deleted.map_err(|e| self.judged(&e, container, Some(path)))
     }
 
-    /// Whether a missing container is made by us.
+    /// Whether missing containers are created.
     fn can_create(&self) -> bool {
         self.create_containers && self.bucket.is_none() && !matches!(self.dialect, Dialect::Gcs { .. })
     }
 
-    /// Makes a container, private as both Azure and S3 make it; one that is there meanwhile is fine.
+    /// Creates a container, which is private by default in Azure and S3; an existing one is no
+    /// error.
     async fn create(&self, container: &str) -> Result<(), BlobError> {
         let mut url = format!("{}/{container}", self.base);
         let mut body = String::new();
         match &self.dialect {
             Dialect::Azure { .. } => url.push_str("?restype=container"),
-            // Amazon wants to be told where, but not if it is where it began.
+            // Amazon requires the region, except for us-east-1.
             Dialect::S3 { region, .. } if region != "us-east-1" => {
                 body = format!(
                     "<CreateBucketConfiguration xmlns=\"http://s3.amazonaws.com/doc/2006-03-01/\">\
@@ -239,7 +242,7 @@ impl Remote {
             .expect("the endpoint was checked and names are encoded")
     }
 
-    /// Signs a request of ours and sends it.
+    /// Signs a request of our own and sends it.
     async fn exchange(&self, mut request: HttpRequest) -> Result<(), Failure> {
         let signed = match &self.dialect {
             Dialect::Azure {
@@ -254,7 +257,7 @@ impl Remote {
         self.http.exchange(request).await.map(|_| ())
     }
 
-    /// The Azure container or bucket that holds the container.
+    /// The Azure container or bucket that contains the container.
     fn bucket<'a>(&'a self, container: &'a str) -> &'a str {
         self.bucket.as_deref().unwrap_or(container)
     }
@@ -268,7 +271,7 @@ impl Remote {
 
     fn key(&self, container: &str, path: &str) -> Path {
         let mut key = self.key_text(container, path);
-        // To Google, and only there, object_store sends a key as it stands.
+        // For Google alone, object_store sends a key without encoding it.
         if let Dialect::Gcs { .. } = self.dialect {
             key = encode(&key);
         }
@@ -321,7 +324,7 @@ impl Remote {
                     .with_secret_access_key(&credential.secret_key)
                     .with_endpoint(&self.base)
                     .with_bucket_name(bucket)
-                    // Compatible services know the plain request, and its failures speak for themselves.
+                    // Compatible services know the plain request, and its failures are clear.
                     .with_disable_bulk_delete(true)
                     .with_retry(retry)
                     .with_client_options(options)
@@ -352,12 +355,12 @@ impl Remote {
         crate::unreachable(&self.account, self.scrubbed(&error.to_string()))
     }
 
-    /// `blob` is set if there was one to be found.
+    /// `blob` is set if the request was for an existing blob.
     fn meant(&self, failure: &Failure, container: &str, blob: Option<&str>) -> BlobError {
         let account = self.account.clone();
         let detail = self.scrubbed(&failure.to_string());
         match (failure.meaning(), blob) {
-            // Where containers share a bucket, the bucket is what is missing, and so it is what is named.
+            // Where containers share a bucket, the bucket is missing, and so it is named.
             (Meaning::NoContainer, _) => BlobError::NoContainer {
                 account,
                 container: self.bucket(container).to_owned(),
@@ -380,7 +383,7 @@ fn filled(name: &str, value: String) -> Result<String, String> {
     }
 }
 
-/// A value that goes into headers and URLs as it stands.
+/// A value that is used in headers and URLs unchanged.
 fn word(name: &str, value: String) -> Result<String, String> {
     let value = filled(name, value)?;
     let plain = |b: u8| b.is_ascii_alphanumeric() || b"-_.@+=".contains(&b);
@@ -392,11 +395,10 @@ fn word(name: &str, value: String) -> Result<String, String> {
     }
 }
 
-/// An endpoint without a slash at its end. It must be a plain one: credentials do not belong into URLs, which
-/// are told.
+/// An endpoint without a trailing slash. Must contain no credentials: URLs are shown.
 fn check_endpoint(endpoint: &str) -> Result<String, String> {
     let plain = endpoint.trim_end_matches('/');
-    // The client reads it as a `Uri`, the signers as a `Url`: it must mean something to both.
+    // The client parses it as a `Uri`, the signers as a `Url`: it must be valid as both.
     let good = plain.parse::<Uri>().is_ok()
         && Url::parse(plain).is_ok_and(|url| {
             matches!(url.scheme(), "http" | "https")
@@ -408,13 +410,13 @@ fn check_endpoint(endpoint: &str) -> Result<String, String> {
         });
     match good {
         true => Ok(plain.to_owned()),
-        // It is not quoted: it may be a URL with a signature in it.
+        // Not quoted: it may be a URL with a signature in it.
         false => Err("endpoint must be http(s)://host[:port][/path], without user and query".to_owned()),
     }
 }
 
-/// The lines of the private key, after a look at the whole. Parsers like to quote what they stumble over, so
-/// only the place is told.
+/// The lines of the private key, after the whole has been parsed. Parsers quote what they fail at,
+/// so only the position is reported.
 fn secrets_of_service_account(text: &str) -> Result<Vec<String>, String> {
     let json: serde_json::Value = serde_json::from_str(text).map_err(|e| {
         let (line, column) = (e.line(), e.column());
@@ -433,7 +435,7 @@ fn secrets_of_service_account(text: &str) -> Result<Vec<String>, String> {
         .filter(|line| !line.starts_with("-----"))
         .map(str::to_owned)
         .collect();
-    // A key all in one line is quoted as it is written.
+    // A key all in one line is quoted as written.
     secrets.push(field("private_key")?.to_owned());
     Ok(secrets)
 }

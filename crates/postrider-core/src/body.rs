@@ -1,18 +1,18 @@
 //! Delivery bodies that refer to stored events instead of copying them.
 //!
-//! An event goes to each subscription as the publisher's bytes with a few stamps in between. However
-//! many deliveries of it are under way, the publisher's bytes are in memory once.
+//! An event goes to each subscription as the publisher's bytes with a few stamps in between. The
+//! publisher's bytes are in memory once, however many deliveries of the event are in progress.
 
 use bytes::Bytes;
 
-/// Pieces of at least this many bytes are referred to, shorter ones copied: a reference costs an atomic
-/// count and an entry in the list of pieces.
+/// Pieces of at least this many bytes are referred to, shorter ones copied: a reference costs an
+/// atomic count and an entry in the list of pieces.
 pub const SHARED_PIECE_MIN: usize = 4 * 1024;
 
 /// The body of one delivery request, as a list of pieces.
 #[derive(Clone, Debug, Default)]
 pub struct DeliveryBody {
-    /// Most bodies are one piece: those have no list.
+    /// Most bodies have a single piece, and so need no list.
     first: Bytes,
     others: Vec<Bytes>,
     len: usize,
@@ -31,7 +31,7 @@ impl DeliveryBody {
         std::iter::once(&self.first).chain(&self.others)
     }
 
-    /// All pieces in one; copies them if there are several.
+    /// All pieces as one; copies them if there are several.
     pub fn to_bytes(&self) -> Bytes {
         if self.others.is_empty() {
             return self.first.clone();
@@ -72,7 +72,7 @@ impl PartialEq for DeliveryBody {
 
 impl Eq for DeliveryBody {}
 
-/// Where rendering writes to.
+/// The output that rendering writes to.
 pub trait RenderOutput {
     /// Appends bytes of any length.
     fn write(&mut self, bytes: &[u8]);
@@ -91,12 +91,12 @@ impl RenderOutput for Vec<u8> {
     }
 }
 
-/// Builds a [`DeliveryBody`]. Long pieces of the current source are referred to, everything else is
+/// Builds a [`DeliveryBody`]. Long pieces of the current source are referred to; everything else is
 /// copied.
 pub struct BodyBuilder {
     source: Bytes,
     pieces: Vec<Bytes>,
-    /// What follows the last piece.
+    /// The copied text after the last finished piece.
     text: Vec<u8>,
 }
 
@@ -134,7 +134,7 @@ impl BodyBuilder {
         }
     }
 
-    /// The part of the source that `bytes` is, if it lies inside.
+    /// The part of the source that `bytes` is a slice of, if it is.
     fn shared_piece(&self, bytes: &[u8]) -> Option<Bytes> {
         if bytes.len() < SHARED_PIECE_MIN {
             return None;

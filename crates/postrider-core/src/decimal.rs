@@ -1,7 +1,8 @@
 //! Exact decimal numbers, as JSON writes them.
 //!
-//! Filters compare the numbers of events with the numbers of subscriptions. Binary floats would call
-//! 9007199254740993 and 9007199254740992 the same; these do not, at any length and with any exponent.
+//! Filters compare the numbers of events with the numbers of subscriptions. Binary floats would
+//! treat 9007199254740993 and 9007199254740992 as equal; decimals do not, at any length and with
+//! any exponent.
 
 use std::cmp::Ordering;
 use std::fmt;
@@ -16,7 +17,7 @@ pub struct Decimal {
     magnitude: i64,
 }
 
-/// Exponents beyond this are taken for this. Nothing can tell such numbers apart but each other.
+/// Larger exponents are treated as this one. Such numbers only ever compare with each other.
 const EXPONENT_MAX: i64 = 1 << 60;
 
 impl Decimal {
@@ -45,12 +46,13 @@ impl Decimal {
     }
 }
 
-/// Compares the text of a JSON number with a decimal without allocating; none if it is not a number.
+/// Compares the text of a JSON number with a decimal without allocating; none if it is not a
+/// number.
 pub fn compare(text: &str, to: &Decimal) -> Option<Ordering> {
     Some(Parts::read(text)?.compare(&to.parts()))
 }
 
-/// A number taken apart where it stands; the digits are `whole` followed by `fraction`.
+/// A parsed number that borrows its text; the digits are `whole` followed by `fraction`.
 struct Parts<'a> {
     negative: bool,
     whole: &'a [u8],
@@ -120,7 +122,8 @@ impl<'a> Parts<'a> {
             (false, false) => 1,
         };
         let sizes = || {
-            // Without zeros at the ends, longer digits that begin alike are the larger ones.
+            // Neither number has zeros at its ends, so of two with a common prefix the longer is
+            // greater.
             let (a, b) = (
                 self.whole.iter().chain(self.fraction),
                 other.whole.iter().chain(other.fraction),
@@ -148,7 +151,7 @@ fn drop_zeros(digits: &[u8]) -> &[u8] {
     &digits[..digits.len() - digits.iter().rev().take_while(|b| **b == b'0').count()]
 }
 
-/// What follows the `e`: an optional sign and at least one digit.
+/// Parses the text after the `e`: an optional sign and at least one digit.
 fn read_exponent(bytes: &[u8]) -> Option<i64> {
     let (negative, bytes) = match bytes {
         [b'-', rest @ ..] => (true, rest),
@@ -178,7 +181,7 @@ impl PartialOrd for Decimal {
     }
 }
 
-/// The text of a JSON number of this value: plain while that is short, with an exponent otherwise.
+/// The number as JSON text: plain while that is short, with an exponent otherwise.
 impl fmt::Display for Decimal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         /// More zeros than this are written as an exponent.

@@ -1,8 +1,8 @@
-//! Durations as people write them: `5m`, `1h30m`, `200ms`, `0`, `never`.
+//! Durations in configuration files and on the command line: `5m`, `1h30m`, `200ms`, `0`, `never`.
 
 use std::time::Duration;
 
-/// What `never` means: longer than any time can be added to.
+/// The value of `never`: longer than anything it may be added to.
 pub const NEVER: Duration = Duration::MAX;
 
 const UNITS: [(&str, u64); 5] = [
@@ -13,7 +13,7 @@ const UNITS: [(&str, u64); 5] = [
     ("ms", 1),
 ];
 
-/// Reads a duration; the error says what is wrong, for people.
+/// Parses a duration; the error says what is wrong, for people.
 pub fn parse(text: &str) -> Result<Duration, String> {
     let refused = || format!("\"{text}\" is not a duration such as \"30s\", \"1h30m\" or \"never\"");
     match text.trim() {

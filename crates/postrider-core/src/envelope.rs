@@ -1,4 +1,5 @@
-//! The envelope of one event: the members that routing and rendering look at, as slices of its text.
+//! The envelope of one event: the members that routing and rendering look at, as slices of its
+//! text.
 
 use crate::event::Schema;
 use crate::json::{Kind, Raw};
@@ -15,7 +16,7 @@ pub enum KeyStyle {
     Edge,
 }
 
-/// One event seen through its schema. Absent members are none; JSON nulls are kept as they are.
+/// An event read by its schema. Absent members are none; JSON nulls are kept.
 #[derive(Clone, Copy, Debug)]
 pub struct Envelope<'a> {
     pub schema: Schema,
@@ -33,7 +34,7 @@ pub struct Envelope<'a> {
     pub data_version: Option<Raw<'a>>,
     /// `data`; for a custom event the whole object.
     pub data: Option<Raw<'a>>,
-    /// How a custom event's envelope is found; its fields above are filled from the event only.
+    /// The mapping of a custom event's envelope; the fields above are filled from the event only.
     pub mapping: Option<&'a InputMapping>,
 }
 
@@ -97,8 +98,8 @@ impl<'a> Envelope<'a> {
         envelope
     }
 
-    /// Finds what a filter's key or a delivery attribute's source field addresses. `topic` is the
-    /// topic's name as delivered events carry it. A JSON null counts as absent.
+    /// Finds the value that a filter's key or a delivery attribute's source field addresses.
+    /// `topic` is the topic's name as delivered events carry it. A JSON null counts as absent.
     pub fn lookup(&self, key: &str, keys: KeyStyle, topic: &'a str) -> Option<Field<'a>> {
         if self.schema == Schema::Custom && keys == KeyStyle::Edge {
             return Field::value(path(self.object, key));
@@ -155,7 +156,7 @@ impl<'a> Envelope<'a> {
         self.field(self.time, |m| &m.event_time)
     }
 
-    /// An Event Grid event always has a data version; the empty one unless its publisher gave it.
+    /// The data version of an Event Grid event, which is empty if the publisher set none.
     pub fn data_version_field(&self) -> Option<Field<'a>> {
         let found = self.field(self.data_version, |m| &m.data_version);
         match self.schema {
@@ -164,7 +165,8 @@ impl<'a> Envelope<'a> {
         }
     }
 
-    /// A member of the envelope; for a custom event its default if the event lacks a scalar there.
+    /// A member of the envelope; for a custom event the mapping's default if the event has no
+    /// scalar there.
     fn field(&self, found: Option<Raw<'a>>, of: fn(&InputMapping) -> &Mapped) -> Option<Field<'a>> {
         match self.schema {
             Schema::EventGrid => Field::value(found),
@@ -177,7 +179,7 @@ impl<'a> Envelope<'a> {
     }
 }
 
-/// What a key addresses in an event.
+/// The value that a key addresses in an event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Field<'a> {
     /// A value with the type it has in the event. Never null.
@@ -185,7 +187,7 @@ pub enum Field<'a> {
     /// An attribute of the envelope: a number or a boolean here also counts as the string of its
     /// text. Never null.
     Attribute(Raw<'a>),
-    /// A string that the event itself does not spell out: a stamped topic, a default.
+    /// A string that the event does not contain: a stamped topic, or a default.
     Text(&'a str),
 }
 
@@ -198,7 +200,7 @@ impl<'a> Field<'a> {
         raw.filter(|raw| !raw.is_null()).map(Field::Attribute)
     }
 
-    /// The value as it is written in the event; none for text that is not in the event.
+    /// The value as written in the event; none for text that is not in the event.
     pub fn raw(self) -> Option<Raw<'a>> {
         match self {
             Field::Value(raw) | Field::Attribute(raw) => Some(raw),

@@ -1,10 +1,10 @@
-//! Events as they were accepted: the publisher's bytes, and where in them the events are.
+//! Accepted events: the publisher's bytes, and the positions of the events in them.
 
 use crate::ids::{Position, SubscriptionId, TopicId};
 use crate::time::Timestamp;
 use bytes::Bytes;
 
-/// The form events have on the way in or on the way out.
+/// The schema of incoming or outgoing events.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Schema {
     EventGrid,
@@ -12,7 +12,7 @@ pub enum Schema {
     Custom,
 }
 
-/// One publish request that was found good, with the subscriptions that each event matched.
+/// A valid publish request, with the subscriptions that each event matched.
 ///
 /// Accepted and stored as a whole: all of its events become durable together or not at all.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -20,22 +20,23 @@ pub struct Batch {
     pub topic: TopicId,
     pub schema: Schema,
     pub received: Timestamp,
-    /// Who published: the kind of credential, for people to read. Never the credential itself.
+    /// The kind of credential that the publisher used, for people to read. Never the credential
+    /// itself.
     pub publisher: Box<str>,
-    /// The trace context of the request, if it had one, as [`crate::trace::kept`] writes it.
+    /// The trace context of the request, if it had one, in the form of [`crate::trace::kept`].
     pub trace: Option<Box<str>>,
-    /// How many times it was replayed; 0 for what a publisher sent.
+    /// How many times it was replayed; 0 for a publisher's request.
     pub replay: u32,
-    /// How many deliveries by servers like this one led here; 0 for what a publisher sent.
+    /// How many deliveries by servers like this one led here; 0 for a publisher's request.
     pub hops: u32,
-    /// The JSON text of all events, as it came (a CloudEvent in binary mode is put together here).
+    /// The JSON text of all events, as received (a CloudEvent in binary mode is assembled here).
     pub body: Bytes,
     pub events: Vec<EventRef>,
     /// The distinct sets of matching subscriptions; `EventRef::matched` points in here.
     pub matched: Vec<Box<[SubscriptionId]>>,
 }
 
-/// One event inside a [`Batch`].
+/// The position of an event inside a [`Batch`], and notes about it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct EventRef {
     /// The event's JSON object within the body.
@@ -49,7 +50,7 @@ pub struct EventRef {
     pub lacks: Lacks,
 }
 
-/// A stretch of bytes.
+/// A range of bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Span {
     pub start: u32,
@@ -93,7 +94,7 @@ impl Batch {
         self.slice(self.events[index].object)
     }
 
-    /// Text at a span that was recorded when the body was parsed.
+    /// The text at a span that was recorded when the body was parsed.
     pub fn slice(&self, span: Span) -> &str {
         std::str::from_utf8(&self.body[span.range()]).expect("the body was checked when it was accepted")
     }
@@ -109,8 +110,8 @@ impl Batch {
     }
 }
 
-/// The id by which Postrider itself knows an event: the same at every attempt, for every subscription
-/// and after a restart. Written like a GUID: the log's own random half, then the position.
+/// Postrider's own id of an event: the same at every attempt, for every subscription and after a
+/// restart. Formatted as a GUID: the log's random identity, then the position.
 pub fn system_id(log: u64, position: Position) -> String {
     let (a, b) = (log, position.0);
     // The version (8: custom) and variant bits make it a well-formed UUID.

@@ -1,4 +1,4 @@
-//! Which events a subscription wants.
+//! Filters: which events a subscription gets.
 
 mod input;
 mod text;
@@ -15,16 +15,16 @@ use text::{begins_with, ends_with, same};
 
 pub use crate::envelope::KeyStyle;
 
-/// What an event must be to match. All parts must hold; a part that is not set always does.
+/// The conditions that an event must meet. All parts must hold; a part that is not set always does.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Filter {
-    /// None, an empty list or the one word `All` mean every type.
+    /// None, an empty list or the single word `All` mean every type.
     pub included_event_types: Option<Vec<String>>,
     pub subject_begins_with: Option<String>,
     pub subject_ends_with: Option<String>,
     pub subject_case_sensitive: bool,
-    /// Advanced filters look into arrays (`enableAdvancedFilteringOnArrays`); without it an array
-    /// matches none of them.
+    /// Whether advanced filters look into arrays (`enableAdvancedFilteringOnArrays`); otherwise an
+    /// array matches none of them.
     pub arrays: bool,
     pub advanced: Vec<AdvancedFilter>,
     /// How keys address the members of events with a custom schema.
@@ -64,16 +64,16 @@ pub enum Test {
     IsNotNull,
 }
 
-/// An operator by its name in the API, and how a test is made of it.
+/// An operator by its name in the API, and how to make a test of it.
 #[derive(Clone, Copy, Debug)]
 pub struct Operator {
     pub name: &'static str,
-    /// The edge module knows it too.
+    /// Whether the edge module has this operator too.
     pub on_edge: bool,
     pub operand: Operand,
 }
 
-/// What an operator takes: the member `value` (one) or `values` (a list), or neither.
+/// The operand of an operator: the member `value` (one) or `values` (a list), or neither.
 #[derive(Clone, Copy, Debug)]
 pub enum Operand {
     Number(fn(Decimal) -> Test),
@@ -163,7 +163,7 @@ impl Test {
         }
     }
 
-    /// What the operator takes, with the values given to it.
+    /// The operands of the test.
     pub fn operands(&self) -> Operands<'_> {
         match self {
             Test::NumberIn(values) | Test::NumberNotIn(values) => Operands::Numbers(values),
@@ -185,7 +185,7 @@ impl Test {
     }
 }
 
-/// The values of a test, as [`Operand`] says what an operator takes.
+/// The values of a test, in the form that its [`Operand`] prescribes.
 #[derive(Clone, Copy, Debug)]
 pub enum Operands<'a> {
     Number(&'a Decimal),
@@ -220,7 +220,7 @@ impl fmt::Display for Mismatch {
 }
 
 impl Filter {
-    /// True if there is nothing to test: every event matches.
+    /// Whether the filter has nothing to test: every event matches.
     pub fn is_open(&self) -> bool {
         let empty = |text: &Option<String>| text.as_deref().is_none_or(str::is_empty);
         self.types().is_none()
@@ -229,7 +229,7 @@ impl Filter {
             && self.advanced.is_empty()
     }
 
-    /// Decides whether the event is wanted: none if it is, otherwise the part that refused it.
+    /// Tests an event: none if it matches, otherwise the part that it does not satisfy.
     pub fn first_mismatch<'a>(
         &'a self,
         input: &mut FilterInput<'a>,
@@ -255,13 +255,13 @@ impl Filter {
         Ok(None)
     }
 
-    /// The same for a single event that nothing else is asked of.
+    /// Like [`Filter::first_mismatch`], for a single event that no other filter looks at.
     pub fn mismatch_of(&self, event: &Envelope<'_>, topic: &str) -> Option<Mismatch> {
         let mut input = FilterInput::new(event, topic, FilterBudget::UNLIMITED);
         self.first_mismatch(&mut input).expect("the budget has no limit")
     }
 
-    /// Puts a mismatch of this filter into words.
+    /// Describes a mismatch of this filter in words.
     pub fn explain(&self, mismatch: Mismatch) -> String {
         match mismatch {
             Mismatch::Advanced(index) if index < self.advanced.len() => {
@@ -272,7 +272,7 @@ impl Filter {
         }
     }
 
-    /// The types to choose from; none if every type will do.
+    /// The event types that match; none if every type does.
     fn types(&self) -> Option<&[String]> {
         match self.included_event_types.as_deref() {
             None | Some([]) => None,
@@ -306,7 +306,7 @@ impl Filter {
 }
 
 impl Test {
-    /// Tests what the key addresses.
+    /// Tests the value that the key addresses.
     fn holds(
         &self,
         known: &KnownField<'_>,
@@ -315,7 +315,8 @@ impl Test {
     ) -> Result<bool, FilterBudgetExceeded> {
         // No field stands for an absent member or a null.
         let Some(field) = known.field else {
-            // Three of the negative operators hold for nothing, three do not: so it is documented.
+            // As documented: three of the negative operators hold for an absent value, three do
+            // not.
             return Ok(matches!(
                 self,
                 Test::NumberNotIn(_)
@@ -350,7 +351,7 @@ impl Test {
             if element.kind() == Kind::Object {
                 return Ok(false);
             }
-            // Elements of another type are passed over.
+            // Elements of another type are skipped.
             let element = KnownField::new(Some(Field::Value(element)));
             hit = hit || self.hits(&element, budget)? == Some(true);
         }
@@ -369,8 +370,8 @@ impl Test {
         )
     }
 
-    /// Whether a value is what the operands describe, before any negation; none if the value is not
-    /// of the operator's type.
+    /// Whether a value satisfies the operands, before any negation; none if the value is not of the
+    /// operator's type.
     fn hits(
         &self,
         known: &KnownField<'_>,
@@ -436,7 +437,7 @@ fn order_hits(
     })
 }
 
-/// For comparisons that end with the shorter of text and operand at the latest.
+/// For comparisons that read no more than the shorter of text and operand.
 fn string_hits(
     known: &KnownField<'_>,
     operands: &[String],
@@ -465,7 +466,7 @@ fn any_hit(
     Ok(hit)
 }
 
-/// The charge of a comparison, which ends with the shorter of the two texts at the latest.
+/// The charge of a comparison, which reads no more than the shorter of the two texts.
 fn comparison_bytes(text: &str, operand: &str) -> usize {
     1 + text.len().min(operand.len())
 }
@@ -524,7 +525,7 @@ mod tests {
         mismatch.map_or(Ok(()), Err)
     }
 
-    /// Tests one value at `data.v`; the empty text leaves it out.
+    /// Tests a single value at `data.v`; with an empty text the event has no such value.
     fn holds(test: &Test, value: &str, arrays: bool) -> bool {
         let event = match value {
             "" => r#"{"data":{}}"#.to_owned(),
@@ -539,7 +540,7 @@ mod tests {
         matching: &'static [&'static str],
         not_matching: &'static [&'static str],
         missing: bool,
-        /// Arrays, tested with the flag; without it none matches.
+        /// Arrays, tested with the flag; without it none of them matches.
         arrays_matching: &'static [&'static str],
         arrays_not_matching: &'static [&'static str],
     }
@@ -704,7 +705,7 @@ mod tests {
             arrays_matching: &["[false,true]"],
             arrays_not_matching: &["[]", "[true]"],
         });
-        // These two ask whether there is a value, not what it is: arrays and objects are values.
+        // Null tests ask only whether there is a value: arrays and objects are values.
         check(Row {
             test: Test::IsNullOrUndefined,
             matching: &[],
@@ -894,7 +895,8 @@ mod tests {
         assert!(!filter.is_open() && Filter::default().is_open());
     }
 
-    // The documented example: a number among the extension attributes, filtered with a string operator.
+    // The documented example: a number among the extension attributes, filtered with a string
+    // operator.
     #[test]
     fn extension_attributes_compare_as_strings_too() {
         let event = r#"{"id":"1","source":"/s","type":"t","comexampleother":51,"on":true}"#;
@@ -928,7 +930,8 @@ mod tests {
         let envelope = Envelope::read(Schema::EventGrid, Raw::parse(&event).unwrap(), None);
         let terms = |n: usize| Test::StringContains(vec![format!("{n}{}", "x".repeat(500)); 25].into());
         let filters: Vec<Filter> = (0..50).map(|n| advanced("data.v", terms(n), false)).collect();
-        // Looking it up, reading and folding it, once; and then once for each filter.
+        // Looking the value up, reading and folding it are charged once; comparing is charged for
+        // each filter.
         let work = |budget: u64| {
             let mut input = FilterInput::new(&envelope, "/the/topic", FilterBudget::bytes(budget));
             filters.iter().try_for_each(|filter| {
@@ -944,7 +947,8 @@ mod tests {
         assert_eq!(numbers.first_mismatch(&mut input), Err(FilterBudgetExceeded));
     }
 
-    // 500 types of 512 characters in each subscription were compared with the event's for nothing.
+    // Regression: 500 types of 512 characters in each subscription were compared with the event's
+    // type free of charge.
     #[test]
     fn comparisons_of_types_subjects_and_strings_are_charged_by_their_length() {
         let long = "\u{e9}".repeat(500);
@@ -976,7 +980,7 @@ mod tests {
         }
     }
 
-    // They were searched one by one, for each filter of each subscription.
+    // Regression: fields were searched one by one, for each filter of each subscription.
     #[test]
     fn many_fields_are_found_by_their_keys() {
         let members: Vec<String> = (0..100).map(|n| format!(r#""k{n}":{n}"#)).collect();

@@ -1,7 +1,8 @@
-//! Whether a webhook wants the events of a subscription: what its answer to the question means.
+//! The rules of the webhook handshake: what a webhook's answer means for its subscription.
 //!
-//! The schema of delivery chooses the question. Event Grid and custom delivery send an event with a code that the
-//! answer must repeat; CloudEvents delivery asks with OPTIONS whether the origin is allowed.
+//! The delivery schema decides the form of the request. Event Grid and custom delivery send an
+//! event with a code that the answer must repeat; CloudEvents delivery asks with OPTIONS whether
+//! the origin is allowed.
 
 use crate::event::Schema;
 use crate::json::Raw;
@@ -11,28 +12,28 @@ use std::time::Duration;
 /// The first API version whose validation event carries a URL to be visited.
 pub const MANUAL_SINCE: &str = "2018-05-01-preview";
 
-/// One question, as far as the answer depends on it.
+/// The parts of a handshake request that decide what its answer means.
 #[derive(Clone, Copy, Debug)]
 pub struct Question<'a> {
     pub delivery: Schema,
-    /// What the answer to an event must say.
+    /// The code that the answer to a validation event must repeat.
     pub code: &'a str,
-    /// Who asks, in an OPTIONS request.
+    /// The origin that an OPTIONS request asks permission for.
     pub origin: &'a str,
-    /// A URL went with it that may be visited instead of answering.
+    /// Whether the request came with a URL that may be visited instead of answering.
     pub manual: bool,
-    /// How many times it has been put, this time included.
+    /// The number of requests made, this one included.
     pub tries: u32,
 }
 
-/// How often the question is put, and when again.
+/// How often the request is repeated, and after which wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Patience {
     pub tries: u32,
     pub pause: Duration,
 }
 
-/// What came back.
+/// The webhook's reply, as far as the rules need it.
 #[derive(Clone, Copy, Debug)]
 pub enum Heard<'a> {
     Answer {
@@ -41,21 +42,21 @@ pub enum Heard<'a> {
         allowed_rate: Option<&'a str>,
         body: &'a [u8],
     },
-    /// The time for an answer is over.
+    /// No answer came in time.
     TimedOut,
-    /// There was no connection, or it broke; why, for people.
+    /// No connection could be made, or it broke; the reason is for people.
     Failed(&'a str),
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Verdict {
-    /// `rate`: the most requests a minute that the webhook wants; none: as many as there are.
+    /// `rate` is the most requests a minute that the webhook wants; none means no limit.
     Granted { rate: Option<u32> },
-    /// The question was heard; the answer may come by a visit.
+    /// The webhook received the request; it may still be confirmed by a visit.
     Manual,
-    /// To be put again, then.
+    /// The request is to be repeated at this time.
     TryAgain(Timestamp),
-    /// `reason`: a clause in the service's own words, where it has any.
+    /// `reason` is a clause in Azure's own words, where it has any.
     Refused { reason: String },
 }
 
@@ -84,7 +85,7 @@ impl Question<'_> {
         }
     }
 
-    /// The answer to an event: exactly 200, with the code.
+    /// The verdict on the answer to a validation event: exactly 200, with the code.
     fn echo(&self, status: u16, body: &[u8]) -> Verdict {
         if status != 200 {
             return refused_status("POST", status);
@@ -95,7 +96,7 @@ impl Question<'_> {
         self.unanswered("POST", status)
     }
 
-    /// The answer to OPTIONS: any success, and a header that names the origin.
+    /// The verdict on the answer to OPTIONS: any success, and a header that names the origin.
     fn permission(&self, status: u16, origin: Option<&str>, rate: Option<&str>) -> Verdict {
         if !(200..300).contains(&status) {
             return refused_status("OPTIONS", status);
@@ -112,7 +113,8 @@ impl Question<'_> {
                 ),
             };
         }
-        // What is not a number, and a zero, limit nothing: the webhook would never hear of its events.
+        // A value that is not a number, or is zero, sets no limit: otherwise the webhook would
+        // never get an event.
         let rate = rate.and_then(|text| text.trim().parse().ok()).filter(|n| *n > 0);
         Verdict::Granted { rate }
     }
@@ -130,7 +132,7 @@ impl Question<'_> {
     }
 }
 
-/// The request that puts the question.
+/// The method of the handshake request.
 pub fn method(delivery: Schema) -> &'static str {
     match delivery {
         Schema::CloudEvent => "OPTIONS",
@@ -147,7 +149,7 @@ fn refused_status(request: &str, status: u16) -> Verdict {
     }
 }
 
-/// Why nobody answered: the window is over.
+/// The reason given when the validation window has passed without a confirmation.
 pub fn expired(delivery: Schema, window: Duration) -> String {
     format!(
         "Http {} request retuned 2XX response with response code OK. When a validation request is accepted without \
@@ -158,7 +160,8 @@ pub fn expired(delivery: Schema, window: Duration) -> String {
     )
 }
 
-/// What the caller is told, misspelling included. `endpoint` is without its query.
+/// The error message for the caller, in Azure's words, misspelling included. `endpoint` is without
+/// its query.
 pub fn message(delivery: Schema, endpoint: &str, reason: &str, activity: &str, at: Timestamp) -> String {
     let page = match delivery {
         Schema::CloudEvent => "https://aka.ms/esvalidationcloudevent",
@@ -174,13 +177,14 @@ pub fn message(delivery: Schema, endpoint: &str, reason: &str, activity: &str, a
     )
 }
 
-/// Whether a manual answer was known to this API version: dates compare as text, a preview precedes its release.
+/// Whether this API version has manual validation: dates compare as text, a preview precedes its
+/// release.
 pub fn manual_in(api_version: &str) -> bool {
     let day = |version: &str| version.get(..10).map(str::to_owned);
     day(api_version) >= day(MANUAL_SINCE)
 }
 
-/// The text of `validationResponse`, whatever its case.
+/// The text of `validationResponse`, in any case.
 fn validation_response(body: &[u8]) -> Option<String> {
     let text = std::str::from_utf8(body).ok()?;
     let text = text.trim_start_matches('\u{feff}').trim();
@@ -188,7 +192,7 @@ fn validation_response(body: &[u8]) -> Option<String> {
     Some(found.as_str()?.into_owned())
 }
 
-/// A status as .NET names it; one without a name is its number.
+/// A status by its name in .NET; one without a name by its number.
 pub fn status_name(status: u16) -> String {
     let name = match status {
         100 => "Continue",
@@ -302,7 +306,8 @@ mod tests {
         );
         check(200, "\u{feff}{\"VALIDATIONRESPONSE\":\"4D8DEF5B\"}", GRANTED);
         check(200, r#"{"validationResponse":"4D8D\u0045F5B"}"#, GRANTED);
-        // A wrong code, the code in another case, something else, nothing: someone may still visit the URL.
+        // A wrong code, the code in another case, other content, an empty body: the URL may still
+        // be visited.
         for other in [
             "",
             "ok",

@@ -1,4 +1,4 @@
-//! Names of things inside Postrider. Numbers are given out once and never again.
+//! Ids inside Postrider. Numbers are assigned once and never reused.
 
 use std::fmt;
 
@@ -17,19 +17,19 @@ macro_rules! number_id {
 }
 
 number_id!(
-    /// Whatever events are published to: a custom topic, a domain or a system topic.
+    /// The id of anything that events are published to: a custom topic, a domain or a system topic.
     TopicId
 );
 number_id!(
-    /// An event subscription. A subscription that is deleted and made again is another one.
+    /// An event subscription. A subscription that is deleted and created again has another id.
     SubscriptionId
 );
 number_id!(
-    /// An event's place in the log. Later events have greater positions.
+    /// An event's position in the log. Later events have greater positions.
     Position
 );
 
-/// A value that must not be shown: keys, secret headers.
+/// A value that must never be shown: keys, secret headers.
 #[derive(Clone, Default, PartialEq, Eq)]
 pub struct Secret(String);
 

@@ -1,14 +1,14 @@
 //! JSON as text: checks it once, then hands out slices of it.
 //!
-//! Events pass through Postrider without being turned into trees: the publish path needs where each
-//! event and a few members of its envelope begin and end, a filter needs one member deep inside, and
-//! the delivery path copies the original bytes. A general parser builds more than that, or reads the
-//! text twice; this one reads it once and allocates nothing.
+//! Events pass through Postrider without being parsed into trees: the publish path needs the
+//! positions of each event and of a few envelope members, a filter needs one member deep inside,
+//! and the delivery path copies the original bytes. A general parser builds more than that, or
+//! reads the text twice; this one reads it once and allocates nothing.
 
 use std::borrow::Cow;
 use std::fmt;
 
-/// Objects and arrays may be nested this deep.
+/// The greatest nesting depth of objects and arrays.
 pub const DEPTH_MAX: usize = 128;
 
 /// Where and why a text is not JSON.
@@ -26,7 +26,7 @@ impl fmt::Display for Error {
 
 impl std::error::Error for Error {}
 
-/// The text of one JSON value that has been checked, without white space around it.
+/// The text of a single valid JSON value, without white space around it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Raw<'a>(&'a str);
 
@@ -49,7 +49,7 @@ impl<'a> Raw<'a> {
         Ok(raw)
     }
 
-    /// Takes text that this module has checked before, such as a slice that was stored.
+    /// Wraps text that this module has checked before, such as a stored slice.
     pub fn trusted(text: &'a str) -> Raw<'a> {
         Raw(text)
     }
@@ -132,17 +132,17 @@ impl<'a> Raw<'a> {
         found
     }
 
-    /// Follows a dot path, each dot one object level, as [`Raw::get_any_case`] finds each member. Reads
-    /// the text once, however deep the path is and whatever the cases of its names.
+    /// Follows a dot path, each dot one object level, as [`Raw::get_any_case`] finds each member.
+    /// Reads the text once, however deep the path is and whatever the cases of its names.
     pub fn follow(self, path: &str) -> Option<Raw<'a>> {
         Scanner::new(self.0).follow(Some(path), true).ok().flatten()
     }
 }
 
-/// One member of an object.
+/// A member of an object.
 #[derive(Clone, Copy, Debug)]
 pub struct Member<'a> {
-    /// As written between the quotes, escapes and all.
+    /// As written between the quotes, with its escapes.
     pub name: &'a str,
     pub value: Raw<'a>,
 }
@@ -153,7 +153,7 @@ impl Member<'_> {
     }
 }
 
-/// Whether a member's name, as written between the quotes, stands for `name`.
+/// Whether a member's name, as written between the quotes, means `name`.
 fn is_name(written: &str, name: &str) -> bool {
     written == name || (written.contains('\\') && unescape(written) == name)
 }
@@ -192,7 +192,7 @@ impl<'a> Iterator for Elements<'a> {
     }
 }
 
-/// Reads a text from left to right, checking as it goes.
+/// Reads a text from left to right and validates it on the way.
 #[derive(Clone, Debug)]
 pub struct Scanner<'a> {
     text: &'a str,
@@ -209,12 +209,12 @@ impl<'a> Scanner<'a> {
         }
     }
 
-    /// Where the scanner stands.
+    /// The scanner's position.
     pub fn at(&self) -> usize {
         self.at
     }
 
-    /// The next byte that is not white space, without taking it.
+    /// The next byte that is not white space, without consuming it.
     pub fn peek(&mut self) -> Option<u8> {
         let bytes = self.text.as_bytes();
         while let Some(b' ' | b'\t' | b'\n' | b'\r') = bytes.get(self.at) {
@@ -223,7 +223,7 @@ impl<'a> Scanner<'a> {
         bytes.get(self.at).copied()
     }
 
-    /// Fails unless nothing but white space is left.
+    /// Fails unless only white space is left.
     pub fn end(&mut self) -> Result<(), Error> {
         match self.peek() {
             None => Ok(()),
@@ -231,7 +231,7 @@ impl<'a> Scanner<'a> {
         }
     }
 
-    /// Takes the opening bracket of an object or array.
+    /// Consumes the opening bracket of an object or array.
     pub fn open(&mut self, bracket: u8) -> Result<(), Error> {
         if self.peek() != Some(bracket) {
             return self.fail(match bracket {
@@ -247,7 +247,7 @@ impl<'a> Scanner<'a> {
         Ok(())
     }
 
-    /// Inside an object: takes the next member's name and the colon, or the closing brace.
+    /// Inside an object: consumes the next member's name and the colon, or the closing brace.
     pub fn next_name(&mut self, first: &mut bool) -> Result<Option<&'a str>, Error> {
         match self.peek() {
             Some(b'}') => {
@@ -271,7 +271,7 @@ impl<'a> Scanner<'a> {
         Ok(Some(name))
     }
 
-    /// Inside an array: true when an element follows, false when the closing bracket was taken.
+    /// Inside an array: true when an element follows, false when the closing bracket was consumed.
     pub fn next_element(&mut self, first: &mut bool) -> Result<bool, Error> {
         match self.peek() {
             Some(b']') => {
@@ -292,7 +292,7 @@ impl<'a> Scanner<'a> {
         Ok(true)
     }
 
-    /// Takes one whole value.
+    /// Consumes a whole value.
     pub fn value(&mut self) -> Result<Raw<'a>, Error> {
         let next = self.peek();
         let start = self.at;
@@ -324,8 +324,8 @@ impl<'a> Scanner<'a> {
         Ok(Raw(&self.text[start..self.at]))
     }
 
-    /// Takes a value and finds what the path leads to inside; the value itself without a path. With
-    /// `may_stop` the scanner may stop inside the value, once the answer is known.
+    /// Consumes a value and finds the value that the path leads to inside; the value itself without
+    /// a path. With `may_stop` the scanner may stop inside the value once the answer is known.
     fn follow(&mut self, path: Option<&str>, may_stop: bool) -> Result<Option<Raw<'a>>, Error> {
         let Some(path) = path else {
             return self.value().map(Some);
@@ -348,7 +348,7 @@ impl<'a> Scanner<'a> {
                 }
                 (exact, found) = (true, Some(value));
             } else if found.is_none() && unescape(written).eq_ignore_ascii_case(name) {
-                // An exact match may still come, so that what is behind this value is needed.
+                // An exact match may still follow, so the rest of the object is needed.
                 found = Some(self.follow(rest, false)?);
             } else {
                 self.value()?;
@@ -357,7 +357,7 @@ impl<'a> Scanner<'a> {
         Ok(found.flatten())
     }
 
-    /// Takes a string and returns what is between the quotes.
+    /// Consumes a string and returns the text between the quotes.
     fn string(&mut self) -> Result<&'a str, Error> {
         #[cfg(test)]
         tests::STRINGS_READ.with(|count| count.set(count.get() + 1));
@@ -456,7 +456,8 @@ impl<'a> Scanner<'a> {
     }
 }
 
-/// The first byte from `at` on that ends a plain run: a quote, a backslash or a control character.
+/// The first byte at or after `at` that ends a plain run: a quote, a backslash or a control
+/// character.
 fn plain_end(bytes: &[u8], mut at: usize) -> usize {
     const ONES: u64 = 0x0101_0101_0101_0101;
     const HIGHS: u64 = 0x8080_8080_8080_8080;
@@ -482,7 +483,7 @@ fn plain_end(bytes: &[u8], mut at: usize) -> usize {
     at
 }
 
-/// The string that a checked JSON string's inner text stands for. A lone surrogate becomes U+FFFD.
+/// The string that a valid JSON string's inner text encodes. A lone surrogate becomes U+FFFD.
 pub fn unescape(inner: &str) -> Cow<'_, str> {
     if !inner.contains('\\') {
         return Cow::Borrowed(inner);
@@ -639,7 +640,8 @@ mod tests {
         assert_eq!(elements, ["1", "\"x\"", "null"]);
     }
 
-    // Reading the rest of the text anew at each level took a hundred times as long for a hundred levels.
+    // Regression: the rest of the text was read again at each level, which took a hundred times as
+    // long for a hundred levels.
     #[test]
     fn a_path_is_followed_in_one_pass() {
         const LEVELS: usize = 100;

@@ -1,4 +1,5 @@
-//! The rules: events, filters, routing, rendering, retry. No I/O, no runtime, no clock reads.
+//! The rules: events, filters, rendering, retry, probation, profiles. No I/O, no runtime, no clock
+//! reads.
 
 pub mod ids;
 pub mod time;

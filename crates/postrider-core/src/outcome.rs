@@ -1,4 +1,4 @@
-//! What one attempt came to, in the words that dead letters and metrics use.
+//! Outcomes of attempts, by the names that dead letters and metrics use.
 
 use std::fmt;
 
@@ -23,7 +23,7 @@ pub enum Outcome {
     Forbidden,
     InvalidAzureFunctionDestination,
     GenericError,
-    /// The proxy on the way failed: nothing is known of the endpoint.
+    /// The outgoing proxy failed: nothing is known about the endpoint.
     ProxyError,
 }
 
@@ -89,7 +89,7 @@ impl Outcome {
             .unwrap_or(Outcome::GenericError)
     }
 
-    /// What an answered request came to, if its status is not one of the profile's successes.
+    /// The outcome of a request with this status, which is not a success in the profile.
     pub fn of_failure_status(status: u16) -> Outcome {
         match status {
             400 => Outcome::BadRequest,

@@ -1,24 +1,25 @@
-//! Pauses of a subscription: time that its events do not age in.
+//! Pauses of a subscription: time in which its events do not age.
 
 use crate::time::Timestamp;
 use std::time::Duration;
 
-/// More pauses than this are not told apart: the two with the least time between them become one.
+/// The most pauses that are kept; beyond it, the two with the least time between them are merged.
 pub const PAUSES_MAX: usize = 32;
 
-/// From one instant until just before another; without an end, for as long as nobody ends it.
+/// From one instant until just before another; without an end, until somebody resumes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Pause {
     pub from: Timestamp,
     pub until: Option<Timestamp>,
 }
 
-/// The pauses that may still matter, in order. They do not touch each other, and only the last may go on.
+/// The pauses that may still matter, in order. They do not touch each other, and only the last may
+/// be open-ended.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Pauses(Vec<Pause>);
 
 impl Pauses {
-    /// Pauses as they were written down, in any order; those that touch each other are one.
+    /// Stored pauses, in any order; pauses that touch each other are merged.
     pub fn of(mut all: Vec<Pause>) -> Pauses {
         all.retain(|pause| pause.until.is_none_or(|until| pause.from < until));
         all.sort_by_key(|pause| pause.from);
@@ -47,19 +48,19 @@ impl Pauses {
         self.since().is_some()
     }
 
-    /// When the pause began that goes on.
+    /// When the current pause began.
     pub fn since(&self) -> Option<Timestamp> {
         let last = self.0.last().filter(|last| last.until.is_none());
         last.map(|last| last.from)
     }
 
-    /// Begins a pause. Whether there was none.
+    /// Begins a pause. Returns whether there was none.
     pub fn begin(&mut self, now: Timestamp) -> bool {
         if self.is_paused() {
             return false;
         }
         match self.0.last_mut() {
-            // The clock was set back, or no time has passed: the one before goes on.
+            // The clock was set back, or no time has passed: the previous pause continues.
             Some(last) if last.until.is_some_and(|until| now <= until) => last.until = None,
             _ => self.0.push(Pause {
                 from: now,
@@ -70,7 +71,7 @@ impl Pauses {
         true
     }
 
-    /// Ends the pause that goes on. Whether there was one.
+    /// Ends the current pause. Returns whether there was one.
     pub fn end(&mut self, now: Timestamp) -> bool {
         if !self.is_paused() {
             return false;
@@ -78,16 +79,17 @@ impl Pauses {
         if let Some(last) = self.0.last_mut() {
             last.until = Some(now);
         }
-        // If no time has passed, or the clock was set back, nothing remains of it.
+        // A pause without duration, or one that began after `now` because the clock was set back,
+        // is removed.
         self.0
             .retain(|pause| pause.until.is_none_or(|until| pause.from < until));
         true
     }
 
-    /// The time that something received at `received` has aged since by `now`, told as the instant at which it
+    /// The age at `now` of an event received at `received`, expressed as the instant at which it
     /// would have been received if there had been no pauses.
     pub fn effective(&self, received: Timestamp, now: Timestamp) -> Timestamp {
-        // Those that ended before matter to nobody who came after.
+        // Pauses that ended before the event was received do not matter to it.
         let touching = self.0.iter().rev();
         let touching = touching.take_while(|pause| pause.until.is_none_or(|until| received < until));
         let paused: Duration = touching
@@ -99,8 +101,8 @@ impl Pauses {
         received + paused
     }
 
-    /// Forgets pauses that only events have seen which have aged by more than `time_to_live` since: those are over
-    /// in any case.
+    /// Removes pauses that matter only to events which have aged by more than `time_to_live` since:
+    /// those events are over in any case.
     pub fn prune(&mut self, time_to_live: Duration, now: Timestamp) {
         let over = |pause: &Pause| {
             let until = pause.until?;
@@ -114,7 +116,8 @@ impl Pauses {
         self.0.drain(..gone);
     }
 
-    /// The time between two pauses that become one counts as paused: events live a little longer, never shorter.
+    /// The time between two merged pauses counts as paused: events live a little longer, never
+    /// shorter.
     fn merge(&mut self) {
         while self.0.len() > PAUSES_MAX {
             let gap = |at: &usize| {
@@ -141,7 +144,7 @@ mod tests {
         Duration::from_secs(secs)
     }
 
-    /// Pauses and what ends them, turn by turn, at these times.
+    /// Pauses that begin and end at these times alternately.
     fn turns(times: &[i64]) -> Pauses {
         let mut pauses = Pauses::default();
         for (turn, time) in times.iter().enumerate() {
@@ -229,7 +232,7 @@ mod tests {
         let mut pauses = turns(&[100, 200, 300, 400]);
         pauses.prune(secs(150), at(349));
         assert_eq!(pauses, turns(&[100, 200, 300, 400]));
-        // 100 s until the second one, and 50 s since.
+        // 100 s passed until the second pause, and 50 s since.
         pauses.prune(secs(150), at(450));
         assert_eq!(pauses, turns(&[300, 400]));
         pauses.prune(secs(150), at(549));
@@ -241,7 +244,7 @@ mod tests {
         assert!(going_on.is_paused());
     }
 
-    /// Times in order, none twice.
+    /// Ascending times without duplicates.
     fn any_times(most: usize) -> impl Strategy<Value = Vec<i64>> {
         proptest::collection::vec(1i64..20, 0..most).prop_map(|steps| {
             let sums = steps.iter().scan(0, |sum, step| {
@@ -252,7 +255,7 @@ mod tests {
         })
     }
 
-    /// Second by second, and straight from the times.
+    /// The age computed second by second, directly from the times.
     fn aged(times: &[i64], received: i64, now: i64) -> Duration {
         let runs = |second: &i64| times.iter().filter(|time| *time <= second).count() % 2 == 0;
         secs((received..now).filter(runs).count() as u64)

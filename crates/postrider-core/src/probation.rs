@@ -1,23 +1,24 @@
-//! Delayed delivery: when an endpoint is left alone, and for how long.
+//! Probation (Azure: delayed delivery): when an endpoint is on probation, and for how long.
 
 use crate::outcome::Outcome;
 use crate::time::Timestamp;
 use std::time::Duration;
 
-/// The rules of delayed delivery, as data.
+/// The rules of probation, as data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Probation {
-    /// This many different deliveries must have failed, with no success between, before it begins.
+    /// The number of different deliveries that must fail, without a success in between, before it
+    /// begins.
     pub failures: u32,
-    /// How long an endpoint is left alone at first, by what went wrong.
+    /// The first delay by cause.
     pub causes: &'static [(Outcome, Duration)],
-    /// For any other cause.
+    /// The first delay for any other cause.
     pub other: Duration,
-    /// Each failed probe doubles the time, up to this.
+    /// Each failed probe doubles the delay, up to this.
     pub max: Duration,
 }
 
-/// An endpoint is left alone until `until`; then one probe goes out.
+/// The delay of an endpoint on probation: until `until`, when one probe is sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Delay {
     pub cause: Outcome,
@@ -26,22 +27,22 @@ pub struct Delay {
     /// When it began.
     pub since: Timestamp,
     pub until: Timestamp,
-    /// How long the last wait was chosen to be.
+    /// The length of the current delay.
     pub step: Duration,
 }
 
-/// The delay of one endpoint, as it is kept.
+/// The delay of one endpoint, as stored.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EndpointDelay {
     /// Scheme, host, port and path; never the query string.
     pub endpoint: String,
     pub delay: Delay,
-    /// The node that has set it, where there are several.
+    /// The node that set the delay; none without a cluster.
     pub by: Option<String>,
 }
 
 impl Probation {
-    /// What the reference lists, for the profiles that know delayed delivery.
+    /// The values of Azure's documentation, for the profiles with probation.
     pub const DOCUMENTED: Probation = Probation {
         failures: 10,
         causes: &[
@@ -60,13 +61,13 @@ impl Probation {
         max: Duration::from_secs(4 * 3600),
     };
 
-    /// How long an endpoint is left alone at first.
+    /// The first delay for a cause.
     pub fn first(&self, cause: Outcome) -> Duration {
         let listed = self.causes.iter().find(|(known, _)| *known == cause);
         listed.map_or(self.other, |(_, wait)| *wait).min(self.max)
     }
 
-    /// Left alone from `now` on.
+    /// A delay that begins at `now`.
     pub fn begin(&self, cause: Outcome, now: Timestamp) -> Delay {
         let step = self.first(cause);
         Delay {
@@ -78,7 +79,7 @@ impl Probation {
         }
     }
 
-    /// A probe has failed: left alone for twice as long.
+    /// The delay after a failed probe: twice as long.
     pub fn prolong(&self, delay: Delay, cause: Outcome, now: Timestamp) -> Delay {
         let step = (delay.step * 2).max(self.first(cause)).min(self.max);
         Delay {

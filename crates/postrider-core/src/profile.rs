@@ -1,10 +1,10 @@
-//! Profiles: what each document says about delivery and retry, as data. One engine reads them.
+//! Profiles: the delivery and retry rules of each Azure document, as data.
 
 use crate::probation::Probation;
 use crate::subscription::Origin;
 use std::time::Duration;
 
-/// What kind of place a destination is; documents treat webhooks and Azure resources differently.
+/// The kind of a destination: the documents treat webhooks and Azure resources differently.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EndpointKind {
     WebHook,
@@ -12,7 +12,7 @@ pub enum EndpointKind {
     AzureResource,
 }
 
-/// What follows from one failure status.
+/// The consequence of one failure status.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StatusRule {
     /// Retry, but not sooner than this.
@@ -25,7 +25,7 @@ pub enum StatusRule {
 }
 
 impl StatusRule {
-    /// The least wait, if there is a retry.
+    /// The least wait before a retry, if there is one.
     pub fn floor(self) -> Option<Duration> {
         match self {
             StatusRule::RetryAfter(floor) | StatusRule::FinalIfDeadLettered(floor) => Some(floor),
@@ -43,19 +43,20 @@ impl StatusRule {
     }
 }
 
-/// A least wait that is longer than waits of the schedule.
+/// A least wait that exceeds waits of the schedule.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OverrulingFloor {
-    /// The status that it follows; none: any that is not listed, and no answer at all.
+    /// The status that it follows; none stands for any status that is not listed, and for no answer
+    /// at all.
     pub status: Option<u16>,
-    /// The kinds of endpoint for which it holds.
+    /// The kinds of endpoint that it applies to.
     pub kinds: Vec<EndpointKind>,
     pub floor: Duration,
-    /// The waits of the schedule that are shorter, in order.
+    /// The shorter waits of the schedule, in order.
     pub waits: Vec<Duration>,
 }
 
-/// One line of a profile's table of statuses.
+/// A line of a profile's table of statuses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StatusLine {
     pub status: u16,
@@ -63,54 +64,57 @@ pub struct StatusLine {
     pub azure_resource: StatusRule,
 }
 
-/// When an event's time to live is looked at. It counts from publishing.
+/// When an event's time to live is checked. The time counts from publishing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TimeToLiveRule {
-    /// Only when the next attempt comes due: an event may outlive its time until then.
+    /// Only when the next attempt is due: an event may outlive its time until then.
     WhenDue,
-    /// Also after a failed attempt: an event whose next attempt would come too late is given up at once.
+    /// Also after a failed attempt: an event whose next attempt would come too late is given up at
+    /// once.
     BeforeWaiting,
 }
 
 /// How dead letters are written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DeadLetterTiming {
-    /// From the last attempt to the writing, so that many go into one blob.
+    /// From the last attempt to the writing, so that many dead letters share a blob.
     pub delay: Duration,
-    /// Dropped when the store could not be reached for this long.
+    /// A dead letter is dropped when its store was out of reach for this long.
     pub give_up_after: Duration,
 }
 
-/// Everything in which the documents differ.
+/// The rules in which the documents differ.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Profile {
     pub name: &'static str,
-    /// Where it comes from, for people.
+    /// The origin of the profile, for people.
     pub about: &'static str,
     /// Waits after the first failure, the second, and so on; the last one repeats.
     pub schedule: &'static [Duration],
-    /// How long to wait for the answer to a request of a subscription without batches.
+    /// The response timeout of a subscription without batches.
     pub response_timeout: Duration,
-    /// The same for a subscription whose requests may hold several events.
+    /// The response timeout of a subscription whose requests may hold several events.
     pub batch_response_timeout: Duration,
-    /// A timed-out attempt may still succeed until this long after it was sent; none: it may not.
+    /// A timed-out attempt may still succeed until this long after it was sent; none if it may not.
     pub late_window: Option<Duration>,
     pub success: &'static [u16],
     pub statuses: &'static [StatusLine],
-    /// A request with several events that is answered so is sent again in halves: each event may be well without
-    /// its neighbours. That is the same attempt going on.
+    /// Statuses after which a request with several events is sent again in halves, since each event
+    /// may be accepted without its neighbours. The halves continue the same attempt.
     pub split_batches_on: &'static [u16],
-    /// The least wait after any other failure, a timed-out or broken attempt included.
+    /// The least wait after any other failure, including a timeout or a broken connection.
     pub other_floor: Duration,
-    /// Each wait is lengthened by at most this share of itself, so that many events do not come at once.
+    /// Each wait is lengthened by at most this percentage, so that many retries do not come at
+    /// once.
     pub jitter_percent: u32,
     pub attempts_max: u32,
     pub time_to_live: Duration,
     pub time_to_live_rule: TimeToLiveRule,
-    /// Delayed delivery to sick endpoints; none: it is not known.
+    /// Probation rules; none if the document has none.
     pub probation: Option<Probation>,
     pub dead_letter: DeadLetterTiming,
-    /// How long a webhook that did not answer for its subscription may still be answered for.
+    /// The validation window: how long after the handshake request a webhook may still be confirmed
+    /// by a visit.
     pub validation_window: Duration,
 }
 
@@ -163,8 +167,8 @@ const STATUSES_2021: &[StatusLine] = &[
     both(503, StatusRule::RetryAfter(secs(30))),
 ];
 
-/// "Small" is all that the documents say. Thirty hourly attempts leave thirteen minutes of a day: more than
-/// this, added up, could cost an event its last attempt.
+/// The documents only say "small". Thirty hourly attempts leave thirteen minutes of a day: a
+/// greater jitter, added up, could cost an event its last attempt.
 const JITTER_PERCENT: u32 = 1;
 
 const DEAD_LETTER: DeadLetterTiming = DeadLetterTiming {
@@ -172,14 +176,16 @@ const DEAD_LETTER: DeadLetterTiming = DeadLetterTiming {
     give_up_after: hours(4),
 };
 
-/// The document of 2018 sends a 400 or a 413 "immediately" and names no delay for anything else either. Nor does it
-/// say how long an unavailable store is tried: that is as in the later ones.
+/// The document of 2018 dead-letters a 400 or a 413 "immediately" and names no delay for anything
+/// else either. It does not say how long an unavailable store is retried: that value is from the
+/// later documents.
 const DEAD_LETTER_2018: DeadLetterTiming = DeadLetterTiming {
     delay: Duration::ZERO,
     ..DEAD_LETTER
 };
 
-/// The newest cloud document, 2021-07: the default. Its section on batches gives subscribers a minute for one.
+/// The latest cloud document, 2021-07: the default. Its section on batches gives subscribers a
+/// minute to answer one.
 pub static CLOUD_2021: Profile = Profile {
     name: "cloud-2021",
     about: "the cloud service as documented in July 2021",
@@ -229,8 +235,9 @@ pub static CLOUD_2018: Profile = Profile {
     validation_window: mins(5),
 };
 
-/// 2019-05: half a minute for an answer, three for a late one. The document lets retries be skipped, which
-/// is not the same as delaying first deliveries; nothing is skipped here.
+/// 2019-05: a response timeout of half a minute, and a late window of three minutes. The document
+/// allows skipping retries, which is not the same as delaying first deliveries; nothing is skipped
+/// here.
 pub static CLOUD_2019: Profile = Profile {
     name: "cloud-2019",
     about: "the cloud service as documented in May 2019",
@@ -251,7 +258,7 @@ const STATUSES_2020: &[StatusLine] = &[
     both(503, StatusRule::RetryAfter(secs(30))),
 ];
 
-/// 2020-10: floors by status, 200 to 204, delayed delivery.
+/// 2020-10: least waits by status, success from 200 to 204, probation.
 pub static CLOUD_2020: Profile = Profile {
     name: "cloud-2020",
     about: "the cloud service as documented in October 2020",
@@ -280,7 +287,8 @@ const STATUSES_CURRENT: &[StatusLine] = &[
     both(503, StatusRule::RetryAfter(secs(30))),
 ];
 
-/// As 2021, but a webhook's 404 is retried, and a batch is to be answered as soon as a single event.
+/// Like 2021, but a webhook's 404 is retried, and a batch has the response timeout of a single
+/// event.
 pub static CLOUD_CURRENT: Profile = Profile {
     name: "cloud-current",
     about: "as cloud-2021, but a webhook's 404 is retried and a batch has 30 seconds",
@@ -291,7 +299,7 @@ pub static CLOUD_CURRENT: Profile = Profile {
     ..CLOUD_2021
 };
 
-/// The module for IoT Edge: once through the one-minute queue, then the ten-minute queue.
+/// The IoT Edge module: one pass through the one-minute queue, then the ten-minute queue.
 pub static EDGE: Profile = Profile {
     name: "edge",
     about: "the Event Grid module for IoT Edge",
@@ -321,17 +329,17 @@ static STANDARD: [&Profile; 6] = [
     &EDGE,
 ];
 
-/// The profiles that a server knows, and the one that holds where none is named.
+/// The profiles that a server knows, and the default.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Profiles {
     all: Vec<&'static Profile>,
     default: &'static Profile,
-    /// Takes the default's place for subscriptions made through the edge API.
+    /// The default for subscriptions created through the edge API.
     edge_default: Option<&'static Profile>,
 }
 
 impl Default for Profiles {
-    /// Those of the documents.
+    /// The profiles of Azure's documents.
     fn default() -> Profiles {
         Profiles {
             all: STANDARD.to_vec(),
@@ -342,7 +350,8 @@ impl Default for Profiles {
 }
 
 impl Profiles {
-    /// Adds a profile, or puts it in the place of the one of the same name. It lives as long as the process.
+    /// Adds a profile, or replaces the one with the same name. The profile lives as long as the
+    /// process.
     pub fn put(&mut self, profile: Profile) {
         let profile: &'static Profile = Box::leak(Box::new(profile));
         match self.all.iter_mut().find(|known| known.name == profile.name) {
@@ -354,7 +363,7 @@ impl Profiles {
         }
     }
 
-    /// Makes the profile of this name the one that holds where none is named. False if there is none.
+    /// Makes the profile of this name the default. False if there is none.
     #[must_use]
     pub fn set_default(&mut self, name: &str) -> bool {
         let found = self.named(name);
@@ -366,18 +375,19 @@ impl Profiles {
         self.all.iter().copied().find(|profile| profile.name == name)
     }
 
-    /// Sets the profile of subscriptions that were made through the edge API and name none, nor does their topic.
-    /// The profile lives as long as the process.
+    /// Sets the profile of subscriptions created through the edge API that name none, nor does
+    /// their topic. The profile lives as long as the process.
     pub fn set_edge_default(&mut self, profile: Profile) {
         self.edge_default = Some(Box::leak(Box::new(profile)));
     }
 
-    /// The one that holds where none is named.
+    /// The default profile.
     pub fn fallback(&self) -> &'static Profile {
         self.default
     }
 
-    /// The profile in force for a subscription of this origin, if this name is given for it or its topic.
+    /// The profile in force for a subscription of this origin, given the name set on it or its
+    /// topic.
     pub fn in_force(&self, named: Option<&str>, origin: Origin) -> &'static Profile {
         let named = named.and_then(|name| self.named(name));
         let default = match (origin, self.edge_default) {
@@ -393,7 +403,7 @@ impl Profiles {
 }
 
 impl Profile {
-    /// How long to wait for an answer, if requests hold at most so many events.
+    /// The response timeout of requests that hold at most this many events.
     pub fn response_wait(&self, events_max: usize) -> Duration {
         match events_max {
             0 | 1 => self.response_timeout,
@@ -405,14 +415,14 @@ impl Profile {
         self.success.contains(&status)
     }
 
-    /// Whether a request with so many events that was answered so is sent again in halves. It says nothing of any
-    /// one of them yet; only the answer to a single event does.
+    /// Whether a request with this many events and this answer is sent again in halves. The answer
+    /// then says nothing about any of the events; only the answer to a single event does.
     pub fn splits(&self, status: Option<u16>, events: usize) -> bool {
         let refused = status.is_some_and(|status| self.split_batches_on.contains(&status));
         events > 1 && refused
     }
 
-    /// What follows from a failure with this status (none: no answer at all).
+    /// The consequence of a failure with this status; none stands for no answer at all.
     pub fn rule(&self, status: Option<u16>, kind: EndpointKind) -> StatusRule {
         let line = self.statuses.iter().find(|line| Some(line.status) == status);
         match (line, kind) {
@@ -422,8 +432,8 @@ impl Profile {
         }
     }
 
-    /// When attempts fall, counted from the first, if each is answered at once with a failure of no special
-    /// kind and chance is left out. Does not end by itself.
+    /// The times of attempts, counted from the first, if each is answered at once with an unlisted
+    /// failure and jitter is left out. The iterator is infinite.
     pub fn offsets(&self) -> impl Iterator<Item = Duration> {
         let mut at = Duration::ZERO;
         (1..).map(move |attempt| {
@@ -433,7 +443,8 @@ impl Profile {
         })
     }
 
-    /// Floors that are longer than waits of the schedule, each with those waits: then the floor holds.
+    /// The least waits that exceed waits of the schedule, each with those waits: there the least
+    /// wait applies.
     pub fn overruling_floors(&self) -> Vec<OverrulingFloor> {
         let of_line = |line: &StatusLine| {
             [EndpointKind::WebHook, EndpointKind::AzureResource].map(|kind| (Some(line.status), kind))
@@ -487,7 +498,8 @@ mod tests {
         for profile in [&CLOUD_2018, &CLOUD_2019, &CLOUD_2020] {
             assert_eq!(offsets(profile, 10), hourly, "{}", profile.name);
         }
-        // Thirty attempts end just inside a day: only waits between attempts make the defaults agree.
+        // Thirty attempts end just inside a day: the defaults agree only if waits count between
+        // attempts.
         assert_eq!(offsets(&CLOUD_2018, 30)[29], 23 * 3600 + 46 * 60 + 40);
         assert_eq!(
             offsets(&EDGE, 13),

@@ -1,7 +1,7 @@
-//! Events as they are delivered: the publisher's bytes, with what the service stamps put in between.
+//! Renders events for delivery: the publisher's bytes, with the service's stamps in between.
 //!
-//! Nothing is taken apart and written anew. `data` is always copied as it came; members that we do
-//! not know survive wherever the schema stays the same, and are left behind by a conversion.
+//! Events are not parsed and written again. `data` is always copied as received; unknown members
+//! are kept where the schema stays the same, and are dropped by a conversion.
 
 use crate::body::RenderOutput;
 use crate::envelope::{Envelope, Field, KeyStyle};
@@ -11,7 +11,7 @@ use crate::subscription::InputMapping;
 use crate::time::Timestamp;
 use std::borrow::Cow;
 
-/// How the events of one topic are written for one subscription.
+/// How to write the events of one topic for one subscription.
 #[derive(Clone, Copy, Debug)]
 pub struct Rendering<'a> {
     pub delivery: Schema,
@@ -20,19 +20,19 @@ pub struct Rendering<'a> {
     pub mapping: Option<&'a InputMapping>,
 }
 
-/// What delivered events carry as `topic`, and CloudEvents made of them as `source`.
+/// The value of `topic` in delivered events, and of `source` in CloudEvents converted from them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TopicValue<'a> {
     /// The topic's full id, or its short name on the edge.
     Stamp(&'a str),
     /// Each event names its domain topic; the full id is this prefix (`…/topics/`) and that name.
     InDomain { prefix: &'a str },
-    /// Written over whatever the event says, for another Event Grid to receive; none writes a null.
+    /// Replaces the event's value, for another Event Grid to receive; none writes a null.
     Overwrite(Option<&'a str>),
 }
 
-/// The schema that events really leave in. Two combinations are refused when a subscription is made:
-/// CloudEvents stay CloudEvents, and Event Grid events have no custom form.
+/// The schema that events are delivered in. Two combinations are refused when a subscription is
+/// created: CloudEvents stay CloudEvents, and Event Grid events have no custom form.
 pub fn delivered_schema(input: Schema, delivery: Schema) -> Schema {
     match (input, delivery) {
         (Schema::CloudEvent, _) => Schema::CloudEvent,
@@ -41,7 +41,7 @@ pub fn delivered_schema(input: Schema, delivery: Schema) -> Schema {
     }
 }
 
-/// Appends the delivered JSON of one event to `out`. `system_id` is asked for only if a custom event
+/// Appends the delivered JSON of one event to `out`. `system_id` is called only if a custom event
 /// has no id of its own.
 pub fn write_event(
     out: &mut impl RenderOutput,
@@ -81,7 +81,7 @@ pub fn write_event(
     }
 }
 
-/// About how many bytes [`write_event`] appends; seldom less than it does.
+/// The approximate number of bytes that [`write_event`] appends; seldom too low.
 pub fn delivered_len_hint(batch: &Batch, index: usize, how: &Rendering<'_>) -> usize {
     let topic = match how.topic {
         TopicValue::Stamp(id) => id.len(),
@@ -93,27 +93,27 @@ pub fn delivered_len_hint(batch: &Batch, index: usize, how: &Rendering<'_>) -> u
             topic + r#","topic":"","dataVersion":"","metadataVersion":"1""#.len()
         }
         (input, delivered) if input == delivered => 0,
-        // Names of members change and a custom event's envelope is written beside it.
+        // Members are renamed, and a custom event's envelope is written in addition.
         _ => topic + 384,
     };
     batch.events[index].object.len as usize + added
 }
 
-/// What became of a delivery that was given up.
+/// The diagnostics of a dead letter.
 #[derive(Clone, Copy, Debug)]
 pub struct Diagnostics<'a> {
     pub reason: &'a str,
     pub attempts: u32,
     pub last_outcome: &'a str,
-    /// Times as they are written: letters by the thousand share them, and to put one into words takes its time.
+    /// Formatted times: thousands of dead letters share them, and formatting takes time.
     pub publish_time: &'a str,
     pub last_attempt_time: Option<&'a str>,
 }
 
-/// The members that a dead letter has besides the event's own.
+/// The names of the members that a dead letter has besides the event's own.
 fn diagnostic_names(delivery: Schema) -> &'static [&'static str; 5] {
     match delivery {
-        // CloudEvents allow only lower case in the names of attributes.
+        // CloudEvents allow only lower case in attribute names.
         Schema::CloudEvent => &[
             "deadletterreason",
             "deliveryattempts",
@@ -131,7 +131,7 @@ fn diagnostic_names(delivery: Schema) -> &'static [&'static str; 5] {
     }
 }
 
-/// The event that a dead letter was made of, and its schema: all but the diagnostics.
+/// The event in a dead letter, without the diagnostics, and its schema.
 pub fn read_dead_letter(letter: Raw<'_>) -> (Schema, String) {
     let schema = match letter.get("specversion") {
         Some(_) => Schema::CloudEvent,
@@ -162,7 +162,7 @@ pub fn write_dead_letter(
     let event = std::str::from_utf8(&event).expect("an event is made of strings");
 
     let names = diagnostic_names(delivery);
-    // Somebody may publish a dead letter again: its old diagnostics give way.
+    // A dead letter may have been published again: its old diagnostics are replaced.
     let mut object = Object::without(out, Raw::trusted(event), names);
     json::write_string(diagnostics.reason, object.member(names[0]));
     let attempts = diagnostics.attempts.to_string();
@@ -175,7 +175,7 @@ pub fn write_dead_letter(
     object.close();
 }
 
-/// The data version to tell about a delivery, fit for a header; empty if there is none to tell.
+/// The data version for a delivery's header; empty if there is none.
 pub fn data_version<'a>(batch: &'a Batch, index: usize, how: &Rendering<'a>) -> Cow<'a, str> {
     let version = match batch.schema {
         Schema::EventGrid => Some(json::unescape(batch.slice(batch.events[index].data_version))),
@@ -188,7 +188,7 @@ pub fn data_version<'a>(batch: &'a Batch, index: usize, how: &Rendering<'a>) -> 
 }
 
 /// The value of a delivery attribute that is looked up in the event. Only strings, numbers and
-/// booleans have one, and only if it can travel in a header.
+/// booleans that are valid in a header have one.
 pub fn dynamic_attribute<'a>(
     envelope: &Envelope<'a>,
     source_field: &str,
@@ -199,7 +199,7 @@ pub fn dynamic_attribute<'a>(
     is_header_value(&text).then_some(text)
 }
 
-/// A receiver's header is no place for a publisher's line breaks.
+/// Whether a text is valid in a header: a publisher must not inject line breaks.
 fn is_header_value(text: &str) -> bool {
     const BYTES_MAX: usize = 4096;
     text.len() <= BYTES_MAX && !text.chars().any(char::is_control)
@@ -209,7 +209,7 @@ fn read<'a>(batch: &'a Batch, index: usize, how: &Rendering<'a>) -> Envelope<'a>
     Envelope::read(batch.schema, Raw::trusted(batch.object(index)), how.mapping)
 }
 
-/// An Event Grid event as it came, with what it lacks added at its end.
+/// An Event Grid event as received, with missing members appended.
 fn write_stamped(out: &mut impl RenderOutput, batch: &Batch, event: &EventRef, topic: TopicValue<'_>) {
     let lacks = event.lacks;
     let object = &batch.body[event.object.range()];
@@ -242,7 +242,7 @@ fn write_stamped(out: &mut impl RenderOutput, batch: &Batch, event: &EventRef, t
     object.close();
 }
 
-/// A custom event in an Event Grid envelope, the whole of it as `data`.
+/// A custom event in an Event Grid envelope, with the whole event as `data`.
 fn write_event_grid(
     out: &mut impl RenderOutput,
     event: &Envelope<'_>,
@@ -268,7 +268,8 @@ fn write_event_grid(
     object.close();
 }
 
-/// An Event Grid or custom event as a CloudEvent. Optional attributes may be absent there, not empty.
+/// An Event Grid or custom event as a CloudEvent. Optional attributes may be absent there, but not
+/// empty.
 fn write_cloud_event(
     out: &mut impl RenderOutput,
     event: &Envelope<'_>,
@@ -303,7 +304,7 @@ fn write_cloud_event(
     object.close();
 }
 
-/// Writes the topic's name; `own` is what the event itself calls it.
+/// Writes the topic's value; `own` is the event's own value.
 fn write_topic(out: &mut Vec<u8>, topic: TopicValue<'_>, own: Option<Field<'_>>) {
     match topic {
         TopicValue::Stamp(id) | TopicValue::Overwrite(Some(id)) => json::write_string(id, out),
@@ -315,7 +316,7 @@ fn write_topic(out: &mut Vec<u8>, topic: TopicValue<'_>, own: Option<Field<'_>>)
     }
 }
 
-/// Writes a field as a string, numbers and booleans by their text.
+/// Writes a field as a string; numbers and booleans by their text.
 fn write_or(out: &mut Vec<u8>, field: Option<Field<'_>>, otherwise: impl FnOnce() -> String) {
     match field {
         Some(Field::Value(raw) | Field::Attribute(raw)) if raw.kind() == Kind::String => {
@@ -328,7 +329,7 @@ fn write_or(out: &mut Vec<u8>, field: Option<Field<'_>>, otherwise: impl FnOnce(
     }
 }
 
-/// The value of a member that is given with its name.
+/// The value in the text of a member.
 fn member_value(member: &str) -> Option<Field<'_>> {
     let mut scanner = Scanner::new(member);
     scanner.value().ok()?;
@@ -337,7 +338,7 @@ fn member_value(member: &str) -> Option<Field<'_>> {
     Some(Field::Value(Raw::trusted(value)))
 }
 
-/// A JSON object being written: members are added at its end until it is closed.
+/// A JSON object that is being written: members are appended until it is closed.
 struct Object<'a, O> {
     out: &'a mut O,
     bare: bool,
@@ -360,7 +361,7 @@ impl<'a, O: RenderOutput> Object<'a, O> {
         Object { out, bare }
     }
 
-    /// Copies an object but for the members of these names.
+    /// Copies an object without the members of these names.
     fn without(out: &'a mut O, text: Raw<'_>, names: &[&str]) -> Object<'a, O> {
         let mut object = Object::empty(out);
         for member in text.members() {
@@ -372,8 +373,8 @@ impl<'a, O: RenderOutput> Object<'a, O> {
         object
     }
 
-    /// Begins a member with a short value, which is to be appended to what is returned. The name stands
-    /// between the quotes as it is.
+    /// Begins a member with a short value, which the caller appends to the returned buffer. The
+    /// name is written between the quotes unescaped.
     fn member(&mut self, name: &str) -> &mut Vec<u8> {
         self.long_member(name).text()
     }
@@ -411,7 +412,7 @@ mod tests {
         prefix: "/subscriptions/s/domains/d/topics/",
     };
 
-    /// One event as the publish road would record it. In a domain a short topic is to be replaced.
+    /// An event as the publish path would record it. In a domain a short topic is to be replaced.
     fn accept(schema: Schema, event: &str) -> Batch {
         let body = format!("[ {event} ]");
         let (start, end) = (2, 2 + event.len());
@@ -637,7 +638,7 @@ mod tests {
             Schema::CloudEvent,
             r#"{"specversion":"1.0","id":"system-id","source":"/subscriptions/s/topics/t","type":"none","subject":"subjectDefault","time":"2020-08-13T18:11:29.4121391Z","datacontenttype":"application/json","data":{"version":"","data":1}}"#,
         );
-        // Without a mapping there is still a whole envelope.
+        // Without a mapping the envelope is still complete.
         let batch = accept(Schema::Custom, "{}");
         let how = Rendering {
             delivery: Schema::EventGrid,
@@ -692,7 +693,7 @@ mod tests {
         String::from_utf8(out).unwrap()
     }
 
-    // The events of the article on delivery and retry, with the spacing it prints them with.
+    // The events of Azure's article on delivery and retry, with its spacing.
     #[test]
     fn dead_letters_look_as_documented() {
         let grid = r#"{
@@ -717,7 +718,7 @@ mod tests {
         expected["lastDeliveryAttemptTime"] = json!(at);
         let written = dead_letter(Schema::EventGrid, grid, Schema::EventGrid, Some(at));
         assert_eq!(serde_json::from_str::<Value>(&written).unwrap(), expected);
-        // Published again and given up again: the old diagnostics are not kept beside the new ones.
+        // Published and given up again: the old diagnostics do not stay next to the new ones.
         let again = dead_letter(Schema::EventGrid, &written, Schema::EventGrid, None);
         expected
             .as_object_mut()
@@ -828,7 +829,7 @@ mod tests {
         ]
     }
 
-    /// An event with strange members, in order and spacing that vary.
+    /// An event with odd members, in varying order and spacing.
     fn any_event() -> impl Strategy<Value = String> {
         let member = |name: &'static str| {
             prop::option::of("[a-z\"\\\\\u{e9}]{0,5}")

@@ -1,4 +1,4 @@
-//! What follows an attempt: the one rule that decides between done, later, dead letter and drop.
+//! The retry rule: decides after each attempt between done, retry, dead letter and drop.
 
 use crate::outcome::Outcome;
 use crate::profile::{EndpointKind, Profile, StatusRule, TimeToLiveRule};
@@ -6,30 +6,31 @@ use crate::time::Timestamp;
 use std::fmt;
 use std::time::Duration;
 
-/// The limits that one subscription puts on retrying.
+/// The retry limits of one subscription.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RetryPolicy {
     pub attempts_max: u32,
     pub time_to_live: Duration,
-    /// The subscription has a dead-letter destination.
+    /// Whether the subscription has a dead-letter destination.
     pub dead_letter: bool,
-    /// What would be dropped is kept all the same. Does not change what is retried.
+    /// Whether dead letters are kept where they would be dropped otherwise. Does not change what is
+    /// retried.
     pub safety_net: bool,
 }
 
-/// One attempt that was made.
+/// A finished attempt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Attempt {
     /// The first is 1.
     pub number: u32,
     pub outcome: Outcome,
-    /// The status that was answered, if one was.
+    /// The status of the answer, if there was one.
     pub status: Option<u16>,
-    /// How long the receiver asked us to wait.
+    /// The wait that the receiver asked for.
     pub retry_after: Option<Duration>,
 }
 
-/// What follows.
+/// The consequence of an attempt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Next {
     Done,
@@ -49,13 +50,13 @@ pub enum Reason {
     SubscriptionGone,
     /// The stored event failed its checksum; there is nothing to deliver.
     Corrupt,
-    /// The subscription's own time was over.
+    /// The subscription expired.
     SubscriptionExpired,
-    /// A dead letter could not be written for as long as is waited for that.
+    /// A dead letter could not be written until its time for that was over.
     DeadLetterUnavailable,
-    /// A dead letter whose subscription no longer says where to.
+    /// The subscription of a dead letter no longer has a dead-letter destination.
     DeadLetterHomeless,
-    /// Deliveries by servers led back to a server so often that it must be a loop. Never a dead letter.
+    /// Deliveries led back to a server so often that there must be a loop. Never a dead letter.
     TooManyHops,
 }
 
@@ -112,12 +113,12 @@ impl fmt::Display for Reason {
 }
 
 impl RetryPolicy {
-    /// Looked at only when an attempt comes due: is it too late to make it?
+    /// Whether a delivery that is due for an attempt has expired; returns what follows.
     pub fn expired(&self, published: Timestamp, now: Timestamp) -> Option<Next> {
         (now.since(published) >= self.time_to_live).then(|| self.give_up(Reason::TimeToLiveExceeded))
     }
 
-    /// Decides what follows an attempt that ended at `now`, of an event that was published at `published`.
+    /// Decides what follows an attempt that ended at `now`, of an event published at `published`.
     /// `chance` is uniform in 0..=1 and spreads the retries of many events.
     pub fn next(
         &self,
@@ -131,8 +132,8 @@ impl RetryPolicy {
         if attempt.outcome == Outcome::Success {
             return Next::Done;
         }
-        // Before the status: the documents' samples give this reason for a webhook's 404, which is final, with a
-        // single attempt allowed.
+        // Checked before the status: the documents' samples give this reason for a webhook's 404,
+        // which is final, with a single attempt allowed.
         if attempt.number >= self.attempts_max {
             return self.give_up(Reason::AttemptsExhausted);
         }
@@ -148,8 +149,8 @@ impl RetryPolicy {
         };
         let step = jittered(profile.step(attempt.number), profile.jitter_percent, chance);
         let due = now + step.max(floor);
-        // A receiver may ask us to slow down, never to hurry up, and never past the end of the event's time:
-        // then it is looked at in any case.
+        // A receiver may ask for a longer wait, never a shorter one, and not past the end of the
+        // event's time to live, when the event is checked in any case.
         let end = published + self.time_to_live;
         let asked = now + attempt.retry_after.unwrap_or_default();
         let due = due.max(asked.min(end));
@@ -168,7 +169,8 @@ impl RetryPolicy {
     }
 }
 
-/// Uniform in 0..1 for one attempt of one delivery: the same for the same seed, whatever else happens.
+/// Uniform in 0..1 for one attempt of one delivery: the same for the same seed, independent of
+/// everything else.
 pub fn chance(seed: u64, subscription: u64, position: u64, attempt: u32) -> f64 {
     let mut z = seed;
     for part in [subscription, position, u64::from(attempt)] {
@@ -273,7 +275,7 @@ mod tests {
     #[test]
     fn the_last_attempt_is_the_last() {
         assert!(matches!(decide(answered(29, 500), true), Next::RetryAt(_)));
-        // Whatever the status: it was the last attempt in any case.
+        // Any status: it was the last attempt in any case.
         for status in [400, 401, 403, 404, 413, 500, 503] {
             for attempts_max in [1, 30] {
                 let check = |dead_letter, expected| {
@@ -327,7 +329,7 @@ mod tests {
             policy.expired(NOW, NOW + Duration::from_secs(600)),
             Some(Next::Drop(Reason::TimeToLiveExceeded))
         );
-        // The schedule's own step may lie beyond it: the event is looked at then.
+        // The schedule's own step may lie beyond the end: the event is checked then.
         let published = NOW - Duration::from_secs(595);
         assert_eq!(next(published), Next::RetryAt(NOW + Duration::from_secs(10)));
     }
@@ -354,8 +356,8 @@ mod tests {
         assert!(matches!(next(&early, NOW), Next::RetryAt(_)));
     }
 
-    /// The defaults of 2018 to 2020 agree with each other only if thirty attempts fit into a day; chance must
-    /// not add up to the thirteen minutes that are left.
+    /// The defaults of 2018 to 2020 agree with each other only if thirty attempts fit into a day;
+    /// jitter must not add up to the thirteen minutes that are left.
     #[test]
     fn chance_does_not_cost_an_event_its_last_attempt() {
         for position in 0..2000 {

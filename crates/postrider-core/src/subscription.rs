@@ -1,4 +1,4 @@
-//! Topics and event subscriptions: the whole resource model, free of any API's spelling.
+//! Topics and event subscriptions: the whole resource model, independent of any API's spelling.
 
 use crate::event::Schema;
 use crate::filter::Filter;
@@ -9,7 +9,7 @@ use crate::time::Timestamp;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-/// Whatever events are published to.
+/// Anything that events are published to.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Topic {
     pub id: TopicId,
@@ -24,23 +24,25 @@ pub struct Topic {
     pub local_auth_disabled: bool,
     pub public_network: bool,
     pub inbound_ip_rules: Vec<String>,
-    /// A named profile for all subscriptions of the topic; the server's default without it.
+    /// A named profile for all subscriptions of the topic; none for the server's default.
     pub profile: Option<String>,
     pub created: Timestamp,
-    /// Properties that only an API echoes (identity, sku, …), as the text of a JSON object.
+    /// Properties that the API only stores and returns (identity, sku, …), as the text of a JSON
+    /// object.
     pub extras: Option<String>,
-    /// Whether the edge API reaches the topic. `None`: stored by a version that did not record it; the edge API
-    /// does not reach such a topic until it is known (see `postrider_api::edge::adopt_earlier_topics`).
+    /// Whether the edge API serves the topic. `None` was stored by a version that did not record
+    /// it; the edge API does not serve such a topic until it is known (see
+    /// `postrider_api::edge::adopt_earlier_topics`).
     pub edge: Option<bool>,
 }
 
 impl Topic {
-    /// Whether the edge API reaches the topic: made through it, or declared with `edge = true`.
+    /// Whether the edge API serves the topic: created through it, or declared with `edge = true`.
     pub fn is_edge(&self) -> bool {
         self.edge == Some(true)
     }
 
-    /// A custom topic of which nothing else is said.
+    /// A custom topic with default properties.
     pub fn custom(id: TopicId, name: impl Into<String>, keys: [Secret; 2]) -> Topic {
         Topic {
             id,
@@ -67,19 +69,19 @@ impl Topic {
 pub enum TopicKind {
     Custom,
     Domain {
-        /// Make a domain topic with its first subscription.
+        /// Whether a domain topic is created with its first subscription.
         auto_create: bool,
-        /// Delete a domain topic with its last subscription.
+        /// Whether a domain topic is deleted with its last subscription.
         auto_delete: bool,
     },
     System {
         source: String,
         topic_type: String,
     },
-    /// The unseen topic behind event subscriptions that hang directly on a resource of another provider. It is
-    /// never listed, is made with the first subscription and goes with the last.
+    /// The hidden topic of event subscriptions that belong directly to another provider's resource.
+    /// Never listed; created with the first subscription and deleted with the last.
     Scope {
-        /// The resource's id, in the casing it was first given in.
+        /// The resource's id, in the casing in which it was first given.
         source: String,
         topic_type: String,
     },
@@ -90,12 +92,13 @@ pub enum TopicKind {
 pub struct DomainTopic {
     pub domain: TopicId,
     pub name: String,
-    /// Made with its first subscription, not by anyone's wish: it may go with the last one too.
+    /// Whether it was created with its first subscription, not explicitly: it may be deleted with
+    /// the last one too.
     pub automatic: bool,
     pub created: Timestamp,
 }
 
-/// Where the envelope of a custom event comes from.
+/// The sources of a custom event's envelope.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct InputMapping {
     pub id: Mapped,
@@ -106,7 +109,7 @@ pub struct InputMapping {
     pub data_version: Mapped,
 }
 
-/// A field of the event, a value when the event lacks it, or both.
+/// A field of the event, a default for events without it, or both.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Mapped {
     pub source_field: Option<String>,
@@ -127,21 +130,22 @@ pub struct Subscription {
     pub labels: Vec<String>,
     pub expires: Option<Timestamp>,
     pub delivery_schema: Schema,
-    /// What the subscription asked for; what it left out comes from its profile.
+    /// The subscription's own retry settings; missing ones come from its profile.
     pub retry: RetryChoice,
     pub dead_letter: Option<DeadLetterDestination>,
     pub dead_letter_identity: Option<Identity>,
     pub profile: Option<String>,
     pub created: Timestamp,
     pub origin: Origin,
-    /// Times in which nothing is sent, by someone's wish. No API sets them along with the rest.
+    /// Times in which an operator has paused sending. No API sets them along with the other
+    /// properties.
     pub pauses: Pauses,
-    /// Properties that only an API echoes, as the text of a JSON object.
+    /// Properties that the API only stores and returns, as the text of a JSON object.
     pub extras: Option<String>,
 }
 
 impl Subscription {
-    /// One that wants all events of a topic, and of which nothing else is said.
+    /// A subscription to all events of a topic, with default properties.
     pub fn new(
         id: SubscriptionId,
         topic: TopicId,
@@ -171,7 +175,8 @@ impl Subscription {
     }
 }
 
-/// Which road made a resource. It decides the spelling of events and limits, never the retry rules.
+/// The API that created a resource. Decides the spelling of events and the limits, never the retry
+/// rules.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Origin {
     Edge,
@@ -202,7 +207,7 @@ impl RetryChoice {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeadLetterDestination {
-    /// The storage account's resource id or name, as it was given.
+    /// The storage account's resource id or name, as given.
     pub account: String,
     pub container: String,
 }
@@ -214,11 +219,11 @@ impl DeadLetterDestination {
     }
 }
 
-/// Where a subscription's events go.
+/// The destination of a subscription's events.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Destination {
     WebHook(WebHook),
-    /// The edge module's way up: another Event Grid's publish endpoint.
+    /// The edge module's upstream: another Event Grid's publish endpoint.
     EventGrid {
         url: String,
         sas_key: Secret,
@@ -265,13 +270,13 @@ pub enum Broker {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WebHook {
-    /// The full URL, its query string too. The query is a secret: it often carries a code.
+    /// The full URL with its query string. The query is a secret: it often carries a code.
     pub url: Secret,
     pub batching: Batching,
     pub attributes: Vec<DeliveryAttribute>,
     pub aad_tenant: Option<String>,
     pub aad_application: Option<String>,
-    /// The most requests a minute that the webhook asked for when it was asked whether it wants the events.
+    /// The most requests a minute that the webhook asked for in its handshake.
     pub rate_max: Option<u32>,
 }
 
@@ -288,14 +293,14 @@ impl WebHook {
     }
 }
 
-/// What was asked for about batches; either one turns batching on.
+/// The batch settings of a subscription; either one turns batching on.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Batching {
     pub events_max: Option<u32>,
     pub preferred_kilobytes: Option<u32>,
 }
 
-/// Limits of one delivery request. The size is soft: a larger event goes alone.
+/// Limits of one delivery request. The size is soft: a larger event is sent alone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BatchLimits {
     pub events_max: u32,
@@ -306,13 +311,14 @@ pub struct BatchLimits {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BatchDefaults {
     pub cloud: BatchLimits,
-    /// For subscriptions made through the edge API.
+    /// For subscriptions created through the edge API.
     pub edge: BatchLimits,
 }
 
 impl Default for BatchDefaults {
-    /// The cloud's default size and the edge module's defaults. The cloud documents no number of events for a
-    /// subscription that sets only the size: the edge module's holds for it, too.
+    /// The cloud's default size and the edge module's defaults. The cloud documents no number of
+    /// events for a subscription that sets only the size, so the edge module's number is used for
+    /// it too.
     fn default() -> BatchDefaults {
         BatchDefaults {
             cloud: BatchLimits {
@@ -338,7 +344,8 @@ impl BatchDefaults {
 }
 
 impl Batching {
-    /// Either setting turns batching on, and the other one has its default then. Without any, a request has one event.
+    /// Either setting turns batching on, with the default for the other one. Without any, a request
+    /// has one event.
     pub fn in_force(self, defaults: BatchLimits) -> BatchLimits {
         let events_max = match self {
             Batching {
@@ -363,13 +370,13 @@ impl Batching {
 }
 
 impl BatchLimits {
-    /// A limit of one event is no batching, however it came about.
+    /// A limit of one event is no batching, whatever set it.
     pub fn is_batched(self) -> bool {
         self.events_max > 1
     }
 }
 
-/// A header (or message property) added to each delivery.
+/// A header (or message property) that is added to each delivery.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeliveryAttribute {
     pub name: String,

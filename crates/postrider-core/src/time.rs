@@ -1,4 +1,4 @@
-//! Points in time and the clock that is handed in.
+//! Points in time, and the clock that is handed in.
 
 use std::fmt;
 use std::future::Future;
@@ -12,7 +12,7 @@ pub struct Timestamp(i64);
 
 impl Timestamp {
     pub const MIN: Timestamp = Timestamp(0);
-    /// The last instant that can be written in four-digit years and in 64 bits of nanoseconds.
+    /// The last instant that fits into four-digit years and 64 bits of nanoseconds.
     pub const MAX: Timestamp = Timestamp(i64::MAX);
 
     pub const fn from_nanos(nanos: i64) -> Timestamp {
@@ -27,12 +27,12 @@ impl Timestamp {
         self.0
     }
 
-    /// How long after `earlier` this is; zero if it is not after it.
+    /// The time from `earlier` to this; zero if `earlier` is later.
     pub fn since(self, earlier: Timestamp) -> Duration {
         Duration::from_nanos(self.0.saturating_sub(earlier.0).max(0) as u64)
     }
 
-    /// Reads RFC 3339, with or without an offset (none means UTC), `T` or a space.
+    /// Parses RFC 3339, with or without an offset (none means UTC), with `T` or a space.
     pub fn parse(text: &str) -> Option<Timestamp> {
         let text = text.trim();
         let at = text
@@ -49,10 +49,11 @@ impl Timestamp {
         i64::try_from(at.as_nanosecond()).ok().map(Timestamp)
     }
 
-    /// Reads the date of an HTTP header. One that lies beyond all others is the last there is.
+    /// Parses the date of an HTTP header. A date beyond the range becomes [`Timestamp::MAX`].
     pub fn parse_http_date(text: &str) -> Option<Timestamp> {
         let Ok(zoned) = jiff::fmt::rfc2822::parse(text) else {
-            // The last day of the year 9999, which some say for "never", is beyond jiff's instants.
+            // The last day of the year 9999, which some servers send for "never", is beyond jiff's
+            // range.
             let never = jiff::fmt::strtime::parse("%a, %d %b 9999 %H:%M:%S GMT", text).is_ok();
             return never.then_some(Timestamp::MAX);
         };
@@ -60,7 +61,7 @@ impl Timestamp {
         Some(Timestamp(nanos.clamp(0, i128::from(i64::MAX)) as i64))
     }
 
-    /// Written as HTTP headers do: `Sun, 06 Nov 1994 08:49:37 GMT`.
+    /// Formatted for HTTP headers: `Sun, 06 Nov 1994 08:49:37 GMT`.
     pub fn http_date(self) -> String {
         let at = jiff::Timestamp::from_nanosecond(i128::from(self.0))
             .expect("64 bits of nanoseconds lie within jiff's range");
@@ -84,7 +85,7 @@ impl Timestamp {
     }
 }
 
-/// A timestamp taken apart.
+/// The calendar fields of a timestamp.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Civil {
     pub year: i16,
@@ -124,7 +125,7 @@ impl Add<Duration> for Timestamp {
 
 impl Sub<Duration> for Timestamp {
     type Output = Timestamp;
-    /// What would lie before the first instant is the first instant.
+    /// Saturates at the first instant.
     fn sub(self, by: Duration) -> Timestamp {
         let by = i64::try_from(by.as_nanos()).unwrap_or(i64::MAX);
         let first = Timestamp::MIN.0.min(self.0);
@@ -135,7 +136,7 @@ impl Sub<Duration> for Timestamp {
 /// A boxed future that completes at a point in time.
 pub type Sleep<'a> = Pin<Box<dyn Future<Output = ()> + Send + 'a>>;
 
-/// Where the time comes from. Nothing but an implementation of this reads the machine's clock.
+/// The source of time. Only implementations of this read the machine's clock.
 pub trait Clock: Send + Sync {
     fn now(&self) -> Timestamp;
     /// Completes once `now() >= deadline`.

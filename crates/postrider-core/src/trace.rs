@@ -1,8 +1,8 @@
-//! Traces, as W3C Trace Context writes them: which larger work an event is part of.
+//! Trace contexts as in W3C Trace Context: the larger operation that an event is part of.
 //!
-//! A producer may say so in the headers of its request, or in extension attributes of a CloudEvent. What was said
-//! wrongly counts as not said. Ids of our own are made of what never changes, so that whoever needs one can work it
-//! out again.
+//! A producer may send a context in the headers of its request, or in extension attributes of a
+//! CloudEvent. A malformed context counts as absent. Postrider's own ids are derived from values
+//! that never change, so that they can be derived again.
 
 use crate::event::{Batch, Schema};
 use crate::ids::{Position, SubscriptionId};
@@ -15,21 +15,21 @@ use std::sync::LazyLock;
 pub const TRACEPARENT: &str = "traceparent";
 pub const TRACESTATE: &str = "tracestate";
 
-/// A longer `tracestate` loses members: everyone must be able to pass this much on.
+/// A longer `tracestate` loses members: every participant must be able to pass this much on.
 pub const STATE_BYTES_MAX: usize = 512;
 const STATE_MEMBERS_MAX: usize = 32;
-/// Members longer than this are the first to go.
+/// Members longer than this are dropped first.
 const STATE_MEMBER_LONG: usize = 128;
-/// A span names at most so many producers.
+/// The most producers that a span links to.
 pub const LINKS_MAX: usize = 32;
 
 const SAMPLED: u8 = 1;
-/// Sampled, and the promise that the trace id is random.
+/// Sampled, and the assurance that the trace id is random.
 const KNOWN_FLAGS: u8 = 3;
 
 static OWN: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new("\"traceparent\""));
 
-/// One span of one trace: what `traceparent` says.
+/// A span of a trace: the content of `traceparent`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Context {
     pub trace: u128,
@@ -38,7 +38,7 @@ pub struct Context {
 }
 
 impl Context {
-    /// None unless it is well-formed. What later versions add is left out.
+    /// None unless it is well-formed. Additions of later versions are ignored.
     pub fn parse(text: &str) -> Option<Context> {
         let bytes = text.as_bytes();
         let version = hex(bytes.get(..2)?)?;
@@ -56,25 +56,25 @@ impl Context {
         (trace != 0 && span != 0).then_some(Context { trace, span, flags })
     }
 
-    /// Whether whoever began the trace wants it recorded.
+    /// Whether the originator of the trace wants it recorded.
     pub fn sampled(self) -> bool {
         self.flags & SAMPLED != 0
     }
 
-    /// The trace's id as people look it up.
+    /// The trace's id in the form that people search for.
     pub fn trace_id(self) -> String {
         format!("{:032x}", self.trace)
     }
 }
 
-/// As in the header `traceparent`.
+/// The form of the header `traceparent`.
 impl fmt::Display for Context {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "00-{:032x}-{:016x}-{:02x}", self.trace, self.span, self.flags)
     }
 }
 
-/// Lower-case digits only, as the standard wants them.
+/// Lower-case digits only, as the standard requires.
 fn hex(digits: &[u8]) -> Option<u128> {
     digits.iter().try_fold(0u128, |number, digit| {
         let value = match digit {
@@ -86,8 +86,8 @@ fn hex(digits: &[u8]) -> Option<u128> {
     })
 }
 
-/// The members of `tracestate`, from as many headers as there were, cut down to what is passed on. None if one of them
-/// is malformed.
+/// The members of `tracestate` from all its headers, cut to the length that is passed on. None if a
+/// member is malformed.
 pub fn state<'a>(headers: impl IntoIterator<Item = &'a str>) -> Option<String> {
     let mut members: Vec<(&str, &str)> = Vec::new();
     for member in headers.into_iter().flat_map(|header| header.split(',')) {
@@ -130,7 +130,8 @@ fn is_value(value: &str) -> bool {
     !value.is_empty() && value.len() <= 256 && value.bytes().all(printable) && !value.ends_with(' ')
 }
 
-/// What is kept of a request's headers: `traceparent`, then a blank and `tracestate` if there is one.
+/// The stored form of a request's trace headers: `traceparent`, then a blank and `tracestate` if
+/// there is one.
 pub fn kept<'a>(parent: &str, states: impl IntoIterator<Item = &'a str>) -> Option<String> {
     let context = Context::parse(parent)?;
     Some(match state(states).filter(|state| !state.is_empty()) {
@@ -139,7 +140,7 @@ pub fn kept<'a>(parent: &str, states: impl IntoIterator<Item = &'a str>) -> Opti
     })
 }
 
-/// The context that an event came with.
+/// The trace context that an event came with.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Carried<'a> {
     pub context: Context,
@@ -148,7 +149,8 @@ pub struct Carried<'a> {
 }
 
 impl<'a> Carried<'a> {
-    /// From what [`kept`] made. None also for what an older program kept without a look at it.
+    /// Reads the form that [`kept`] writes. None also for values that older versions stored without
+    /// a check.
     pub fn of_request(kept: &'a str) -> Option<Carried<'a>> {
         let (parent, state) = kept.split_once(' ').unwrap_or((kept, ""));
         Some(Carried {
@@ -157,7 +159,7 @@ impl<'a> Carried<'a> {
         })
     }
 
-    /// Of one event: its own extension attributes, or else its request's headers.
+    /// The context of one event: its own extension attributes, or else its request's headers.
     pub fn of_event(batch: &'a Batch, index: usize) -> Option<Carried<'a>> {
         let own = (batch.schema == Schema::CloudEvent)
             .then(|| Carried::of_attributes(batch.object(index)))
@@ -166,7 +168,7 @@ impl<'a> Carried<'a> {
     }
 
     fn of_attributes(event: &'a str) -> Option<Carried<'a>> {
-        // Most events have none, and this is asked at every attempt.
+        // Most events have none, and every attempt checks this.
         OWN.find(event.as_bytes())?;
         let (mut parent, mut states) = (None, None);
         for member in Raw::trusted(event).members() {
@@ -192,7 +194,7 @@ impl Share {
 
     /// From 0, none, to 1, all.
     pub fn new(ratio: f64) -> Share {
-        // A float cannot count to the last trace; all must mean all.
+        // A float cannot count to the last trace; 1 must mean all.
         if ratio >= 1.0 {
             return Share::ALL;
         }
@@ -204,13 +206,13 @@ impl Share {
     }
 }
 
-/// The contexts of the events that one request is about.
+/// The contexts of the events of one request.
 #[derive(Debug, Default)]
 pub struct Gathered<'a> {
     first: Option<Carried<'a>>,
-    /// Those that differ from it and from each other, as many as are named.
+    /// Contexts that differ from `first` and from each other, up to the limit for links.
     others: Vec<Context>,
-    /// Some event has no context.
+    /// Whether some event has no context.
     without: bool,
     sampled: bool,
 }
@@ -236,14 +238,14 @@ impl<'a> Gathered<'a> {
         }
     }
 
-    /// The context of all of them, if it is the same.
+    /// The context of all events, if they have the same.
     pub fn shared(&self) -> Option<&Carried<'a>> {
         self.first
             .as_ref()
             .filter(|_| self.others.is_empty() && !self.without)
     }
 
-    /// Somebody wants to see what becomes of them.
+    /// Whether any of the traces is sampled.
     pub fn sampled(&self) -> bool {
         self.sampled
     }
@@ -258,20 +260,20 @@ impl<'a> Gathered<'a> {
     }
 }
 
-/// Where a span of ours stands among others.
+/// The position of one of our spans in its trace.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Standing {
     pub context: Context,
-    /// Of the same trace.
+    /// A span of the same trace.
     pub parent: Option<Context>,
-    /// The spans in which the events were made.
+    /// The spans in which the events were produced.
     pub links: Vec<Context>,
 }
 
-/// The ids of our own spans in a log: the same whenever they are asked for.
+/// Derives the ids of our own spans for a log: the same at every call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ids {
-    /// The log's own random half.
+    /// The log's random identity.
     pub log: u64,
 }
 
@@ -281,7 +283,7 @@ impl Ids {
         self.id(&[1, first.0])
     }
 
-    /// The context of a publish request that came with none.
+    /// The context that a publish request without one begins.
     pub fn begun(self, first: Position, share: Share) -> Context {
         let trace = wide(self.id(&[2, first.0]), self.id(&[3, first.0]));
         Context {
@@ -291,8 +293,8 @@ impl Ids {
         }
     }
 
-    /// Where an attempt stands whose events came with these contexts. `position` is that of its first event, `number`
-    /// says which attempt of it this is.
+    /// The span of an attempt whose events came with these contexts. `position` is that of its
+    /// first event; `number` is the attempt's number.
     pub fn attempt(
         self,
         gathered: &Gathered<'_>,
@@ -306,7 +308,7 @@ impl Ids {
         stand(gathered, span, trace)
     }
 
-    /// Where a publish request stands whose events, or whose headers, named these contexts.
+    /// The span of a publish request whose events or headers named these contexts.
     pub fn publish(self, gathered: &Gathered<'_>, first: Position) -> Standing {
         let begun = self.begun(first, Share::ALL);
         stand(gathered, begun.span, || begun.trace)
@@ -315,7 +317,7 @@ impl Ids {
     fn id(self, words: &[u64]) -> u64 {
         let mut z = self.log;
         for word in words {
-            // SplitMix64, as for chance: ids have to differ, not to be hard to guess.
+            // SplitMix64, as for retry jitter: ids have to differ, not to be unpredictable.
             z = (z ^ word).wrapping_add(0x9E37_79B9_7F4A_7C15);
             z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
             z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
@@ -330,7 +332,7 @@ fn wide(high: u64, low: u64) -> u128 {
     u128::from(high) << 64 | u128::from(low)
 }
 
-/// In the trace that all events share, or else in one of its own.
+/// A span in the trace that all events share, or else in a new trace.
 fn stand(gathered: &Gathered<'_>, span: u64, trace: impl FnOnce() -> u128) -> Standing {
     let links = gathered.contexts().collect();
     match gathered.shared() {
@@ -373,7 +375,7 @@ mod tests {
         };
         check(PARENT, Some(PARENT));
         check(OTHER, Some(OTHER));
-        // A later version may say more; what we know of it is passed on.
+        // A later version may contain more; the known part is passed on.
         check(&format!("cc{}", &PARENT[2..]), Some(PARENT));
         check(&format!("cc{}-what-the-future", &PARENT[2..]), Some(PARENT));
         check(&format!("cc{}.what", &PARENT[2..]), None);
@@ -386,7 +388,7 @@ mod tests {
         check("00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-0x", None);
         check("00_4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01", None);
         check("00-4bf92f3577b34da6a3ce929d0e0e473é-00f067aa0ba902b7-01", None);
-        // Flags that mean nothing yet are not passed on.
+        // Flags without a meaning yet are not passed on.
         let flags = PARENT.replace("-01", "-ff");
         check(&flags, Some(&PARENT.replace("-01", "-03")));
         check("", None);
@@ -472,7 +474,7 @@ mod tests {
         check(CloudEvent, Some(&request), r#"{"id":"1"}"#, Some((PARENT, "r=1")));
         check(CloudEvent, Some(PARENT), &inside, Some((PARENT, "")));
         check(CloudEvent, None, &inside, None);
-        // What is no context is ignored, not refused.
+        // A malformed context is ignored, not refused.
         let wrong = r#"{"id":"1","traceparent":"00-1-2-00"}"#;
         check(CloudEvent, Some(&request), wrong, Some((PARENT, "r=1")));
         check(CloudEvent, None, r#"{"traceparent":5}"#, None);
@@ -481,7 +483,7 @@ mod tests {
         // Only CloudEvents have attributes.
         check(EventGrid, Some(PARENT), &own, Some((PARENT, "")));
         check(Custom, None, &own, None);
-        // What an older program kept.
+        // A value that an older version stored.
         check(EventGrid, Some("anything at all"), &own, None);
     }
 
@@ -563,7 +565,7 @@ mod tests {
         assert!(Share::ALL.takes(u128::MAX));
     }
 
-    // The attempts of events that came without a context hang on the span of their publish request.
+    // The attempts of events without a context are children of their publish request's span.
     #[test]
     fn a_trace_of_our_own_holds_the_publish_request_and_its_attempts() {
         let begun = IDS.begun(Position(9), Share::ALL);

@@ -1,6 +1,7 @@
-//! The archive in redb, in a file of its own: which blobs hold which dead letters.
+//! The archive in a redb file of its own: which dead-letter blobs exist, and what happened to their
+//! dead letters.
 //!
-//! Whatever can be asked for has an index, so that a page costs what is on it and nothing else.
+//! Every kind of query has an index, so that the cost of a page depends only on the entries in it.
 
 use crate::database::{ONLY_WHOLE, Reopening, Salvage};
 use crate::generations::{FileKind, GENERATIONS, Generations};
@@ -15,25 +16,26 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::sync::oneshot;
 
-/// id → the blob but for its marks.
+/// id → the blob without its marks.
 const BLOBS: TableDefinition<u64, &[u8]> = TableDefinition::new("blobs");
 /// id → the blob's marks.
 const MARKS: TableDefinition<u64, &[u8]> = TableDefinition::new("marks");
-/// (subscription or any, reason or any, id) → where else the blob is. With a reason: if one of its letters that
-/// are not purged has it.
+/// (subscription or any, reason or any, id) → the other keys of the blob. An entry with a reason
+/// exists while the blob has a dead letter of that reason that is not purged.
 const INDEX: TableDefinition<(Option<u64>, Option<u8>, u64), Place> = TableDefinition::new("index");
-/// (time, id). The times grow with the ids: where a clock was set back, the time before it counts.
+/// (time, id). Times never decrease with the ids: where the clock was set back, the earlier maximum
+/// is used.
 const TIMES: TableDefinition<(u64, u64), ()> = TableDefinition::new("times");
-/// (subscription, reason) → how many letters are not purged.
+/// (subscription, reason) → number of dead letters that are not purged.
 const COUNTS: TableDefinition<(u64, u8), u64> = TableDefinition::new("counts");
 /// Account, container and path → the blob's number.
 const PATHS: TableDefinition<&str, u64> = TableDefinition::new("paths");
 /// id → the replay.
 const JOBS: TableDefinition<u64, &[u8]> = TableDefinition::new("jobs");
-/// `blobs` and `jobs`: how many ids were given out.
+/// `blobs` and `jobs`: how many ids were allocated.
 const FACTS: TableDefinition<&str, u64> = TableDefinition::new("facts");
 
-/// The subscription, when it was written, the time in `TIMES`.
+/// The subscription, the time of writing, and the time in `TIMES`.
 type Place = (u64, u64, u64);
 
 const CACHE_BYTES: usize = 8 << 20;
@@ -44,11 +46,11 @@ pub struct EmbeddedArchive {
     additions: Arc<Additions>,
 }
 
-/// Blobs that wait to be added. Several are written at a time, and one commit does for all that are there.
+/// Blobs that wait to be added. Several are written concurrently; one commit covers all that wait.
 #[derive(Default)]
 struct Additions {
     waiting: Mutex<Vec<Addition>>,
-    /// Held by whoever commits; the others gather behind it meanwhile.
+    /// Held by the thread that commits; other additions gather in `waiting` meanwhile.
     committing: Mutex<()>,
 }
 
@@ -62,7 +64,7 @@ impl Additions {
         self.waiting.lock().expect("no panic holds it")
     }
 
-    /// Adds all that wait; nothing if somebody else has done it by now.
+    /// Adds all waiting blobs. Does nothing if another thread has added them already.
     fn commit(&self, database: &Reopening) {
         let _turn = self.committing.lock().unwrap_or_else(PoisonError::into_inner);
         let mut additions = std::mem::take(&mut *self.waiting());
@@ -81,13 +83,13 @@ impl Additions {
             })
         });
         for Addition { blob, reply } in additions {
-            // Whoever asked may have gone away.
+            // The caller may have gone away.
             let _ = reply.send(written.clone().map(|()| blob.id));
         }
     }
 }
 
-/// Does the work. After an error the database is opened anew, for the next one.
+/// Runs `work`. After an error the database is reopened for the next caller.
 fn reopening<T>(database: &Reopening, work: impl FnOnce(&Reopening) -> Result<T, Error>) -> Result<T, Error> {
     let result = work(database);
     if let Err(Error::Unavailable(_)) = &result
@@ -103,7 +105,7 @@ impl EmbeddedArchive {
         EmbeddedArchive::open_with(path, Arc::default())
     }
 
-    /// The same beside other files, each of which records how far the others have come.
+    /// Like `open`, next to other files that record each other's generations.
     pub fn open_with(path: &Path, generations: Arc<Generations>) -> Result<EmbeddedArchive, Error> {
         let kind = FileKind::Archive;
         let database = Reopening::open("archive", path, CACHE_BYTES, kind, generations)?;
@@ -123,7 +125,7 @@ impl EmbeddedArchive {
         self.database.clone()
     }
 
-    /// Does the work off the async threads.
+    /// Runs `work` on a blocking thread.
     async fn with<T: Send + 'static>(
         &self,
         work: impl FnOnce(&Reopening) -> Result<T, Error> + Send + 'static,
@@ -169,7 +171,7 @@ pub fn rebuild(old: Option<&Salvage>, new: &Path) -> Result<Vec<String>, Error> 
             let marks = tables.marks.get(id.value())?.map(|marks| marks.value().to_vec());
             stored.push((id.value(), blob.value().to_vec(), marks));
         }
-        // What follows from the two tables is made anew.
+        // All other tables are derived from these two.
         for (id, blob, marks) in stored {
             let whole = marks.and_then(|marks| decode(id, &(blob, marks)).ok());
             match whole {
@@ -181,7 +183,7 @@ pub fn rebuild(old: Option<&Salvage>, new: &Path) -> Result<Vec<String>, Error> 
     })
 }
 
-/// What is kept of a blob, and what is kept up to date with it.
+/// The blob tables and the tables derived from them, kept consistent.
 struct Tables<'a> {
     blobs: Table<'a, u64, &'static [u8]>,
     marks: Table<'a, u64, &'static [u8]>,
@@ -205,7 +207,7 @@ impl<'a> Tables<'a> {
 
     fn add(&mut self, blob: &BlobRecord) -> Result<(), redb::Error> {
         let (id, of) = (blob.id.0, blob.subscription.0);
-        // A blob that was written again took the place of the one that was there.
+        // A blob written to the same path has replaced the earlier one.
         let before = self
             .paths
             .insert(path_key(blob).as_str(), id)?
@@ -261,7 +263,7 @@ impl<'a> Tables<'a> {
         Ok(())
     }
 
-    /// Brings up to date what depends on a blob's marks.
+    /// Updates everything that is derived from a blob's marks.
     fn count(&mut self, id: u64, place: Place, before: &[Mark], after: &[Mark]) -> Result<(), redb::Error> {
         let of = place.0;
         let mut tally: BTreeMap<u8, (u64, u64)> = BTreeMap::new();
@@ -289,12 +291,12 @@ impl<'a> Tables<'a> {
     }
 }
 
-/// Where a blob is, in one text.
+/// The blob's address as one text.
 fn path_key(blob: &BlobRecord) -> String {
     format!("{}\n{}\n{}", blob.account, blob.container, blob.path)
 }
 
-/// Another number of this kind that was never given out.
+/// Allocates a number of this kind.
 fn give_out(txn: &WriteTransaction, kind: &str) -> Result<u64, redb::Error> {
     let mut facts = txn.open_table(FACTS)?;
     let id = facts.get(kind)?.map_or(0, |id| id.value()) + 1;
@@ -302,7 +304,7 @@ fn give_out(txn: &WriteTransaction, kind: &str) -> Result<u64, redb::Error> {
     Ok(id)
 }
 
-/// A blob as it is stored: all but the marks, and the marks.
+/// A stored blob: the record without marks, and the marks.
 type Stored = (Vec<u8>, Vec<u8>);
 
 fn decode(id: u64, (blob, marks): &Stored) -> Result<BlobRecord, Error> {
@@ -314,7 +316,7 @@ fn decode(id: u64, (blob, marks): &Stored) -> Result<BlobRecord, Error> {
     })
 }
 
-/// Blobs that the filter takes, as they are stored.
+/// Stored form of the blobs that match the filter.
 fn list(
     txn: &ReadTransaction,
     filter: &BlobFilter,
@@ -350,7 +352,7 @@ fn list(
         let (_, _, id) = key.value();
         let (_, written, _) = place.value();
         if written < since {
-            // The clock was set back.
+            // Possible after the clock was set back.
             continue;
         }
         if let (Some(blob), Some(marks)) = (blobs.get(id)?, marks.get(id)?) {

@@ -1,9 +1,10 @@
-//! A database file whose every block carries a checksum, under redb.
+//! A file for redb in which every block carries a checksum.
 //!
-//! redb verifies its own checksums only after a crash. Here each 4 KiB of the database is stored behind the CRC-32 of
-//! its number and content, so that a flipped bit anywhere (key, value, branch, root) is an error of the read that
-//! meets it, and all of the file can be verified without understanding it. redb never overwrites a page that is in
-//! use, except for its header, which lies within one sector together with its checksum.
+//! redb verifies its own checksums only after a crash. This layer stores each 4 KiB of the database
+//! after the CRC-32 of its number and content. A flipped bit anywhere (key, value, branch, root)
+//! then fails the read that meets it, and the whole file can be verified without knowing its
+//! structure. redb never overwrites a page in use, except for its header, which lies within one
+//! sector together with its checksum.
 
 use redb::StorageBackend;
 use std::fs::File;
@@ -14,29 +15,31 @@ use std::sync::{Arc, Mutex};
 
 /// The first bytes of a file of this kind.
 pub const MAGIC: &[u8; 16] = b"PRblocks1\0\0\0\0\0\0\0";
-/// The first bytes of a plain redb file, as older programs left it.
+/// The first bytes of a plain redb file, as older programs wrote it.
 pub const PLAIN_MAGIC: &[u8; 9] = b"redb\x1A\x0A\xA9\x0D\x0A";
-/// What redb reads and writes at once, or a multiple of it.
+/// redb reads and writes whole multiples of this size.
 pub const BLOCK: usize = 4096;
 /// CRC-32 of the block's number and content, and its complement.
 const PREFIX: usize = 8;
 const STORED: usize = PREFIX + BLOCK;
 const FIRST: u64 = MAGIC.len() as u64;
-/// Blocks that are read at once when all are verified.
+/// Number of blocks per read when all are verified.
 const VERIFY_BLOCKS: u64 = 256;
-/// Blocks that are looked at to recognize a file whose magic is damaged.
+/// Number of blocks examined to recognize a file whose magic is damaged.
 const LOOKED_AT: u64 = 8;
 
 #[derive(Debug)]
 pub struct BlockFile {
     file: File,
-    /// After a crash redb looks for torn pages by its own checksums: it is shown what is there.
+    /// After a crash redb searches for torn pages by its own checksums, so damaged blocks are
+    /// returned as they are.
     lenient: AtomicBool,
-    /// Held while a block is written, and by whoever verifies one that looks damaged.
+    /// Held while a block is written, and by a verification that re-reads a block which looks
+    /// damaged.
     writing: Mutex<()>,
 }
 
-/// What redb is given.
+/// The storage backend that redb uses.
 #[derive(Debug)]
 pub struct Backend(pub Arc<BlockFile>);
 
@@ -51,12 +54,12 @@ fn checksum(number: u64, block: &[u8]) -> [u8; PREFIX] {
     prefix
 }
 
-/// The byte of the file at which a block begins.
+/// Byte offset of a block in the file.
 pub fn place(number: u64) -> u64 {
     FIRST + number * STORED as u64
 }
 
-/// Whether a stored block is whole, or was never written.
+/// Whether a stored block is intact, or was never written.
 fn holds(number: u64, stored: &[u8]) -> bool {
     let (prefix, block) = stored.split_at(PREFIX);
     prefix == checksum(number, block) || is_unwritten(stored)
@@ -66,7 +69,7 @@ fn is_unwritten(stored: &[u8]) -> bool {
     stored.iter().all(|byte| *byte == 0)
 }
 
-/// Whether most of the first blocks of a file are whole, whatever its magic says.
+/// Whether most of the first blocks of a file are intact, regardless of its magic.
 pub fn looks_like_blocks(file: &File) -> bool {
     let whole = |number: &u64| {
         let mut stored = vec![0; STORED];
@@ -77,7 +80,7 @@ pub fn looks_like_blocks(file: &File) -> bool {
 }
 
 impl BlockFile {
-    /// Takes a file that begins with [`MAGIC`], or an empty one.
+    /// Opens a file that begins with [`MAGIC`], or an empty one.
     pub fn new(file: File) -> io::Result<BlockFile> {
         if file.metadata()?.len() < FIRST {
             file.write_all_at(MAGIC, 0)?;
@@ -95,7 +98,7 @@ impl BlockFile {
         self.lenient.store(lenient, Relaxed);
     }
 
-    /// How many blocks there are.
+    /// Number of blocks in the file.
     pub fn blocks(&self) -> io::Result<u64> {
         let len = self.file.metadata()?.len();
         Ok(len.saturating_sub(FIRST) / STORED as u64)
@@ -146,8 +149,8 @@ impl BlockFile {
         self.file.write_all_at(&stored, place(first))
     }
 
-    /// Verifies some blocks from `first` on. The numbers of those that are damaged, and the next one to verify; none
-    /// after the last.
+    /// Verifies some blocks from `first` on. Returns the numbers of damaged blocks and the next
+    /// block to verify, `None` after the last.
     pub fn verify(&self, first: u64) -> io::Result<(Vec<u64>, Option<u64>)> {
         let end = self.blocks()?;
         let count = end.saturating_sub(first).min(VERIFY_BLOCKS);
@@ -156,7 +159,8 @@ impl BlockFile {
             if holds(number, one) {
                 continue;
             }
-            // Or it was being written meanwhile.
+            // The block may have been written during the read: look again while no write is
+            // possible.
             let _writing = self.writing.lock().expect("no panic holds it");
             if self
                 .read_stored(number, 1)
@@ -238,7 +242,7 @@ impl StorageBackend for Backend {
         if within == 0 && data.len().is_multiple_of(BLOCK) {
             return self.0.write_blocks(first, data);
         }
-        // The header alone is smaller than a block.
+        // Only the header is smaller than a block.
         let count = (within + data.len()).div_ceil(BLOCK) as u64;
         let mut blocks = self.0.read_blocks(first, count)?;
         blocks[within..within + data.len()].copy_from_slice(data);
@@ -302,7 +306,7 @@ mod tests {
             assert_eq!(read.unwrap_err().kind(), io::ErrorKind::InvalidData);
             file.write_all_at(&byte, at).unwrap();
         }
-        // A block in another's place is damaged, too.
+        // A block copied to another position counts as damaged.
         let one = blocks.read_stored(0, 1).unwrap();
         file.write_all_at(&one, place(1)).unwrap();
         assert_eq!(blocks.verify_all().unwrap(), [1]);

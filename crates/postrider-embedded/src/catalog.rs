@@ -1,5 +1,5 @@
-//! The catalogue in redb, in a file of its own: it changes seldom and is read whole. Its records are sealed, because
-//! they hold keys, webhook URLs and the secrets of deliveries.
+//! The catalog in a redb file of its own: it changes rarely and is read as a whole. Its records are
+//! sealed because they contain keys, webhook URLs and delivery secrets.
 
 use crate::database::{ONLY_WHOLE, Reopening, Salvage, Salvaged};
 use crate::disk::{open_database, replace_file};
@@ -30,20 +30,22 @@ const ENDPOINT_DELAYS: TableDefinition<&str, &[u8]> = TableDefinition::new("endp
 const HANDSHAKES: TableDefinition<&str, &[u8]> = TableDefinition::new("handshakes");
 const FACTS: TableDefinition<&str, u64> = TableDefinition::new("facts");
 
-/// The key under which every record of the file is sealed; missing in files of older programs, which do not seal.
+/// Id of the key that every record of the file is sealed under; absent in files of older programs,
+/// which do not seal.
 const SEALED_BY: &str = "sealed_by";
 
-/// Ids are reserved in blocks, so that giving one out rarely costs a commit.
+/// Ids are reserved in blocks, so that allocating one rarely needs a commit.
 const ID_BLOCK: u64 = 1024;
 const CACHE_BYTES: usize = 8 << 20;
-/// One commit takes at most this many requests, so that the first of them do not wait for very many others.
+/// Maximum number of requests in one commit, so that the first of them do not wait for too many
+/// others.
 const COMMIT_REQUESTS_MAX: usize = 1024;
 
-/// From so many rows on a table is read by all processors at once.
+/// Tables with at least this many rows are decoded on all processors.
 const MANY_ROWS: usize = 10_000;
 
-/// Whatever comes while a commit is under way goes into the next one together: a flush costs the same for one change
-/// and for hundreds.
+/// The catalog on local files. All requests that arrive during a commit share the next one, because
+/// a flush costs the same for one change and for hundreds.
 pub struct EmbeddedCatalog {
     shared: Arc<Shared>,
     next_id: AtomicU64,
@@ -59,7 +61,7 @@ struct Shared {
 #[derive(Default)]
 struct Waiting {
     requests: VecDeque<Request>,
-    /// Someone writes, and will take what is waiting.
+    /// Whether a writer is active, which will also take what is waiting.
     writing: bool,
 }
 
@@ -70,7 +72,7 @@ struct Request {
 
 enum Work {
     Changes(Vec<Change>),
-    /// Ids below this one are given out.
+    /// Reserves the ids below this one.
     ReserveIds(u64),
 }
 
@@ -78,8 +80,9 @@ fn open_file(path: &Path, generations: Arc<Generations>) -> Result<Reopening, Er
     Reopening::open("catalogue", path, CACHE_BYTES, FileKind::Catalog, generations)
 }
 
-/// The key under which a catalogue file is sealed; none if there is no file or it is not sealed. Commits nothing, but may
-/// repair the file or give it checksums: whoever only looks hands in a copy.
+/// Id of the key that a catalog file is sealed under; `None` if there is no file or it is not
+/// sealed. Commits nothing, but may repair the file or add checksums: pass a copy to inspect a file
+/// unchanged.
 pub fn catalog_key(path: &Path) -> Result<Option<KeyId>, Error> {
     if !std::fs::metadata(path).is_ok_and(|file| file.len() > 0) {
         return Ok(None);
@@ -87,9 +90,10 @@ pub fn catalog_key(path: &Path) -> Result<Option<KeyId>, Error> {
     open_file(path, Arc::default())?.read(|txn| Ok(sealed(txn)?.by))
 }
 
-/// Copies the catalogue into a new file, all records sealed under the keyring's first key, and puts it in the place of
-/// the old one, which is overwritten: nothing of what was deleted or changed stays in it. A crash leaves the old file or
-/// the new one. The new file is of the next generation, so that the old one counts as an older copy of it.
+/// Copies the catalog into a new file with all records sealed under the keyring's first key, and
+/// replaces the old file, which is overwritten, so that no deleted or changed data remains. After a
+/// crash either the old or the new file is in place. The new file has the next generation, so that
+/// the old one counts as an older copy.
 pub fn rewrite_catalog(path: &Path, keys: &Keyring) -> Result<(), Error> {
     let failed = |e: redb::Error| Error::Unavailable(format!("rewriting {}: {e}", path.display()));
     replace_file(path, |new| {
@@ -122,10 +126,10 @@ fn copy(from: &Database, to: &Database, keys: &Keyring) -> Result<Result<(), Err
     Ok(Ok(()))
 }
 
-/// How a file is sealed.
+/// The sealing state of a catalog file.
 struct Sealed {
     by: Option<KeyId>,
-    /// There are records.
+    /// Whether the file contains records.
     used: bool,
 }
 
@@ -147,12 +151,12 @@ fn unreadable(e: impl Display) -> Error {
 }
 
 impl EmbeddedCatalog {
-    /// Opens the catalogue. A file that is not sealed under the first key, or not at all, is rewritten first.
+    /// Opens the catalog. A file that is not sealed under the first key is rewritten first.
     pub fn open(path: &Path, keys: Arc<Keyring>) -> Result<EmbeddedCatalog, Error> {
         EmbeddedCatalog::open_with(path, keys, Arc::default())
     }
 
-    /// The same beside other files, each of which records how far the others have come.
+    /// Like `open`, next to other files that record each other's generations.
     pub fn open_with(
         path: &Path,
         keys: Arc<Keyring>,
@@ -171,7 +175,7 @@ impl EmbeddedCatalog {
             database = open_file(path, generations)?;
         }
         let reserved = database.write(|txn| {
-            // Older programs did not make all of them.
+            // Files of older programs lack some of the tables.
             let mut tables = Tables::of(txn, &keys)?;
             tables.facts.insert(SEALED_BY, keys.current().0)?;
             let reserved = tables.facts.get("reserved_ids")?;
@@ -192,7 +196,7 @@ impl EmbeddedCatalog {
         self.shared.database.clone()
     }
 
-    /// Returns once the work is durable. It is done even if nobody waits for it any more.
+    /// Returns once the work is durable. The work is done even if the caller goes away.
     async fn write(&self, work: Work) -> Result<(), Error> {
         let (done, durable) = oneshot::channel();
         let begin = {
@@ -216,9 +220,9 @@ impl Shared {
     }
 }
 
-/// The one that writes, for as long as something waits.
+/// The active writer, which commits for as long as requests wait.
 struct Writer {
-    /// None once it is somebody else's turn to write.
+    /// `None` once the writer has released its role.
     shared: Option<Arc<Shared>>,
 }
 
@@ -227,16 +231,18 @@ impl Writer {
         let mut next = self.take();
         while let Some(requests) = next {
             let result = self.commit(&requests);
-            // Before anyone is told: whoever hears that it is done may close the catalogue and open it again.
+            // Release the role before replying: a client that gets its reply may close the catalog
+            // and reopen it.
             next = self.take();
             for request in requests {
-                // Whoever asked may have gone away.
+                // The caller may have gone away.
                 let _ = request.done.send(result.clone());
             }
         }
     }
 
-    /// What is to be written next. None when nothing is: then the next one who comes writes.
+    /// The requests of the next commit. Returns `None` and releases the role of writer if nothing
+    /// waits.
     fn take(&mut self) -> Option<Vec<Request>> {
         let shared = self.shared.take()?;
         let mut waiting = shared.waiting();
@@ -272,7 +278,7 @@ impl Writer {
     }
 }
 
-/// A writer that did not come to its end, in a runtime that is shut down, leaves nobody waiting.
+/// Fails all waiting requests if the writer is dropped early because the runtime shuts down.
 impl Drop for Writer {
     fn drop(&mut self) {
         if let Some(shared) = &self.shared {
@@ -348,7 +354,7 @@ pub fn rebuild(old: Option<&Salvage>, new: &Path, keys: Option<&Keyring>) -> Res
         let least = highest(TOPICS)?.max(highest(SUBSCRIPTIONS)?) + 1;
         let reserved = facts.get("reserved_ids")?.map_or(0, |id| id.value());
         facts.insert("reserved_ids", reserved.max(least + ID_BLOCK))?;
-        // So may the name of the key, which every record says, too.
+        // The id of the key may also be lost, but every record contains it.
         if let Some(id) = sealed_under(txn, TOPICS)?.or(sealed_under(txn, SUBSCRIPTIONS)?) {
             facts.insert(SEALED_BY, id.0)?;
         }
@@ -402,7 +408,7 @@ pub fn opens(old: &Salvage, keys: &Keyring) -> bool {
     })
 }
 
-/// The key under which the first record of a table is sealed.
+/// Id of the key that the first record of a table is sealed under.
 fn sealed_under<K: Key + 'static>(
     txn: &WriteTransaction,
     table: TableDefinition<K, &'static [u8]>,
@@ -444,7 +450,8 @@ impl<'a> Tables<'a> {
         }
     }
 
-    /// Fills empty tables with what is in others, sealed anew. The inner error is about a record.
+    /// Fills empty tables from another file and reseals every record. The inner error is about a
+    /// record.
     fn copy_from(&mut self, from: &ReadTransaction) -> Result<Result<(), Error>, redb::Error> {
         let keys = self.keys;
         let copied = each(from, TOPICS, |id, value| {
@@ -461,7 +468,7 @@ impl<'a> Tables<'a> {
         })?)
         .and(each(from, ENDPOINT_DELAYS, |_, value| {
             let record = keys.open(ENDPOINT_DELAYS.name(), value).map_err(unreadable)?;
-            // The key of the row is made of the key that seals.
+            // Row keys are derived from the sealing key.
             let name = keys.name_of(&EndpointDelay::decode(&record).map_err(unreadable)?.endpoint);
             let sealed = keys.seal(ENDPOINT_DELAYS.name(), &record);
             Ok(self
@@ -507,7 +514,7 @@ impl<'a> Tables<'a> {
                 self.subscriptions.remove(id.0)?;
             }
             Change::PutEndpointDelay(one) => {
-                // The path of an endpoint may be a secret, too.
+                // The path of an endpoint may contain a secret, so the row key is a keyed hash.
                 let name = self.keys.name_of(&one.endpoint);
                 let sealed = self.keys.seal(ENDPOINT_DELAYS.name(), &one.encode());
                 self.endpoint_delays.insert(name.as_str(), sealed.as_slice())?;
@@ -529,8 +536,8 @@ impl<'a> Tables<'a> {
     }
 }
 
-/// Hands every row of a table to `work`, if there is the table. The outer error is the database's, the inner one is about
-/// a record.
+/// Calls `work` for every row of a table, if the table exists. The outer error is the database's,
+/// the inner one is about a record.
 fn each<K: Key + 'static, V: Value + 'static>(
     txn: &ReadTransaction,
     table: TableDefinition<K, V>,
@@ -538,7 +545,7 @@ fn each<K: Key + 'static, V: Value + 'static>(
 ) -> Result<Result<(), Error>, redb::Error> {
     let table = match txn.open_table(table) {
         Ok(table) => table,
-        // Older programs did not make all of them.
+        // Files of older programs lack some of the tables.
         Err(TableError::TableDoesNotExist(_)) => return Ok(Ok(())),
         Err(e) => return Err(e.into()),
     };
@@ -557,7 +564,7 @@ fn reseal(keys: &Keyring, table: &str, stored: &[u8]) -> Result<Vec<u8>, Error> 
     Ok(keys.seal(table, &opened))
 }
 
-/// Every row of a table, in the order of the keys.
+/// Decodes every row of a table, in the order of the keys.
 fn rows<K: Key + 'static, T: Record>(
     txn: &ReadTransaction,
     keys: &Keyring,
@@ -568,7 +575,7 @@ fn rows<K: Key + 'static, T: Record>(
     decode(keys, of.name(), table.iter()?, count)
 }
 
-/// What was read, or what is wrong with it: a file that cannot be read now may be read later, a record not.
+/// Decoded rows, or what is wrong with one of them. Unlike an I/O error, this error is permanent.
 type Decoded<T> = Result<Vec<T>, Error>;
 
 fn decode<K: Key + 'static, T: Record>(
@@ -592,7 +599,7 @@ fn decode<K: Key + 'static, T: Record>(
     Ok(Ok(found))
 }
 
-/// The same, by all processors at once if there are very many: nothing else happens while a server starts.
+/// Like `rows`, on all processors if there are very many: nothing else runs while a server starts.
 fn many_rows<T: Record + Send>(
     txn: &ReadTransaction,
     keys: &Keyring,
@@ -640,7 +647,7 @@ fn load(database: &Reopening, keys: &Keyring) -> Result<Loaded, Error> {
         let domain_topics = rows(txn, keys, DOMAIN_TOPICS)?;
         let subscriptions = many_rows(txn, keys, SUBSCRIPTIONS)?;
         let endpoint_delays: Decoded<EndpointDelay> = rows(txn, keys, ENDPOINT_DELAYS)?;
-        // The keys of their rows are in no order that means something.
+        // Their rows are ordered by a keyed hash.
         let endpoint_delays = endpoint_delays.map(|mut delays| {
             delays.sort_by(|a, b| a.endpoint.cmp(&b.endpoint));
             delays
@@ -689,7 +696,7 @@ mod tests {
     use postrider_core::probation::Probation;
     use postrider_store::conformance::{self, at};
 
-    // A file as the first version left it: without the table of endpoint delays.
+    // A file as the first version wrote it, without the table of endpoint delays.
     #[tokio::test]
     async fn a_file_from_before_endpoint_delays_opens() {
         let directory = tempfile::tempdir().unwrap();
@@ -759,7 +766,7 @@ mod tests {
     async fn whoever_waits_is_taken_along_by_the_next_commit() {
         let directory = tempfile::tempdir().unwrap();
         let catalog = EmbeddedCatalog::open(&directory.path().join("catalog.redb"), keys()).unwrap();
-        // As while a commit is under way: nobody begins another one.
+        // Pretend that a commit is under way, so that no other writer starts.
         catalog.shared.waiting().writing = true;
         let count = COMMIT_REQUESTS_MAX + 1;
         let waiting: Vec<_> = (0..count)
@@ -788,7 +795,7 @@ mod tests {
         catalog.commit(put("next")).await.unwrap();
     }
 
-    // The file is out of reach for a while, as after an error of the disk.
+    // The file is inaccessible for a while, as after a disk error.
     #[tokio::test]
     async fn a_commit_that_fails_fails_for_those_in_it_and_for_nobody_after() {
         let directory = tempfile::tempdir().unwrap();
@@ -804,7 +811,7 @@ mod tests {
         assert!(matches!(two, Err(Error::Unavailable(_))), "{two:?}");
         std::fs::remove_dir(&path).unwrap();
         std::fs::rename(&aside, &path).unwrap();
-        // This one finds it closed, and has it opened again.
+        // The commit below fails because the database is closed, and causes it to be reopened.
         catalog.commit(put("three")).await.unwrap_err();
         catalog.commit(put("after")).await.unwrap();
         assert_eq!(names(&catalog).await, ["after", "before"]);
@@ -834,7 +841,7 @@ mod tests {
     async fn very_many_are_loaded_in_their_order() {
         let directory = tempfile::tempdir().unwrap();
         let catalog = EmbeddedCatalog::open(&directory.path().join("catalog.redb"), keys()).unwrap();
-        // The ids have gaps, and one is as large as can be.
+        // The ids have gaps, and the last one is the greatest possible.
         let ids: Vec<u64> = (0..MANY_ROWS as u64 + 7)
             .map(|n| n * n / 3 + n)
             .chain([u64::MAX])
@@ -848,7 +855,7 @@ mod tests {
         assert!(found == ids, "{} of {}", found.len(), ids.len());
     }
 
-    /// Everything that a catalogue holds, with a secret in each.
+    /// A change of every kind, with a secret in each where there can be one.
     fn all() -> Vec<Change> {
         let mut topic = conformance::topic(1, "t");
         topic.keys = ["hunter2-key", "hunter2-other"].map(postrider_core::ids::Secret::new);
@@ -870,7 +877,7 @@ mod tests {
         memchr::memmem::find(&bytes, b"hunter2").is_some()
     }
 
-    /// Puts rows as an older program wrote them, and deletes a row that had a secret.
+    /// Writes rows as an older program did, and deletes a row that contained a secret.
     fn write_as_before(path: &Path) {
         write_rows(&open_database(path, CACHE_BYTES).unwrap());
     }
@@ -914,7 +921,7 @@ mod tests {
         let path = directory.path().join("catalog.redb");
         write_as_before(&path);
         assert!(holds_secrets(directory.path()));
-        // Left behind by a rewriting that was cut short.
+        // A leftover of an interrupted rewrite.
         std::fs::write(path.with_extension("new"), "hunter2").unwrap();
         assert_eq!(catalog_key(&path).unwrap(), None);
 
@@ -936,7 +943,7 @@ mod tests {
         assert_eq!(catalog.load().await.unwrap().endpoint_delays, []);
     }
 
-    // As the released program left it: without checksums and not sealed.
+    // A file as the first release wrote it, without checksums and not sealed.
     #[tokio::test]
     async fn of_a_plain_file_nothing_stays_and_the_new_one_is_not_taken_for_older() {
         let directory = tempfile::tempdir().unwrap();

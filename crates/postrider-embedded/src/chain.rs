@@ -1,8 +1,9 @@
-//! Which parts of the log must be there, and what is lost with those that are not.
+//! Which segments the log must consist of, and what is lost with those that are missing.
 //!
-//! The state database records every segment when it is begun and when it is closed, and forgets it before its file is
-//! deleted. The head of a segment is durable before the segment is recorded. A recorded segment without a file or a
-//! head, or with less in it than recorded, is therefore a loss and never the trace of a crash.
+//! The state database records each segment when it is started and when it is closed, and forgets it
+//! before its file is deleted. The head of a segment is durable before the segment is recorded. A
+//! recorded segment without a file or a head, or with fewer events than recorded, is therefore a
+//! loss and can never result from a crash.
 
 use crate::disk::Disk;
 use crate::losses::Loss;
@@ -18,20 +19,20 @@ use std::io;
 use std::ops::Range;
 use std::path::Path;
 
-/// Subscriptions that a message names; all of them are in the health report.
+/// Subscriptions named in a log message; the health report contains all of them.
 const NAMED_MAX: usize = 8;
 
-/// Segments as the state database knows them: base → end, or the base again while the segment is written to.
+/// Segments according to the state database: base → end, or the base again for the active segment.
 pub type Recorded = BTreeMap<u64, u64>;
 
-/// Events of one segment that are gone.
+/// Lost events of one segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Gap {
     pub base: Position,
     pub from: u64,
-    /// The position after the last of them, as far as that is known.
+    /// The position after the last lost event, as far as known.
     pub to: u64,
-    /// False for a segment that was being written to: events after the last checkpoint were recorded nowhere else.
+    /// False for the active segment: events after the last checkpoint were recorded nowhere else.
     pub end_known: bool,
 }
 
@@ -47,7 +48,7 @@ impl Gap {
         }
     }
 
-    /// The first position that cannot have been given out in the gap.
+    /// The first position that certainly is not of a lost event: the end, or an upper bound for it.
     pub fn beyond(&self) -> u64 {
         match self.end_known {
             true => self.to,
@@ -56,8 +57,8 @@ impl Gap {
     }
 }
 
-/// Everything that a recorded segment held. `next` is the position that the next event was to have at the last
-/// checkpoint.
+/// The gap for a segment that is lost completely. `next` is the position of the next event
+/// according to the last checkpoint.
 pub fn whole_segment(recorded: &Recorded, present: &BTreeSet<u64>, base: u64, next: u64) -> Gap {
     let closed_at = recorded.get(&base).copied().filter(|end| *end > base);
     let following = || {
@@ -83,11 +84,11 @@ pub fn missing(recorded: &Recorded, present: &BTreeSet<u64>, next: u64) -> Vec<G
     gaps.filter(|gap| gap.to > gap.from || !gap.end_known).collect()
 }
 
-/// Where a segment with a file has to end, as far as that is recorded.
+/// Where an existing segment has to end, as far as recorded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ExpectedEnd {
     pub end: u64,
-    /// Whether it must end there; otherwise not before.
+    /// Whether the segment must end exactly there; otherwise it must not end earlier.
     pub exact: bool,
 }
 
@@ -108,7 +109,7 @@ pub fn expected_end(
     })
 }
 
-/// Whether a recorded segment has lost even its head, which was durable before it was recorded.
+/// Whether a recorded segment has lost its head, which was durable before the segment was recorded.
 pub fn is_headless(disk: &dyn Disk, base: Position, identity: u64) -> io::Result<bool> {
     let head = Head::read(&*disk.open(&log_name(base))?)?;
     Ok(head.is_none_or(|head| head.base != base || head.identity != identity))
@@ -154,14 +155,14 @@ pub fn losses(
     Ok(lost)
 }
 
-/// Takes what is lost off a subscription's progress: it is not offered again.
+/// Marks the lost events as settled, so that they are not offered again.
 pub fn settle_lost(gap: Gap, progress: &mut FxHashMap<SubscriptionId, Progress>) {
     for known in progress.values_mut() {
         known.open.retain(|position| !gap.holds(*position));
     }
 }
 
-/// Describes one loss.
+/// Describes a loss for the operator.
 pub fn describe(lost: &LostEvents) -> String {
     let last = lost.to.0.saturating_sub(1);
     let events = match (lost.end_known, last >= lost.from.0) {
@@ -231,7 +232,7 @@ pub fn cause(gap: Gap) -> String {
     }
 }
 
-/// Losses that earlier starts found and nobody has taken note of, in words.
+/// Descriptions of losses that earlier starts found and the operator has not acknowledged.
 pub fn known_losses(state: &Path) -> Result<Vec<String>, Error> {
     let losses = State::open(state, 0)?.recover()?.losses;
     let described = losses.iter().map(|loss| match loss {
@@ -271,7 +272,7 @@ mod tests {
             missing(&set([])),
             [gap(0, 10), gap(10, 20), gap(25, 30), open(30, 34)]
         );
-        // A crash came before the newest segments were recorded.
+        // The crash came before the newest segments were recorded.
         assert_eq!(missing(&set([0, 10, 25, 36])), [gap(30, 36)]);
     }
 
@@ -284,7 +285,7 @@ mod tests {
         assert_eq!((gap.from, gap.to, gap.end_known), (10, 10, false));
         assert!(gap.beyond() > 10 + (64 << 20), "more than a segment can hold");
         assert!(gap.holds(Position(500)) && !gap.holds(Position(9)));
-        // Nothing was ever in it if the next one begins where it does.
+        // The segment was empty if the next one begins one position later.
         let recorded = Recorded::from([(0, 10), (11, 11)]);
         assert_eq!(missing(&recorded, &set([0, 11]), 11), []);
     }
@@ -296,7 +297,7 @@ mod tests {
         let at_least = |end| Some(ExpectedEnd { end, exact: false });
         assert_eq!(expected_end(&recorded, &set([0, 10]), 0, 15), exactly(10));
         assert_eq!(expected_end(&recorded, &set([0, 10]), 10, 15), at_least(15));
-        // Begun after the last checkpoint: only the file itself tells.
+        // Segments started after the last checkpoint: only the file itself shows the end.
         assert_eq!(expected_end(&recorded, &set([0, 10, 20]), 10, 15), None);
         assert_eq!(expected_end(&recorded, &set([0, 10, 20]), 20, 15), at_least(15));
     }

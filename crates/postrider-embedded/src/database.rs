@@ -1,4 +1,5 @@
-//! A redb database that goes on after an input or output error, once the disk does; verified when it is opened.
+//! A redb database that is verified when it is opened and recovers from I/O errors by reopening the
+//! file.
 
 use crate::block_file::{self, Backend, BlockFile, MAGIC, PLAIN_MAGIC};
 use crate::disk::{erase, overwrite};
@@ -17,25 +18,27 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, RwLock};
 
-/// Progress of a repair that redb tells of when it goes back to the commit before the last, and at no other time.
+/// The progress that redb reports for a repair only when it rolls back to the commit before the
+/// last.
 const REPAIR_ROLLED_BACK: std::ops::Range<f64> = 0.2..0.5;
 
 pub struct Reopening {
-    /// For messages.
+    /// Name for messages.
     name: &'static str,
     path: PathBuf,
     cache_bytes: usize,
     kind: FileKind,
     generations: Arc<Generations>,
-    /// Behind a lock because it is opened anew after an error; none while that fails.
+    /// Locked because the database is reopened after an error; `None` while reopening fails.
     database: RwLock<Option<OpenDatabase>>,
 }
 
-/// A database, and the blocks that it lies on.
+/// An open database and its block file.
 struct OpenDatabase {
     database: Database,
     blocks: Arc<BlockFile>,
-    /// The last commit could not be read after a crash, and redb has gone back to the one before.
+    /// Whether the last commit was unreadable after a crash and redb has rolled back to the one
+    /// before.
     rolled_back: bool,
 }
 
@@ -78,7 +81,7 @@ impl Reopening {
         Ok(())
     }
 
-    /// How many commits this file has seen.
+    /// Number of commits that this file has seen.
     pub fn generation(&self) -> u64 {
         self.generations.get(self.kind)
     }
@@ -87,7 +90,7 @@ impl Reopening {
         Error::Unavailable(format!("{}: {e}", self.name))
     }
 
-    /// Does the work. Where redb panics over what it reads, that is an error.
+    /// Runs `work`; a panic of redb about what it reads becomes an error.
     fn guarded<T>(&self, work: impl FnOnce() -> Result<T, redb::Error>) -> Result<T, Error> {
         match catch_unwind(AssertUnwindSafe(work)) {
             Ok(result) => result.map_err(|e| self.failed(e)),
@@ -100,7 +103,7 @@ impl Reopening {
         self.guarded(|| work(&opened(&database)?.begin_read()?))
     }
 
-    /// Does the work and commits it, or does nothing.
+    /// Runs `work` and commits its changes, all or none.
     pub fn write<T>(
         &self,
         work: impl FnOnce(&WriteTransaction) -> Result<T, redb::Error>,
@@ -108,12 +111,14 @@ impl Reopening {
         self.write_before(|| false, work)
     }
 
-    /// The same. With another commit directly after it, a commit takes one flush instead of two.
+    /// Like `write`, but a commit that another one follows immediately takes one flush instead of
+    /// two.
     ///
-    /// A commit in two phases, with the allocator's state, is taken as it is after a crash: a damaged page of it is
-    /// found and named, and all others can be read. After a commit in one phase redb has to tell for itself whether
-    /// it was complete, and goes back to the commit before if one of its pages is damaged; that is reported. A commit
-    /// of the state database that goes missing is noticed by the log, which has seen its generation.
+    /// After a crash redb accepts a two-phase commit with the allocator's state as it is: a damaged
+    /// page of it is found and named, and all others can be read. After a one-phase commit redb has
+    /// to determine itself whether the commit is complete, and rolls back to the one before if a
+    /// page is damaged; the rollback is reported. A lost commit of the state database is noticed by
+    /// means of the log, which has recorded its generation.
     pub fn write_before<T>(
         &self,
         another_waits: impl FnOnce() -> bool,
@@ -128,15 +133,15 @@ impl Reopening {
             txn.commit()?;
             Ok((result, generation))
         })?;
-        // Other files are told of it only now that it is durable.
+        // Announced only now: other files may record a generation only once it is durable.
         self.generations.committed(self.kind, generation);
         Ok(result)
     }
 
-    /// Opens the database anew: after an error redb answers nothing but errors.
+    /// Reopens the database: after an I/O error redb returns nothing but errors.
     pub fn reopen(&self) -> Result<(), Error> {
         let mut database = self.database.write().expect("no panic holds it");
-        // The old one must be closed first: it holds the file's lock.
+        // The old instance must be closed first because it holds the lock on the file.
         *database = None;
         let named = |why| Error::Unavailable(opening(&self.path, why));
         // What is damaged is known, and what is not is still of use.
@@ -182,7 +187,7 @@ impl Reopening {
 pub struct VerifiedBlocks {
     pub damaged: Vec<String>,
     pub bytes: u64,
-    /// None after the last.
+    /// `None` after the last block.
     pub next: Option<u64>,
 }
 
@@ -199,9 +204,9 @@ fn damaged(path: &Path, why: &str) -> String {
     )
 }
 
-/// Opens a redb database that only its owner can read, with a checksum for every block. A plain redb file of an older
-/// program is taken over; a new one comes into being whole or not at all. A damaged file makes redb panic: that is
-/// said with the file's name instead.
+/// Opens a redb database with a checksum for every block, readable by its owner only. A plain redb
+/// file of an older program is converted; a new file is created completely or not at all. A panic
+/// of redb over a damaged file becomes an error with the file's name.
 pub fn open_database(path: &Path, cache_bytes: usize) -> Result<Database, String> {
     open_blocks(path, cache_bytes)
         .map(|opened| opened.database)
@@ -265,7 +270,7 @@ fn open_blocks_with(path: &Path, cache_bytes: usize, opening: Opening) -> Result
                         .and_then(|new| new.take_over(&old))
                         .map_err(told)
                 })?;
-                // The old file may hold secrets that are not sealed.
+                // The old file may contain secrets that are not sealed.
                 overwrite(&old).map_err(told)?;
             }
             Some(true) => {
@@ -281,7 +286,7 @@ fn open_blocks_with(path: &Path, cache_bytes: usize, opening: Opening) -> Result
     }
 }
 
-/// Fills a new file, and puts it in the place of the one with this name once it is durable.
+/// Fills a new file and, once it is durable, replaces the file of this name with it.
 fn replace(path: &Path, fill: impl FnOnce(File) -> Result<(), String>) -> Result<(), String> {
     let told = |e: io::Error| e.to_string();
     let mut new = path.as_os_str().to_owned();
@@ -294,7 +299,7 @@ fn replace(path: &Path, fill: impl FnOnce(File) -> Result<(), String>) -> Result
     fill(open_file(&new, true).map_err(told)?)?;
     File::open(&new).and_then(|file| file.sync_all()).map_err(told)?;
     std::fs::rename(&new, path).map_err(told)?;
-    // The directory itself may be new, too.
+    // The directory itself may be new, so its parent is synced as well.
     let directory = path.parent().filter(|path| !path.as_os_str().is_empty());
     for directory in directory.into_iter().flat_map(|path| path.ancestors().take(2)) {
         let directory = if directory.as_os_str().is_empty() {
@@ -302,7 +307,7 @@ fn replace(path: &Path, fill: impl FnOnce(File) -> Result<(), String>) -> Result
         } else {
             directory
         };
-        // Above the data directory there may be nothing that we can open.
+        // The parent of the data directory may be inaccessible to this process.
         let synced = File::open(directory).and_then(|directory| directory.sync_all());
         if Some(directory) == path.parent() {
             synced.map_err(told)?;
@@ -548,18 +553,19 @@ pub fn is_refused(path: &Path, beside: &Path) -> io::Result<bool> {
     Ok(refused)
 }
 
-/// Whether a database file has damaged blocks, by its checksums alone. Also while it is in use.
+/// Number of damaged blocks in a database file according to its checksums. Also works while it is
+/// in use.
 pub fn damaged_blocks(path: &Path) -> io::Result<u64> {
     let mut file = File::open(path)?;
     let mut magic = [0; MAGIC.len()];
     if file.read(&mut magic)? < MAGIC.len() {
-        // None at all: whoever opens it sees.
+        // A file this short has no blocks; opening it reports what is wrong.
         return Ok(0);
     }
     let mut beginning = 0;
     if &magic != MAGIC {
         if magic.starts_with(PLAIN_MAGIC) || !block_file::looks_like_blocks(&file) {
-            // Of an older program, or none.
+            // A plain redb file, or not a database.
             return Ok(0);
         }
         beginning = 1;
@@ -567,7 +573,7 @@ pub fn damaged_blocks(path: &Path) -> io::Result<u64> {
     Ok(BlockFile::new(file)?.verify_all()?.len() as u64 + beginning)
 }
 
-/// The generations that a database file knows of.
+/// The generations recorded in a database file.
 #[derive(Clone, Copy, Debug)]
 pub struct KnownGenerations {
     pub known: [u64; 3],
@@ -577,7 +583,7 @@ pub struct KnownGenerations {
     pub rolled_back: bool,
 }
 
-/// The generations that a database file knows of. None if there is no file.
+/// Reads the generations recorded in a database file; `None` if the file does not exist.
 pub fn read_generations(path: &Path) -> Result<Option<KnownGenerations>, Error> {
     if !std::fs::metadata(path).is_ok_and(|file| file.len() > 0) {
         return Ok(None);
@@ -599,7 +605,7 @@ pub fn read_generations(path: &Path) -> Result<Option<KnownGenerations>, Error> 
     }
 }
 
-/// Raises a file's own generation, so that nobody takes it for an older one.
+/// Raises a file's own generation, so that it does not count as an older copy.
 pub fn raise_generation(path: &Path, kind: FileKind, to: u64) -> Result<(), Error> {
     let failed = |e: String| Error::Unavailable(format!("{}: {e}", path.display()));
     let opened = open_blocks(path, 1 << 20).map_err(failed)?;
@@ -631,7 +637,7 @@ mod tests {
         Reopening::open("test", path, 1 << 20, kind, generations.clone())
     }
 
-    // A commit in one phase, as when another one was to follow: what redb goes back to is reported.
+    // A one-phase commit, as if another one were to follow: the rollback by redb is reported.
     #[test]
     fn a_commit_that_is_undone_after_a_crash_is_reported() {
         let directory = tempfile::tempdir().unwrap();

@@ -1,4 +1,4 @@
-//! The disk, handed in: real files in production, faults on demand in tests.
+//! The disk as an injected dependency: real files in production, injected faults in tests.
 
 pub use crate::database::open_database;
 use postrider_store::Error;
@@ -11,33 +11,33 @@ use std::sync::{Arc, Mutex};
 
 const COMPACT_CACHE_BYTES: usize = 32 << 20;
 
-/// One directory of files.
+/// A flat directory of files.
 pub trait Disk: Send + Sync {
     fn open(&self, name: &str) -> io::Result<Arc<dyn DiskFile>>;
-    /// Fails if the file exists.
+    /// Creates a file; fails if it exists.
     fn create(&self, name: &str) -> io::Result<Arc<dyn DiskFile>>;
     fn names(&self) -> io::Result<Vec<String>>;
     fn remove(&self, name: &str) -> io::Result<()>;
     fn rename(&self, from: &str, to: &str) -> io::Result<()>;
     /// Makes creations, renames and removals durable.
     fn sync(&self) -> io::Result<()>;
-    /// Bytes available to us, and in all.
+    /// Available and total bytes of the file system.
     fn space(&self) -> io::Result<(u64, u64)>;
 }
 
 pub trait DiskFile: Send + Sync {
-    /// Writes all of it or fails.
+    /// Writes everything or fails.
     fn write_at(&self, slices: &mut [IoSlice<'_>], offset: u64) -> io::Result<()>;
-    /// Reads until the buffer is full or the file ends; returns how much.
+    /// Reads until the buffer is full or the file ends; returns the number of bytes.
     fn read_at(&self, buffer: &mut [u8], offset: u64) -> io::Result<usize>;
     fn sync(&self) -> io::Result<()>;
-    /// Makes the file at least this long and reserves the space.
+    /// Makes the file at least this long and reserves the disk space.
     fn allocate(&self, len: u64) -> io::Result<()>;
     fn truncate(&self, len: u64) -> io::Result<()>;
     fn size(&self) -> io::Result<u64>;
 }
 
-/// A directory of the machine.
+/// A directory of the local file system.
 pub struct Directory {
     path: PathBuf,
 }
@@ -49,7 +49,7 @@ impl Directory {
         Ok(Directory { path })
     }
 
-    /// A directory that is only looked at: one that does not exist is empty.
+    /// Opens a directory for reading only; a missing directory counts as empty.
     pub fn look_at(path: impl Into<PathBuf>) -> Directory {
         Directory { path: path.into() }
     }
@@ -116,7 +116,7 @@ struct RealFile(File);
 
 impl DiskFile for RealFile {
     fn write_at(&self, slices: &mut [IoSlice<'_>], mut offset: u64) -> io::Result<()> {
-        // The kernel takes at most this many slices at once.
+        // The kernel accepts at most this many slices per call.
         const SLICES_MAX: usize = 1024;
         let mut rest = slices;
         while !rest.is_empty() {
@@ -152,7 +152,7 @@ impl DiskFile for RealFile {
 
     fn allocate(&self, len: u64) -> io::Result<()> {
         match rustix::fs::fallocate(&self.0, rustix::fs::FallocateFlags::empty(), 0, len) {
-            // The file system cannot reserve: the file grows as it is written.
+            // The file system does not support reservation: the file grows as it is written.
             Err(rustix::io::Errno::OPNOTSUPP) => Ok(()),
             result => Ok(result?),
         }
@@ -267,14 +267,14 @@ pub fn replace_file(path: &Path, make: impl FnOnce(&Path) -> Result<(), Error>) 
         _ => {}
     }
     if let Err(e) = make(&new) {
-        // The first error is the one to tell.
+        // The first error is the one to report.
         let _ = std::fs::remove_file(&new);
         return Err(e);
     }
     replace_with(path, &new).map_err(failed)
 }
 
-/// Puts a new file in the place of another, which is overwritten.
+/// Replaces a file with another and overwrites the old one.
 pub fn replace_with(path: &Path, new: &Path) -> io::Result<()> {
     let old = OpenOptions::new().write(true).open(path)?;
     std::fs::rename(new, path)?;
@@ -283,7 +283,7 @@ pub fn replace_with(path: &Path, new: &Path) -> io::Result<()> {
     overwrite(&old)
 }
 
-/// Makes a database as small as what is in it.
+/// Shrinks a database file to the size of its content.
 pub fn compact(path: &Path) -> Result<(), Error> {
     let failed = |e: redb::CompactionError| Error::Unavailable(format!("compacting {}: {e}", path.display()));
     let mut database = open_database(path, COMPACT_CACHE_BYTES).map_err(Error::Unavailable)?;
@@ -297,7 +297,8 @@ pub fn erase(path: &Path) -> io::Result<()> {
     std::fs::remove_file(path)
 }
 
-/// Fills a file with zeros. File systems and disks that write elsewhere than where they are told keep a copy for a while.
+/// Fills a file with zeros. Copy-on-write file systems and flash disks may keep the old content for
+/// a while.
 pub fn overwrite(file: &File) -> io::Result<()> {
     static ZEROS: [u8; 1 << 16] = [0; 1 << 16];
     let len = file.metadata()?.len();

@@ -1,4 +1,4 @@
-//! Large entries that are in memory, so that no second copy of one is read from the log.
+//! Registry of large entries in memory, so that no entry is read from the log twice.
 //!
 //! An event that goes to many subscriptions is in memory once however many of them have it before them:
 //! without this, every subscription that lags or retries would read its own copy. Each copy of an entry names all
@@ -27,13 +27,14 @@ struct CachedEntries {
 }
 
 impl EntryCache {
-    /// The entry whose first event has this position, if it is large and somewhere in memory.
+    /// The entry whose first event has this position, if it is large and in memory.
     pub fn find(&self, first: Position) -> Option<Arc<Entry>> {
         let inner = self.inner.lock().expect("no panic while it is locked");
         inner.by_first.get(&first)?.upgrade()
     }
 
-    /// Notes an entry that was read or written. Returns the one to use: the first that was noted.
+    /// Registers an entry that was read or written. Returns the entry to use: the first one
+    /// registered.
     pub fn share(&self, entry: Arc<Entry>) -> Arc<Entry> {
         if entry.batch.memory_len() < ENTRY_BYTES_MIN {
             return entry;

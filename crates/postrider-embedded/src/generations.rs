@@ -1,9 +1,10 @@
-//! Which files belong together: each knows how far the others had come.
+//! Generations of the database files, by which an older copy of one of them is detected.
 //!
-//! Every commit of a database counts its own generation up and records the generations of the other files that were
-//! durable by then; the log records that of the state database in the heads of its segments and in its progress
-//! records. A file whose generation is below what another one has recorded is therefore an older copy. The other way
-//! round says nothing: a crash may come between any two commits.
+//! Every commit of a database increments its own generation and records the durable generations of
+//! the other files; the log records the generation of the state database in segment heads and
+//! progress records. A file whose generation is below what another file has recorded is therefore
+//! an older copy. A higher generation proves nothing, since a crash may come between any two
+//! commits.
 
 use crate::database::{KnownGenerations, raise_generation, read_generations};
 use postrider_store::Error;
@@ -13,7 +14,7 @@ use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, OnceLock};
 
-/// File → its generation: the file's own, and what it knows of the others.
+/// File → generation: the file's own, and those it has recorded of the others.
 pub const GENERATIONS: TableDefinition<&str, u64> = TableDefinition::new("generations");
 
 /// In the same table: the identity of the log that the file belongs to. Missing until a program that knows of it has
@@ -59,7 +60,7 @@ impl fmt::Debug for Generations {
 }
 
 impl Generations {
-    /// Looks whether the files of a data directory belong together, before they are opened.
+    /// Checks, before the files are opened, that those of a data directory belong together.
     pub fn check(data_dir: &Path) -> Result<Arc<Generations>, Error> {
         let read = read_all(data_dir)?;
         refuse_foreign(&read)?;
@@ -118,16 +119,18 @@ impl Generations {
         }
     }
 
-    /// Sets who is told of commits, once.
+    /// Sets the listener for commits; only the first call counts.
     pub fn listen(&self, listener: impl Fn() + Send + Sync + 'static) {
         let _ = self.commit_listener.set(Box::new(listener));
     }
 
-    /// The last commit of a file could not be read after a crash and was undone. The file is whole without it.
+    /// Records that redb rolled back the last commit of a file after a crash. The file is intact
+    /// without it.
     pub fn note_rolled_back(&self, kind: FileKind) {
         self.rolled_back[kind as usize].store(true, Relaxed);
         match kind {
-            // Whatever it says is delivered again, and the log knows if it had seen that commit.
+            // Deliveries affected by the lost commit are made again, and the log detects the loss
+            // of a commit whose generation it has recorded.
             FileKind::State => tracing::warn!("{}", undone(kind)),
             FileKind::Catalog | FileKind::Archive => tracing::error!("{}", undone(kind)),
         }
@@ -160,7 +163,7 @@ impl Generations {
         Ok(known)
     }
 
-    /// Counts a file's own generation up and records the others. Returns its own.
+    /// Increments a file's own generation and records the others. Returns its own.
     pub fn record(&self, txn: &WriteTransaction, own: FileKind) -> Result<u64, redb::Error> {
         let mut table = txn.open_table(GENERATIONS)?;
         let generation = table.get(own.file())?.map_or(0, |generation| generation.value()) + 1;
@@ -179,7 +182,7 @@ impl Generations {
     }
 }
 
-/// Describes a commit that was undone.
+/// Describes a commit that was rolled back.
 pub fn undone(kind: FileKind) -> String {
     format!(
         "{}: the last commit is damaged and was undone. If the power failed during that commit, nobody was told that it \
@@ -197,11 +200,11 @@ pub fn mixed(data_dir: &Path, what: &str) -> String {
     )
 }
 
-/// A file that is older than another one knows.
+/// A file that is older than another file has recorded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Older {
     file: FileKind,
-    /// None if there is no such file.
+    /// `None` if the file does not exist.
     own: Option<u64>,
     seen: u64,
     witness: FileKind,
@@ -267,8 +270,8 @@ fn older(known: &[Option<[u64; 3]>; 3]) -> Vec<Older> {
     found
 }
 
-/// Takes the files of a stopped server for what there is: each gets a generation that no other file finds old. Returns
-/// what was older, in words.
+/// Accepts the files of a stopped server as they are: each gets a generation that counts as
+/// current. Returns descriptions of what was older.
 pub fn accept_mixed(data_dir: &Path) -> Result<Vec<String>, Error> {
     let read = read_all(data_dir)?;
     refuse_foreign(&read)?;
@@ -298,7 +301,7 @@ pub fn accept_mixed(data_dir: &Path) -> Result<Vec<String>, Error> {
     Ok(told)
 }
 
-/// Losses that follow from going on without the newer version of a file.
+/// Losses that follow from continuing without the newer version of a file.
 fn forgotten(kind: FileKind) -> &'static str {
     match kind {
         FileKind::State => {
@@ -312,7 +315,7 @@ fn forgotten(kind: FileKind) -> &'static str {
     }
 }
 
-/// Consequences of going on without a file.
+/// Consequences of continuing without a file.
 fn missing(kind: FileKind) -> &'static str {
     match kind {
         FileKind::State => "state.redb is missing and begins anew, with an empty log",
@@ -351,7 +354,7 @@ mod tests {
 
     #[test]
     fn a_file_below_what_another_has_seen_is_older() {
-        // Each row: state, catalogue, archive, as that file knows them.
+        // Each row: the state, catalog and archive generations as that file knows them.
         let same = [Some([9, 4, 2]), Some([7, 4, 2]), Some([8, 3, 2])];
         assert_eq!(older(&same), []);
         let state = [Some([5, 4, 2]), Some([7, 4, 2]), Some([8, 3, 2])];
@@ -365,7 +368,7 @@ mod tests {
         let missing = [Some([9, 4, 2]), Some([7, 4, 2]), None];
         let found = older(&missing);
         assert_eq!((found[0].file, found[0].own), (FileKind::Archive, None));
-        // Files of a program that knew no generations.
+        // Files of a program without generations.
         assert_eq!(older(&[Some([0; 3]), Some([0; 3]), None]), []);
     }
 }

@@ -1,4 +1,4 @@
-//! The promise kept on local files: a segmented log for events, redb for everything small and ordered.
+//! The stores on local files: a segmented log for events, and redb for small, ordered data.
 
 pub mod disk;
 mod block_file;
@@ -61,13 +61,14 @@ use std::thread::JoinHandle;
 use tokio::sync::{Semaphore, oneshot};
 use writer::{Append, Committed, ToWriter, Writer};
 
-/// Publish requests on their way to the disk, in bytes; beyond it publishers are told to come back.
+/// Bytes of publish requests on their way to the disk; beyond it publishers are asked to retry
+/// later.
 const APPENDING_BYTES_MAX: usize = 32 << 20;
-/// A lagging subscription reads about this much of the log at once …
+/// A lagging subscription reads about this many bytes of the log at once …
 const LAG_BYTES: usize = 512 << 10;
 /// … from at most this many records.
 const LAG_RECORDS: usize = 1024;
-/// Retries that are due are brought into memory this many at a time.
+/// Number of due retries that are loaded into memory at once.
 const DUE_MAX: usize = 256;
 /// Beyond this many bytes of retries that are read and not claimed, all subscriptions together, each reads one retry
 /// at a time.
@@ -75,13 +76,13 @@ const DUE_BYTES_MAX: usize = 32 << 20;
 /// Subscriptions that read retries from the disk at the same time, and as many again that read first attempts: what
 /// is read is in memory before it is known whether it may be sent.
 const LOADING_MAX: usize = 16;
-/// Letters are looked up this many at a time …
+/// Number of dead letters that are looked up at once …
 const LETTER_ROWS: usize = 1024;
-/// … and read from records of about this size together, unless more is wanted.
+/// … and the total size of the records that they are read from, unless more is wanted.
 const LETTER_RECORD_BYTES: usize = 16 << 20;
 /// Settled claims on their way to the state database.
 const SETTLING_MAX: usize = 1 << 16;
-/// Damaged places that are remembered with their position; all are counted and logged.
+/// Number of damaged places that are remembered by location; all are counted and logged.
 const CORRUPT_REMEMBERED: usize = 64;
 
 struct Sub {
@@ -99,15 +100,15 @@ struct Shared {
     entries: EntryCache,
     /// An empty file for the next segment.
     spare: Mutex<Option<(&'static str, Arc<dyn DiskFile>)>>,
-    /// How many there have been.
+    /// Number of spare files so far, which alternates their names.
     spares: AtomicUsize,
     references: Mutex<FxHashMap<u64, u64>>,
-    /// Segments as the state database knows them.
+    /// Segments according to the state database.
     recorded: Mutex<chain::Recorded>,
-    /// For subscriptions with letters: when the first was given up, and how many there are.
+    /// For subscriptions with dead letters: when the first was given up, and their number.
     letters: Mutex<BTreeMap<SubscriptionId, (Timestamp, u64)>>,
     subs: RwLock<FxHashMap<SubscriptionId, Arc<Sub>>>,
-    /// When each subscription's next retry comes due.
+    /// Due time of each subscription's next retry.
     heads: Mutex<BTreeSet<(Timestamp, SubscriptionId)>>,
     listed: Mutex<Vec<Arc<Sub>>>,
     listed_rows: Mutex<Vec<Arc<Sub>>>,
@@ -119,16 +120,16 @@ struct Shared {
     corrupt: Mutex<Vec<String>>,
     corrupt_records: AtomicU64,
     corrupt_deliveries: AtomicU64,
-    /// Damaged places that the state database does not know of yet.
+    /// Damaged places that the state database has not recorded yet.
     unrecorded_damage: Mutex<Vec<Loss>>,
-    /// Why nothing that is settled can be recorded, while that is so.
+    /// Why settlements cannot be recorded, while that is so.
     state_trouble: Mutex<Option<String>>,
-    /// Found at this start or an earlier one: what the log should hold and does not.
+    /// Lost events found at this start or an earlier one.
     lost: Vec<LostEvents>,
     redelivered: AtomicU64,
-    /// The state database is no longer waited for.
+    /// Set when the state database is no longer waited for.
     closing: AtomicBool,
-    /// Nothing is written to the log any more.
+    /// Set when nothing is written to the log any more.
     writer_ended: AtomicBool,
     writer: mpsc::Sender<ToWriter>,
     listener: OnceLock<Arc<dyn Listener>>,
@@ -146,13 +147,13 @@ pub struct EmbeddedLog {
 }
 
 impl EmbeddedLog {
-    /// Opens the log under `directory`, repairing what a crash left behind. `fresh_identity` becomes
-    /// the log's own number if it is new. Must be called within a tokio runtime.
+    /// Opens the log in `directory` and repairs what a crash left behind. A new log takes
+    /// `fresh_identity` as its identity. Must be called within a tokio runtime.
     pub async fn open(directory: &Path, fresh_identity: u64) -> Result<EmbeddedLog, Error> {
         EmbeddedLog::open_with(directory, fresh_identity, Arc::default()).await
     }
 
-    /// The same beside other files, each of which records how far the others have come.
+    /// Like `open`, next to other files that record each other's generations.
     pub async fn open_with(
         directory: &Path,
         fresh_identity: u64,
@@ -171,7 +172,7 @@ impl EmbeddedLog {
         .await
     }
 
-    /// The same on a disk that is handed in, with segments that are closed when they would grow beyond
+    /// Like `open`, on an injected disk, with segments that are closed before they grow beyond
     /// `segment_bytes_max`.
     pub async fn open_on(
         disk: Arc<dyn Disk>,
@@ -221,7 +222,7 @@ impl EmbeddedLog {
                 .spawn(work)
                 .map_err(|e| Error::Unavailable(format!("starting the {name} thread: {e}")))
         };
-        // Its first work: a spare segment.
+        // The settler's first task is to create a spare segment.
         let _ = to_settler.send(ToSettler::Checkpoint);
         let threads = vec![
             thread("log-writer", Box::new(move || writer.run()))?,
@@ -242,13 +243,14 @@ impl EmbeddedLog {
 }
 
 impl EmbeddedLog {
-    /// Verification of everything in the log and in the databases beside it.
+    /// A scrub of the whole log and of the databases next to it.
     pub fn scrub(&self, catalog: &EmbeddedCatalog, archive: &EmbeddedArchive) -> Scrub {
         Scrub::new(self.shared.clone(), catalog, archive)
     }
 }
 
-/// A log that was not closed stops all the same; what it had not written by then is as after a crash.
+/// A log that is dropped without `close` stops as after a crash: what is not written is not
+/// durable.
 impl Drop for EmbeddedLog {
     fn drop(&mut self) {
         self.shared.closing.store(true, Relaxed);
@@ -257,7 +259,7 @@ impl Drop for EmbeddedLog {
     }
 }
 
-/// Hands each commit on: to the subscriptions first, then to the publishers that wait for it.
+/// Passes each commit on, first to the subscriptions and then to the publishers that wait for it.
 async fn acknowledge(shared: Arc<Shared>, mut commits: tokio::sync::mpsc::UnboundedReceiver<Vec<Committed>>) {
     while let Some(group) = commits.recv().await {
         for committed in group {
@@ -274,7 +276,7 @@ impl Shared {
         self.subs.read().expect("no panic holds it").get(&of).cloned()
     }
 
-    /// Puts a fresh entry before every subscription that it matched, its events in their order.
+    /// Queues a new entry's events, in order, for every subscription that they matched.
     fn hand_out(&self, entry: &Arc<Entry>) {
         let batch = &entry.batch;
         let mut several = Vec::new();
@@ -398,12 +400,12 @@ impl Shared {
         corrupt.iter().any(|known| known == place)
     }
 
-    /// Notes a damaged place, for this life and those to come.
+    /// Records a damaged place, for this process and later ones.
     fn add_corrupt(&self, place: String) {
         if self.remember_corrupt(place.clone()) {
             let mut unrecorded = self.unrecorded_damage.lock().expect("no panic holds it");
             unrecorded.push(Loss::Damage(place));
-            // Fails only while the store is being torn down.
+            // Fails only while the store shuts down.
             let _ = self.writer.send(ToWriter::CheckpointDue);
         }
     }
@@ -419,17 +421,17 @@ impl Shared {
         is_new
     }
 
-    /// Damaged places that were found since they were last recorded.
+    /// Damaged places found since the last recording.
     fn take_unrecorded_damage(&self) -> Vec<Loss> {
         std::mem::take(&mut *self.unrecorded_damage.lock().expect("no panic holds it"))
     }
 
-    /// Notes why the state database cannot be used, or that it can be again.
+    /// Records why the state database cannot be used, or with `None` that it can be again.
     fn set_state_trouble(&self, trouble: Option<String>) {
         *self.state_trouble.lock().expect("no panic holds it") = trouble;
     }
 
-    /// Reports damage of the state database that was met while it is in use.
+    /// Reports damage of the state database that is noticed during operation.
     fn note_state_error(&self, error: &Error) {
         let is_damage = matches!(error, Error::Corrupt(_)) || error.to_string().contains("is damaged");
         let place = format!("state.redb: {error}");
@@ -439,12 +441,13 @@ impl Shared {
         }
     }
 
-    /// Changes a queue and keeps account of when its next retry comes due.
+    /// Changes a queue and updates when its next retry comes due.
     fn change<T>(&self, sub: &Sub, change: impl FnOnce(&mut Queue) -> T) -> T {
         let mut queue = sub.queue.lock().expect("no panic holds it");
         let before = queue.retry_head;
         let result = change(&mut queue);
-        // With the queue still locked: two changes at once must not pass each other here.
+        // The queue must still be locked: two concurrent changes must reach `heads` in the same
+        // order.
         let changed = self.move_head(sub.of, before, queue.retry_head);
         drop(queue);
         if changed && let Some(listener) = self.listener.get() {
@@ -453,7 +456,7 @@ impl Shared {
         result
     }
 
-    /// Changes a queue after something was settled and sees to it that its progress gets written.
+    /// Changes a queue after a settlement and schedules its progress to be written.
     fn settled(&self, sub: &Arc<Sub>, change: impl FnOnce(&mut Queue)) {
         let (list, list_row) = self.change(sub, |queue| {
             if queue.closed {
@@ -474,13 +477,13 @@ impl Shared {
             let mut listed = self.listed.lock().expect("no panic holds it");
             listed.push(sub.clone());
             if listed.len() == 1 {
-                // The writer may be asleep. It is told once per commit of progress.
+                // The writer may be asleep. One wake-up per progress record is enough.
                 let _ = self.writer.send(ToWriter::Progress);
             }
         }
     }
 
-    /// Returns whether the earliest of all has changed.
+    /// Returns whether the earliest due time of all subscriptions has changed.
     fn move_head(&self, of: SubscriptionId, before: Option<Timestamp>, after: Option<Timestamp>) -> bool {
         if before == after {
             return false;
@@ -496,8 +499,8 @@ impl Shared {
         heads.first().map(|head| head.0) != earliest
     }
 
-    /// The progress of those on the list, as the payload of a record, and whether that is everyone. Beyond
-    /// `bytes_max` the others stay on the list.
+    /// Encodes the progress of the listed subscriptions as the payload of a record; also returns
+    /// whether that is all of them. Those that do not fit into `bytes_max` stay listed.
     fn take_progress(&self, bytes_max: usize) -> (Vec<u8>, bool) {
         let mut listed = std::mem::take(&mut *self.listed.lock().expect("no panic holds it"));
         let mut payload = Vec::new();
@@ -523,7 +526,7 @@ impl Shared {
         listed.drain(..taken);
         let is_all = listed.is_empty();
         if !is_all {
-            // Before those that were listed meanwhile.
+            // Put these before the ones that were listed meanwhile.
             let mut newer = self.listed.lock().expect("no panic holds it");
             listed.append(&mut newer);
             *newer = listed;
@@ -545,7 +548,8 @@ impl Shared {
         if done.is_empty() {
             return;
         }
-        // Before their files go: a segment that is recorded and not there is taken for a loss.
+        // Forget the segments before their files are deleted: a recorded segment without a file
+        // counts as a loss.
         let bases: Vec<u64> = done.iter().map(|segment| segment.base.0).collect();
         let forgotten = self.state.write(&[Write::SegmentsGone(bases.clone())]).is_ok();
         if forgotten {
@@ -555,7 +559,7 @@ impl Shared {
         self.remove_segments(done, forgotten);
     }
 
-    /// The same while the state database cannot be written, perhaps for want of the room that this makes.
+    /// Like `sweep`, while the state database cannot be written, perhaps because the disk is full.
     fn sweep_without_state(&self) {
         self.remove_segments(self.unneeded_segments(), false);
     }
@@ -573,7 +577,7 @@ impl Shared {
         for segment in done {
             let removed = match forgotten {
                 true => segment.remove(&*self.disk),
-                // The next start finds what is left of it, and does not take it for a loss.
+                // The next start finds the emptied file and does not count the segment as lost.
                 false => segment.retire(&*self.disk),
             };
             if let Err(e) = removed {
@@ -587,7 +591,7 @@ impl Shared {
         }
     }
 
-    /// Whether a retry, a letter or a first attempt still needs the segment.
+    /// Whether a retry, a dead letter or a first attempt still needs the segment.
     fn is_needed(&self, segment: &Segment) -> bool {
         let references = self.references.lock().expect("no panic holds it");
         if references.contains_key(&segment.base.0) {
@@ -601,15 +605,15 @@ impl Shared {
         needed.is_some()
     }
 
-    /// The segment that is written to, once nothing more will be written and it holds no event: its file may go.
+    /// The active segment if it contains no event at shutdown: its file may be deleted.
     fn empty_at_end(&self) -> Option<u64> {
         let segments = self.segments.read().expect("no panic holds it");
         let (base, active) = segments.last_key_value()?;
         (self.writer_ended.load(Acquire) && active.end() == active.base).then_some(*base)
     }
 
-    /// Segments that were begun or closed since they were last recorded. The one that is written to has no end yet,
-    /// unless nothing more will be written.
+    /// Segments started or closed since the last recording. The active segment has no end yet,
+    /// except at shutdown.
     fn take_unrecorded(&self) -> Vec<(u64, u64)> {
         let segments = self.segments.read().expect("no panic holds it");
         let active = segments.keys().next_back().copied();
@@ -628,8 +632,8 @@ impl Shared {
         changed
     }
 
-    /// Reads events of a lagging subscription from the log, none after `last`. Returns them and where to
-    /// go on.
+    /// Reads events of a lagging subscription from the log up to `last`. Returns them and the
+    /// position to continue from.
     fn load(&self, sub: &Sub, from: Position, last: Position) -> io::Result<(Vec<Ready>, Position)> {
         let mut from = from;
         while from <= last {
@@ -637,7 +641,7 @@ impl Shared {
                 break;
             };
             let end = segment.end();
-            // One more than is read, to know where the last one read ends for this subscription.
+            // An additional entry shows where the last one read ends for this subscription.
             let mut entries = segment.entries(sub.of, from, LAG_RECORDS + 1)?;
             let beyond = entries.get(LAG_RECORDS).map(|entry| entry.first);
             entries.truncate(LAG_RECORDS);
@@ -680,11 +684,12 @@ impl Shared {
             }
             from = upto;
         }
-        // Nothing more that could be read.
+        // No event in the range could be read.
         Ok((Vec::new(), Position(last.0 + 1)))
     }
 
-    /// Reads about [`LAG_BYTES`] of a segment's entries, at least one, in their order; none for a damaged one.
+    /// Reads about [`LAG_BYTES`] of a segment's entries, at least one, in order; `None` for a
+    /// damaged one.
     fn read_entries(
         &self,
         segment: &Segment,
@@ -694,7 +699,8 @@ impl Shared {
             let first = Position(segment.base.0 + u64::from(one.first));
             self.entries.find(first)
         };
-        // Only the first is looked up: a subscription with large events reads them one by one.
+        // Only the first entry is looked up: a subscription with large events reads them one at a
+        // time.
         if let Some(entry) = found.first().and_then(cached) {
             return Ok(vec![Some(entry)]);
         }
@@ -726,7 +732,7 @@ impl Shared {
         })))
     }
 
-    /// Brings retries that are due into memory.
+    /// Loads due retries into memory.
     fn load_due(&self, sub: &Sub, now: Timestamp) -> Result<LoadedDue, Error> {
         let held = |due, position| {
             let queue = sub.queue.lock().expect("no panic holds it");
@@ -745,7 +751,7 @@ impl Shared {
                 loaded.head = Some(retry.due);
                 break;
             }
-            // Events of one publish request often fail together: their record is read once.
+            // Events of one publish request often fail together, so their record is read once.
             let known = loaded.retries.last().filter(|last| {
                 last.ready.entry.place == u64::from(retry.offset) && last.retry.segment == retry.segment
             });
@@ -790,7 +796,7 @@ impl Shared {
         Ok(loaded)
     }
 
-    /// Reads when a subscription's next retry comes due, if what is known of it is outdated.
+    /// Reads the due time of a subscription's next retry if the known one is outdated.
     fn read_head(&self, sub: &Sub) {
         loop {
             let changes = sub.queue.lock().expect("no panic holds it").must_read_head();
@@ -802,7 +808,7 @@ impl Shared {
             match self.state.due(sub.of, Timestamp::MIN, 0, held) {
                 Ok((_, head)) => self.change(sub, |queue| queue.head_read(head, changes)),
                 Err(e) => {
-                    // It is too early at worst, and put right when the time comes.
+                    // The known time is at worst too early, which is corrected when it comes.
                     tracing::debug!(error = %e, "cannot read when the next retry comes due");
                     return;
                 }
@@ -810,7 +816,7 @@ impl Shared {
         }
     }
 
-    /// Reads letters and their events, each record once.
+    /// Reads dead letters with their events, each record once.
     fn load_letters(
         &self,
         of: SubscriptionId,
@@ -831,7 +837,8 @@ impl Shared {
                 let entry = match records.entry((delivery.segment, delivery.offset)) {
                     Occupied(read) => read.into_mut(),
                     Vacant(unread) => {
-                        // A record is kept whole, however few of its events are letters.
+                        // The whole record stays in memory, however few of its events are dead
+                        // letters.
                         if record_bytes >= record_bytes_max && !loaded.letters.is_empty() {
                             return Ok(loaded);
                         }
@@ -843,7 +850,8 @@ impl Shared {
                 };
                 let index = delivery.index as usize;
                 let Some(entry) = entry.as_ref().filter(|entry| index < entry.batch.events.len()) else {
-                    // Unless someone else is done with it by now, and its segment is deleted.
+                    // The dead letter may have been removed meanwhile, together with its segment:
+                    // that is no loss.
                     if self.state.has_letter(of, row.key())? {
                         loaded.lost.push(*row);
                     }
@@ -863,7 +871,7 @@ impl Shared {
         }
     }
 
-    /// Counts letters whose events can no longer be read, and reports their records.
+    /// Counts dead letters whose events cannot be read any more, and reports their records.
     fn note_lost(&self, lost: &[LetterEntry]) {
         self.corrupt_deliveries.fetch_add(lost.len() as u64, Relaxed);
         for same in lost.chunk_by(|a, b| {
@@ -878,7 +886,7 @@ impl Shared {
         }
     }
 
-    /// The entry of a retry or a letter; none if it can no longer be read.
+    /// The entry of a retry or a dead letter; `None` if it cannot be read any more.
     fn read_entry(&self, retry: &state::RetryEntry) -> io::Result<Option<Arc<Entry>>> {
         let segment = self
             .segments
@@ -901,20 +909,20 @@ impl Shared {
     }
 }
 
-/// Letters with their events.
+/// Dead letters with their events.
 #[derive(Default)]
 struct LoadedLetters {
     letters: Vec<Letter>,
-    /// Those whose event can no longer be read.
+    /// Dead letters whose event cannot be read any more.
     lost: Vec<LetterEntry>,
 }
 
-/// Retries that are due, brought into memory.
+/// Due retries loaded into memory.
 struct LoadedDue {
     retries: Vec<DueRetry>,
-    /// Those whose event can no longer be read.
+    /// Retries whose event cannot be read any more.
     lost: Vec<state::RetryEntry>,
-    /// When the next one after them comes due.
+    /// Due time of the next retry after these.
     head: Option<Timestamp>,
 }
 
@@ -968,7 +976,8 @@ impl EmbeddedLog {
         if range.is_none() && !due {
             return Ok(false);
         }
-        // Retries of very many subscriptions that come due together must not hold up first attempts.
+        // Separate permits: retries of very many subscriptions that come due together must not
+        // delay first attempts.
         let turns = if due { &self.loading_due } else { &self.loading_lag };
         let _turn = turns.acquire().await;
         let (shared, sub, settler) = (self.shared.clone(), sub.clone(), self.settler.clone());
@@ -990,7 +999,7 @@ impl EmbeddedLog {
                         shared
                             .corrupt_deliveries
                             .fetch_add(loaded.lost.len() as u64, Relaxed);
-                        // Fails only while the store is being torn down.
+                        // Fails only while the store shuts down.
                         let _ = settler.send(ToSettler::Lost(sub.clone(), loaded.lost));
                     }
                     Ok(_) => {}
@@ -1060,7 +1069,7 @@ impl EventLog for EmbeddedLog {
         loop {
             let (retries, fresh, freed, due_later) = {
                 let mut queue = sub.queue.lock().expect("no panic holds it");
-                // Retries that are due go first, if they are not in memory yet.
+                // Due retries that are not in memory yet go first.
                 let due_later = queue.must_load_due(now);
                 if due_later {
                     (Vec::new(), Vec::new(), 0, true)
@@ -1291,7 +1300,8 @@ impl EventLog for EmbeddedLog {
     }
 
     async fn close_subscription(&self, of: SubscriptionId) -> Result<u64, Error> {
-        // The settler takes it off the list, after what was settled before: until then it is needed.
+        // The settler removes the queue from the map after what was settled before, which still
+        // needs it.
         let Some(sub) = self.shared.sub(of) else {
             return Ok(0);
         };
@@ -1383,8 +1393,8 @@ mod tests {
     use super::*;
     use postrider_store::conformance::{WANT, at, claim_all, events, eventually, settled, sub};
 
-    // Events are in the log a moment before they are handed out; a reader that is ahead of that would
-    // offer them twice.
+    // Events are in the log shortly before they are handed out; a reader that reads ahead of that
+    // would offer them twice.
     #[tokio::test]
     async fn the_log_is_read_no_further_than_asked() {
         let directory = tempfile::tempdir().unwrap();

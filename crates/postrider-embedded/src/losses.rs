@@ -1,20 +1,20 @@
-//! Losses and damage as the state database keeps them, until the operator has taken note of them.
+//! Stored form of losses and damage, kept until the operator acknowledges them.
 
 use postrider_core::ids::{Position, SubscriptionId};
 use postrider_store::log::{LostDeliveries, LostEvents};
 use serde::{Deserialize, Serialize};
 
-/// Losses that are kept; later ones are in the log of the server only.
+/// Number of losses that are stored; later ones are only in the server's log.
 pub const LOSSES_MAX: u64 = 256;
-/// Subscriptions that are kept with one loss.
+/// Number of subscriptions that are stored with one loss.
 const SUBSCRIPTIONS_MAX: usize = 1000;
 const VERSION: u32 = 1;
 
-/// Losses and damage that were found.
+/// A loss or a damage that was found.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Loss {
     Events(LostEvents),
-    /// A damaged part of a file, with its place.
+    /// A damaged part of a file, with its location.
     Damage(String),
 }
 
@@ -75,7 +75,7 @@ impl Loss {
         serde_json::to_vec(&record).expect("numbers and texts")
     }
 
-    /// None for a record of a newer program.
+    /// `None` for a record of a newer program.
     pub fn decode(bytes: &[u8]) -> Option<Loss> {
         let record: LossRecord = serde_json::from_slice(bytes).ok()?;
         if let Some(place) = record.damage {

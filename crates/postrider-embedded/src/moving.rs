@@ -1,4 +1,4 @@
-//! Moving the log: what is open in it, and taking in what is open in another one.
+//! Export of a log's open deliveries, and import of another log's.
 
 use crate::segment::{Segment, log_name};
 use crate::state::OpenRow;
@@ -15,13 +15,14 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
-/// About so much of the log is read at once.
+/// About this much of the log is read at once.
 const EXPORT_BYTES: usize = 4 << 20;
 const EXPORT_RECORDS: usize = 4096;
-/// Retries and letters that are kept in memory for the segments that are read next: about fifty megabytes. They are
-/// ordered by time, so each look at some of them goes through them all.
+/// Number of retries and dead letters kept in memory for the segments that are read next: about
+/// fifty megabytes. The tables are ordered by time, so selecting rows by position scans all of
+/// them.
 const ROWS_MAX: u64 = 500_000;
-/// Events that are claimed at once to be settled as they were elsewhere.
+/// Bytes of events that are claimed at once in order to be settled as they were in the other log.
 const CLAIM_BYTES: usize = 4 << 20;
 
 #[async_trait]
@@ -54,8 +55,8 @@ impl Moving for EmbeddedLog {
 }
 
 impl EmbeddedLog {
-    /// Claims first attempts up to the last of these and settles these. The others stay claimed: a claim that nobody
-    /// holds any more is offered again when the log is opened.
+    /// Claims first attempts up to the last of these and settles these. The others stay claimed: an
+    /// abandoned claim is offered again when the log is reopened.
     async fn settle_as(
         &self,
         of: SubscriptionId,
@@ -63,7 +64,7 @@ impl EmbeddedLog {
     ) -> Result<(), Error> {
         while !stages.is_empty() {
             let want = Want {
-                // Never more than there are up to the last one.
+                // Must not claim beyond the last event of `stages`.
                 events_max: stages.len(),
                 bytes_max: CLAIM_BYTES,
                 overhead: 0,
@@ -111,7 +112,7 @@ impl EmbeddedLog {
 
 struct Exporting<'l> {
     log: &'l EmbeddedLog,
-    /// None before the first look, and while somebody reads.
+    /// `None` before the first read, and while a read is running.
     at: Option<Box<Place>>,
     over: bool,
 }
@@ -140,13 +141,14 @@ impl Export for Exporting<'_> {
 /// How far an export has come.
 struct Place {
     shared: Arc<Shared>,
-    /// Those that come, in order.
+    /// Segments that follow, in order.
     segments: VecDeque<Arc<Segment>>,
-    /// The one that is being read, and which records of it are still to be.
+    /// The segment that is being read.
     reading: Option<Arc<Segment>>,
-    /// Where each begins, and how many deliveries are lost if it is damaged.
+    /// For each record still to be read: its offset, and the number of deliveries lost if it is
+    /// damaged.
     records: VecDeque<(u64, u64)>,
-    /// Retries and letters at positions below `known`, by position and subscription.
+    /// Retries and dead letters at positions below `known`, by position and subscription.
     rows: VecDeque<OpenRow>,
     known: Position,
 }
@@ -207,7 +209,7 @@ impl Place {
         }
     }
 
-    /// Finds the records of a segment that hold something open.
+    /// Finds the records of a segment with open deliveries.
     fn begin(&mut self, segment: &Arc<Segment>) -> Result<(), Error> {
         self.learn(segment)?;
         let unreadable = |e| Error::Unavailable(format!("reading the log: {e}"));
@@ -236,7 +238,8 @@ impl Place {
         Ok(())
     }
 
-    /// Learns of the retries and letters of a segment, and of as many segments after it as there is room for.
+    /// Loads the retries and dead letters of a segment, and of as many following segments as memory
+    /// allows.
     fn learn(&mut self, segment: &Arc<Segment>) -> Result<(), Error> {
         if segment.end() <= self.known {
             return Ok(());
@@ -264,7 +267,7 @@ impl Place {
     }
 }
 
-/// What is open of a record, taken from the rows as far as it is there.
+/// The open deliveries of a record, with retries and dead letters taken from the loaded rows.
 fn open_of(shared: &Shared, entry: &postrider_store::Entry, rows: &mut VecDeque<OpenRow>) -> Vec<Open> {
     let batch = &entry.batch;
     let mut open = Vec::new();
@@ -287,7 +290,7 @@ fn open_of(shared: &Shared, entry: &postrider_store::Entry, rows: &mut VecDeque<
     while let Some((of, delivery, reason)) = rows.front().filter(|row| row.1.position.0 < end).copied() {
         rows.pop_front();
         if delivery.position < entry.first || shared.sub(of).is_none() {
-            // Its record is damaged, or nobody wants it any more.
+            // The row's record is damaged, or its subscription is closed.
             continue;
         }
         let stage = match reason {

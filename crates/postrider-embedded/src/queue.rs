@@ -1,4 +1,4 @@
-//! What one subscription has before it: events in memory, events still in the log, claims, retries.
+//! The queue of one subscription: events in memory, events still in the log, claims, retries.
 
 use crate::record::Progress;
 use crate::state::RetryEntry;
@@ -11,9 +11,9 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering::Relaxed;
 
-/// One subscription keeps at most this many bytes of waiting events in memory; the rest stays in the log.
+/// Maximum bytes of waiting events that a subscription keeps in memory; the rest stays in the log.
 pub const HOT_BYTES_PER_SUBSCRIPTION_MAX: usize = 4 << 20;
-/// All subscriptions together keep at most this.
+/// Maximum for all subscriptions together.
 pub const HOT_BYTES_MAX: usize = 48 << 20;
 
 /// An event in memory, ready to be claimed.
@@ -36,7 +36,7 @@ impl Ready {
         self.entry.batch.events[self.index as usize].object.len as usize
     }
 
-    /// Bytes that its request takes in memory: all of it is kept for as long as one of its events is.
+    /// Memory that the whole publish request takes: it is kept for as long as any of its events is.
     pub fn entry_size(&self) -> usize {
         let batch = &self.entry.batch;
         batch.body.len() + std::mem::size_of_val(&*batch.events)
@@ -47,10 +47,10 @@ impl Ready {
     }
 }
 
-/// What names a retry of a subscription: when it comes due, and its event.
+/// Identifies a retry of a subscription: its due time and its event.
 pub type RetryKey = (Timestamp, Position);
 
-/// A retry that is due, with its event.
+/// A due retry with its event.
 #[derive(Clone, Debug)]
 pub struct DueRetry {
     pub ready: Ready,
@@ -91,55 +91,57 @@ impl DueRetry {
 
 #[derive(Debug)]
 pub struct Queue {
-    /// Everything below is claimed or settled, but for what is in `open`.
+    /// Everything below is claimed or settled, except for the positions in `open`.
     frontier: Position,
-    /// First attempts that are claimed or were claimed when the server stopped, and are not settled.
-    /// Each with when it was received; the end of all time where that is not known.
+    /// First attempts that are claimed, or were claimed when the server stopped, and are not
+    /// settled, each with the time its event was received; `Timestamp::MAX` if unknown.
     open: BTreeMap<Position, Timestamp>,
-    /// Of `open`, those that nobody holds since a restart or a release; they are offered again.
+    /// The part of `open` that is not held since a restart or a release; these are offered again.
     lapsed: BTreeSet<Position>,
     /// Ordered by position.
     hot: VecDeque<Ready>,
-    /// The requests that events in `hot` belong to, each counted once.
+    /// Bytes of the publish requests that events in `hot` belong to, each counted once.
     hot_bytes: usize,
     /// Every matching event below has been in `hot`, or cannot be read.
     seen: Position,
-    /// Where to go on reading in the log, when not everything is in `hot`.
+    /// Where to continue reading in the log, if not everything is in `hot`.
     lag: Option<Position>,
-    /// What is read from there was not received before this, as far as that is known.
+    /// Lower bound of the time at which events from `lag` on were received, if known.
     lag_since: Option<Timestamp>,
-    /// The last event that matched and was handed out. Later ones in the log are not ours to read yet:
-    /// they are still to be pushed.
+    /// The last matching event that was handed out. Later events in the log must not be read yet
+    /// because they will still be pushed.
     last: Option<Position>,
     waiting: u64,
     pub loading: bool,
     pub closed: bool,
-    /// Retries that are due and loaded, ordered by due time.
+    /// Due retries in memory, ordered by due time.
     due: VecDeque<DueRetry>,
     /// Retries loaded or claimed, so that they are not loaded twice.
     held: FxHashSet<RetryKey>,
     /// Retries that are about to be removed from the disk: neither loaded nor claimed any more.
     withdrawing: FxHashSet<RetryKey>,
-    /// Of `held`, those let go while retries are being loaded: the load may still come across them.
+    /// The part of `held` that was let go while retries are being loaded: the load may still find
+    /// them.
     let_go_late: FxHashSet<RetryKey>,
     /// The earliest retry added while retries are being loaded: the load may have missed it.
     added_late: Option<Timestamp>,
-    /// All retries, the claimed ones too.
+    /// Number of all retries, including claimed ones.
     retrying: u64,
-    /// When the event of the oldest of them was received.
+    /// When the event of the oldest retry was received.
     pub oldest_retry: Option<Timestamp>,
-    /// When the earliest retry that is not held comes due.
+    /// Due time of the earliest retry that is not held.
     pub retry_head: Option<Timestamp>,
-    /// The retry that `retry_head` was about may be held or withdrawn: it is to be read from the disk again.
+    /// The retry behind `retry_head` may be held or withdrawn: it has to be read from the disk
+    /// again.
     head_outdated: bool,
-    /// How often something has changed that reading `retry_head` from the disk depends on.
+    /// Counts changes that affect a concurrent read of `retry_head` from the disk.
     head_changes: u64,
-    /// It is on the list of those whose progress goes into the log with the next commit.
+    /// Queued for the next progress record in the log.
     pub listed: bool,
-    /// … and of those whose progress goes into the state database with the next checkpoint.
+    /// Queued for the next checkpoint of progress in the state database.
     pub listed_row: bool,
     loading_due: bool,
-    /// Nothing is being claimed; events are not kept in memory.
+    /// Set while nothing is being claimed; events are then not kept in memory.
     resting: bool,
 }
 
@@ -176,8 +178,8 @@ impl Queue {
         }
     }
 
-    /// After a start: the log holds `waiting` events for this subscription, none of them after `last`, the first
-    /// received at `since` if that could be read.
+    /// Initializes first attempts after a start: the log has `waiting` events for this
+    /// subscription, none after `last`; the first was received at `since`, if that could be read.
     pub fn recovered(&mut self, waiting: u64, last: Position, since: Option<Timestamp>) {
         let last = self
             .open
@@ -189,7 +191,7 @@ impl Queue {
         self.lag = Some(self.lowest());
     }
 
-    /// After a start: so many retries wait, the first one until `head`.
+    /// Initializes retries after a start: `count` retries wait, the first one until `head`.
     pub fn recovered_retries(&mut self, count: u64, head: Timestamp) {
         self.retrying = count;
         self.retry_head = Some(head);
@@ -205,19 +207,20 @@ impl Queue {
         !self.closed && (position >= self.frontier || self.open.contains_key(&position))
     }
 
-    /// The lowest position that is not settled, as far as first attempts go.
+    /// The lowest position whose first attempt is not settled.
     pub fn lowest(&self) -> Position {
         self.open
             .first_key_value()
             .map_or(self.frontier, |(position, _)| *position)
     }
 
-    /// Whether any first attempt at or below `last`, a matching event, is still to be made or settled.
+    /// Whether any first attempt at or below `last`, a matching event, is still to be made or
+    /// settled.
     pub fn needs(&self, last: Position) -> bool {
         !self.closed && self.lowest() <= last
     }
 
-    /// Takes a fresh event into memory if there is room. Returns the bytes it takes there.
+    /// Keeps a new event in memory if there is room. Returns the bytes that takes.
     pub fn push(&mut self, ready: Ready, room: bool) -> usize {
         let position = ready.position();
         if position < self.frontier {
@@ -242,7 +245,7 @@ impl Queue {
         self.put_hot(self.hot.len(), ready)
     }
 
-    /// Puts an event into `hot`. Returns the bytes that it takes there.
+    /// Inserts an event into `hot`. Returns the bytes that takes.
     fn put_hot(&mut self, at: usize, ready: Ready) -> usize {
         let before = at.checked_sub(1).and_then(|before| self.hot.get(before));
         let mut neighbours = before.into_iter().chain(self.hot.get(at));
@@ -255,7 +258,7 @@ impl Queue {
         bytes
     }
 
-    /// Takes the first event out of `hot`. Returns the bytes that it no longer takes there, too.
+    /// Removes the first event from `hot`. Also returns the bytes that frees.
     fn take_hot(&mut self) -> Option<(Ready, usize)> {
         let first = self.hot.pop_front()?;
         let bytes = match self.hot.front() {
@@ -266,13 +269,14 @@ impl Queue {
         Some((first, bytes))
     }
 
-    /// What must be read from the log before more can be claimed: from where, and up to which event.
+    /// The range of the log that must be read before more can be claimed: from where, and the last
+    /// event.
     pub fn must_load(&self) -> Option<(Position, Position)> {
         let needed = self.hot.is_empty() && !self.loading && !self.closed;
         needed.then_some((self.lag?, self.last?))
     }
 
-    /// Takes what was read from the log between `from` and `upto`. Returns the bytes it takes in memory.
+    /// Adds what was read from the log between `from` and `upto`. Returns the bytes that takes.
     pub fn loaded(&mut self, ready: Vec<Ready>, from: Position, upto: Position) -> usize {
         if self.closed {
             return 0;
@@ -281,7 +285,7 @@ impl Queue {
         for ready in ready {
             bytes += self.put_hot(self.hot.len(), ready);
         }
-        // What should have been there and was not can never be offered: its record is damaged.
+        // Events that were expected and not found can never be offered: their records are damaged.
         let lapsed: Vec<Position> = self.lapsed.range(from..upto).copied().collect();
         for position in lapsed {
             if self.hot.binary_search_by_key(&position, Ready::position).is_err() {
@@ -290,27 +294,29 @@ impl Queue {
             }
         }
         self.seen = self.seen.max(upto);
-        // Appends that were skipped meanwhile have raised `last`; then the log is read further.
+        // Appends that were skipped meanwhile have raised `last`; then the log must be read
+        // further.
         self.lag = self.last.is_some_and(|last| upto <= last).then_some(upto);
         if self.lag.is_none() {
-            // All that waits is in memory now; damaged records may have been counted before.
+            // Everything that waits is in memory now; damaged records may have been counted before.
             self.waiting = self.hot.len() as u64;
         }
         self.advance();
         bytes
     }
 
-    /// Nothing will be claimed for a while: keeps no events in memory until something is. They are read
-    /// from the log again when their turn comes. Returns the bytes no longer in memory.
+    /// Notes that nothing will be claimed for a while and drops events from memory until then. They
+    /// are read from the log again when needed. Returns the bytes that frees.
     pub fn rest(&mut self) -> usize {
         self.resting = true;
         self.spill_due();
         self.spill()
     }
 
-    /// Lets go of retries that were loaded and not claimed.
+    /// Drops due retries that were loaded and not claimed.
     fn spill_due(&mut self) {
-        // What is being loaded would be taken for what comes after them.
+        // A load in progress relies on these retries being in memory: what it brings comes after
+        // them.
         if self.loading_due || self.closed {
             return;
         }
@@ -325,7 +331,8 @@ impl Queue {
     }
 
     fn spill(&mut self) -> usize {
-        // A claim that is given back, or what is being loaded, would end up in the wrong place.
+        // With events claimed or being loaded, a release or the load would insert at the wrong
+        // place.
         let claimed = self.open.len() > self.lapsed.len();
         if !self.resting || claimed || self.loading || self.closed {
             return 0;
@@ -340,14 +347,14 @@ impl Queue {
         std::mem::take(&mut self.hot_bytes)
     }
 
-    /// With nothing left in `hot`, the frontier passes events that cannot be read.
+    /// With `hot` empty, the frontier passes events that cannot be read.
     fn advance(&mut self) {
         if self.hot.is_empty() {
             self.frontier = self.frontier.max(self.seen);
         }
     }
 
-    /// Claims retries that are due and first attempts. Returns them and the bytes no longer in memory.
+    /// Claims due retries and first attempts. Returns them and the bytes that frees.
     pub fn claim(&mut self, now: Timestamp, want: Want) -> (Vec<DueRetry>, Vec<Ready>, usize) {
         self.resting = false;
         let mut events = 0;
@@ -373,7 +380,7 @@ impl Queue {
         let mut fresh = Vec::new();
         let mut freed = 0;
         if self.due.front().is_some_and(is_due) {
-            // There is no room for it; what comes after it must not overtake it.
+            // The next due retry does not fit into this claim; first attempts must not overtake it.
             return (retries, fresh, freed);
         }
         while self.hot.front().is_some_and(|ready| fits(ready.size())) {
@@ -386,7 +393,7 @@ impl Queue {
                 self.lapsed.remove(&position);
             }
             self.open.insert(position, ready.received());
-            // What comes after it, in memory or not, was received after it.
+            // Later events, in memory or not, were received later.
             self.lag_since = Some(ready.received());
             self.waiting = self.waiting.saturating_sub(1);
             fresh.push(ready);
@@ -395,7 +402,8 @@ impl Queue {
         (retries, fresh, freed)
     }
 
-    /// Puts unattempted claims of first attempts back in their old order. Returns the bytes they take.
+    /// Puts unattempted claims of first attempts back in their old order. Returns the bytes that
+    /// takes.
     pub fn release(&mut self, ready: Vec<Ready>) -> usize {
         let mut bytes = 0;
         for ready in ready {
@@ -410,16 +418,16 @@ impl Queue {
         bytes
     }
 
-    /// A first attempt is settled, or its retry is now on disk. Returns the bytes no longer in memory.
+    /// A first attempt is settled, or its retry is now on disk. Returns the bytes that frees.
     pub fn complete(&mut self, position: Position) -> usize {
-        // A claim that was given back changes nothing.
+        // The claim may have been released since; then its settlement changes nothing.
         if !self.lapsed.contains(&position) {
             self.open.remove(&position);
         }
         self.spill()
     }
 
-    /// The progress as it would be with these first attempts settled too.
+    /// The progress as if these first attempts were settled as well.
     pub fn progress(&self, without: &FxHashSet<Position>) -> Progress {
         let open = self.open.keys().filter(|p| !without.contains(p));
         Progress {
@@ -428,12 +436,12 @@ impl Queue {
         }
     }
 
-    /// Whether a retry is not to be loaded: it is loaded already, claimed, or being withdrawn.
+    /// Whether a retry must not be loaded: it is already loaded, claimed, or being withdrawn.
     pub fn is_held(&self, due: Timestamp, position: Position) -> bool {
         self.held.contains(&(due, position)) || self.withdrawing.contains(&(due, position))
     }
 
-    /// Whether something can be claimed, at once or after reading the log, or will be due.
+    /// Whether something can be claimed, immediately or after reading the log, or will be due.
     pub fn has_work(&self) -> bool {
         self.waiting > 0 || self.lag.is_some() || self.retrying > 0
     }
@@ -446,13 +454,14 @@ impl Queue {
     pub fn load_due(&mut self) {
         self.loading_due = true;
         self.added_late = None;
-        // What is withdrawn from now on sets it again.
+        // Withdrawals from now on set the flag again.
         self.head_outdated = false;
         self.head_changes += 1;
     }
 
-    /// Takes the retries that were loaded and those that cannot be read, but for what was withdrawn
-    /// meanwhile; `head` is when the next of the others is due. Leaves in both lists what was taken.
+    /// Ends a load: holds the loaded and the unreadable retries, except those withdrawn meanwhile,
+    /// and queues the loaded ones. `head` is the due time of the next one after them. Leaves in
+    /// both lists what was accepted.
     pub fn loaded_due(
         &mut self,
         due: &mut Vec<DueRetry>,
@@ -470,7 +479,7 @@ impl Queue {
         self.loading_due_ended();
     }
 
-    /// Also called when loading failed.
+    /// Must also be called when loading failed.
     pub fn loading_due_ended(&mut self) {
         self.loading_due = false;
         self.head_changes += 1;
@@ -481,12 +490,13 @@ impl Queue {
             && self.retry_head.is_none_or(|head| due < head)
         {
             self.retry_head = Some(due);
-            // Or the load has come across it after all, and it is held now.
+            // If the load has found the added retry after all, it is held now and `retry_head` is
+            // wrong.
             self.head_outdated = true;
         }
     }
 
-    /// Puts a retry back that was claimed but not attempted.
+    /// Puts back a retry that was claimed but not attempted.
     pub fn release_due(&mut self, due: DueRetry) {
         let here = due.key();
         let before = self.due.partition_point(|other| other.key() < here);
@@ -495,8 +505,8 @@ impl Queue {
         }
     }
 
-    /// Begins to withdraw those of these retries that nobody has claimed: from now on they are not
-    /// offered. Returns them; whether they are on disk at all is not known here.
+    /// Begins to withdraw those of these retries that are not claimed: from now on they are not
+    /// offered. Returns them; some of them may not exist on disk.
     pub fn withdraw(&mut self, waiting: &[RetryKey]) -> Vec<RetryKey> {
         if self.closed {
             return Vec::new();
@@ -504,7 +514,8 @@ impl Queue {
         let loaded: FxHashSet<RetryKey> = self.due.iter().map(DueRetry::key).collect();
         let mut begun = Vec::new();
         for &key in waiting {
-            // One that was let go late can be on disk again, when it failed and is due at the same time.
+            // A retry in `let_go_late` can be on disk again: it failed again and is due at the same
+            // time.
             let claimed =
                 self.held.contains(&key) && !loaded.contains(&key) && !self.let_go_late.contains(&key);
             if !claimed && self.withdrawing.insert(key) {
@@ -520,7 +531,7 @@ impl Queue {
         begun
     }
 
-    /// A withdrawal has ended; `removed` if the retry was on disk and is gone from there.
+    /// Ends a withdrawal; `removed` if the retry was on disk and has been deleted.
     pub fn withdrawn(&mut self, key: RetryKey, removed: bool) {
         self.withdrawing.remove(&key);
         self.head_changes += 1;
@@ -529,7 +540,7 @@ impl Queue {
         }
         self.retrying = self.retrying.saturating_sub(1);
         if self.loading_due {
-            // The load may have come across it, and taken it for the next one that is due.
+            // The load may have found the retry, and may have taken it for the next due one.
             self.held.insert(key);
             self.let_go_late.insert(key);
             self.head_outdated = true;
@@ -538,13 +549,13 @@ impl Queue {
         }
     }
 
-    /// What `retry_head` depends on, as a number, if it must be read from the disk again. While retries
-    /// are being loaded it need not: whoever loads them looks here afterwards.
+    /// Returns the change counter if `retry_head` must be read from the disk again. During a load
+    /// that is not necessary: the loading task checks again afterwards.
     pub fn must_read_head(&self) -> Option<u64> {
         (self.head_outdated && !self.loading_due && !self.closed).then_some(self.head_changes)
     }
 
-    /// Takes what was read, unless something has changed since `must_read_head` gave this number.
+    /// Sets `retry_head` to what was read, unless something has changed since `must_read_head`.
     pub fn head_read(&mut self, head: Option<Timestamp>, changes: u64) {
         if self.must_read_head() == Some(changes) {
             self.retry_head = head;
@@ -552,7 +563,7 @@ impl Queue {
         }
     }
 
-    /// A retry is settled and its entry is gone from the disk.
+    /// A retry is settled and its entry is deleted from the disk.
     pub fn let_go(&mut self, due: Timestamp, position: Position) {
         self.retrying = self.retrying.saturating_sub(1);
         self.head_changes += 1;
@@ -563,14 +574,14 @@ impl Queue {
         }
     }
 
-    /// A retry is on disk.
+    /// A retry has been written to the disk.
     pub fn retry_added(&mut self, due: Timestamp, position: Position) {
         let earlier = |than: Option<Timestamp>| Some(than.map_or(due, |other| other.min(due)));
         let key = (due, position);
         self.retrying += 1;
         self.head_changes += 1;
         if self.held.contains(&key) && !self.let_go_late.contains(&key) {
-            // It was loaded since it is on disk.
+            // A load has found the retry already, after it was written and before this call.
             return;
         }
         self.retry_head = earlier(self.retry_head);
@@ -594,7 +605,8 @@ impl Queue {
         }
     }
 
-    /// Positions follow the order in which events were received, but for requests that came at the same moment.
+    /// Relies on positions being in the order of reception, except for requests received at the
+    /// same moment.
     fn oldest(&self) -> Option<Timestamp> {
         let next = self.hot.front().map(Ready::received).or(self.lag_since);
         let waiting = next.filter(|_| self.waiting > 0);
@@ -604,7 +616,7 @@ impl Queue {
         [waiting, claimed, retrying].into_iter().flatten().min()
     }
 
-    /// Everything that ends when the subscription is closed, claims in flight excepted.
+    /// Drops everything except claims in flight when the subscription is closed.
     pub fn close(&mut self) -> (u64, usize) {
         self.closed = true;
         let dropped = self.waiting + self.retrying.saturating_sub(self.retries_claimed());
@@ -669,7 +681,8 @@ mod tests {
         fresh.iter().map(|ready| ready.position().0).collect()
     }
 
-    // An event is in the log a moment before it is handed out. Reading it there would offer it twice.
+    // An event is in the log shortly before it is handed out. Reading it there would offer it
+    // twice.
     #[test]
     fn reading_stops_at_the_last_event_that_was_handed_out() {
         let mut queue = queue(0, &[]);
@@ -687,7 +700,7 @@ mod tests {
         assert_eq!((queue.must_load(), queue.backlog().waiting), (None, 0));
     }
 
-    // One small event of each large request: the events were counted, and the requests kept.
+    // A small event of each large request: what counts is the requests that stay in memory.
     #[test]
     fn events_in_memory_are_counted_with_their_requests() {
         let request = |position: u64, events_of: usize| {
@@ -715,7 +728,7 @@ mod tests {
             taken > 3 << 20 && taken <= HOT_BYTES_PER_SUBSCRIPTION_MAX,
             "{taken}"
         );
-        // Claimed one by one, given back in another order, and claimed again.
+        // Claim one by one, release in another order, and claim again.
         let one = Want {
             events_max: 1,
             ..WANT
@@ -784,8 +797,8 @@ mod tests {
         assert_eq!(claim(&mut queue), [0; 0]);
     }
 
-    // The database is read without the queue's lock: what is recorded meanwhile must not be forgotten,
-    // nor what is removed meanwhile be offered again.
+    // The database is read without the queue's lock: retries recorded meanwhile must not be
+    // forgotten, and retries removed meanwhile must not be offered again.
     #[test]
     fn retries_may_come_and_go_while_they_are_loaded() {
         let mut queue = queue(0, &[]);
@@ -807,7 +820,8 @@ mod tests {
         assert_eq!(queue.backlog().retrying, 2);
     }
 
-    // A load reads the database without the queue's lock: it may come across what is being withdrawn.
+    // A load reads the database without the queue's lock, so it may find retries that are being
+    // withdrawn.
     #[test]
     fn retries_may_be_withdrawn_while_they_are_loaded() {
         let mut queue = queue(0, &[]);
@@ -820,7 +834,8 @@ mod tests {
         assert_eq!(queue.withdraw(&keys), [], "that has begun already");
         queue.withdrawn(keys[0], true);
         assert!(queue.is_held(at(0), Position(1)), "the load may have seen it");
-        // It has seen all of them, the second with a record that is damaged, the third as the next one.
+        // The load has found all three: the second with a damaged record, the third as the next due
+        // one.
         let (mut loaded, mut lost) = (vec![due(0, 1)], vec![due(1, 2).retry]);
         queue.loaded_due(&mut loaded, &mut lost, Some(at(2)));
         assert!(loaded.is_empty() && lost.is_empty());
@@ -835,7 +850,7 @@ mod tests {
         queue.withdrawn(keys[2], true);
         assert_eq!(queue.backlog(), backlog(1));
 
-        // What was read before something changed is read again.
+        // A result that was read before a change is discarded and read again.
         let changes = queue.must_read_head().unwrap();
         queue.retry_added(at(1), Position(9));
         queue.head_read(Some(at(3)), changes);
@@ -845,8 +860,8 @@ mod tests {
         assert_eq!((queue.retry_head, queue.must_read_head()), (Some(at(1)), None));
     }
 
-    // It failed and is due at the same time as before: the same name for a new retry, while a load may still
-    // come across the old one.
+    // A retry that failed again with the same due time: the same key for a new retry, while a load
+    // may still find the old one.
     #[test]
     fn a_retry_of_the_same_name_can_be_withdrawn_while_retries_are_loaded() {
         let mut queue = queue(0, &[]);
@@ -873,7 +888,7 @@ mod tests {
         assert_eq!(queue.backlog(), backlog);
     }
 
-    // A retry is on disk a moment before the queue is told of it, and may have been loaded by then.
+    // A retry is on disk shortly before the queue is told of it, and may already have been loaded.
     #[test]
     fn a_retry_that_is_held_is_not_the_next_to_come_due() {
         let mut queue = queue(0, &[]);
@@ -884,7 +899,7 @@ mod tests {
         assert_eq!(queue.retry_head, Some(at(7)));
         assert_eq!(queue.backlog().retrying, 2);
 
-        // Told of it while the load is under way, nobody knows whether that comes across it.
+        // The retry is added during a load, so it is unknown whether the load finds it.
         queue.retry_added(at(2), Position(3));
         assert_eq!(queue.claim(at(1), WANT).0.len(), 2);
         queue.load_due();

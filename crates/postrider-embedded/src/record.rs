@@ -1,21 +1,22 @@
-//! The bytes of one record in the log; docs/data.md describes them.
+//! Binary form of a record in the log, described in docs/data.md.
 //!
-//! A record is a header of fixed size and a payload. Both have their own checksum, so that a reader
-//! can trust a length before it has read the payload, and can find the next record behind a damaged one.
+//! A record is a header of fixed size and a payload. Each has its own checksum, so that a reader
+//! can trust the length before it has read the payload, and can find the next record after a
+//! damaged one.
 
 use postrider_core::ids::{Position, SubscriptionId};
 pub use postrider_store::record::batch::{Reader, decode_batch, encode_batch_head, put};
 
 pub const HEADER_LEN: usize = 40;
 pub const MAGIC: [u8; 4] = *b"PRr1";
-/// No payload is longer: a publish request has at most a few megabytes.
+/// Upper bound of a payload: a publish request has at most a few megabytes.
 pub const PAYLOAD_MAX: usize = 64 << 20;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// One publish request.
+    /// A publish request.
     Batch,
-    /// How far subscriptions have come.
+    /// Progress of subscriptions.
     Progress,
 }
 
@@ -24,14 +25,14 @@ pub struct Header {
     pub kind: Kind,
     pub payload_len: u32,
     pub payload_crc: u32,
-    /// Position of the first event; for other records, the position that the next event will have.
+    /// Position of the first event; for other records, the position of the next event.
     pub first: Position,
-    /// How many events the record holds.
+    /// Number of events in the record.
     pub count: u32,
-    /// Which group commit wrote it. Nothing of a later commit is written before an earlier one is
-    /// known to be on disk.
+    /// Number of the group commit that wrote the record. Nothing of a later commit is written
+    /// before the earlier one is known to be on disk.
     pub commit: u64,
-    /// Nothing more of that commit follows.
+    /// Whether this is the last record of its commit.
     pub ends_commit: bool,
 }
 
@@ -54,7 +55,7 @@ impl Header {
         out
     }
 
-    /// None unless these bytes are a header whose checksum holds.
+    /// `None` unless the bytes are a header with a valid checksum.
     pub fn decode(bytes: &[u8]) -> Option<Header> {
         let bytes: &[u8; HEADER_LEN] = bytes.get(..HEADER_LEN)?.try_into().ok()?;
         if bytes[0..4] != MAGIC {
@@ -85,11 +86,11 @@ impl Header {
     }
 }
 
-/// Stands among the subscriptions of a progress record, with the durable generation of the state database as its
-/// frontier. No subscription has this id.
+/// Pseudo-subscription in progress records whose frontier is the durable generation of the state
+/// database. No real subscription has this id.
 pub const STATE_GENERATION: SubscriptionId = SubscriptionId(0);
 
-/// How far one subscription has come: everything below `frontier` is settled but for `open`.
+/// Progress of a subscription: everything below `frontier` is settled except for `open`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Progress {
     pub frontier: Position,
@@ -97,7 +98,7 @@ pub struct Progress {
 }
 
 impl Progress {
-    /// Appends the encoded progress of one subscription.
+    /// Appends the encoded progress of a subscription.
     pub fn encode(&self, of: SubscriptionId, out: &mut Vec<u8>) {
         put(out, of.0);
         put(out, self.frontier.0);
@@ -109,7 +110,7 @@ impl Progress {
         }
     }
 
-    /// Reads one; none at the end or where the bytes make no sense.
+    /// Reads the progress of a subscription; `None` at the end or if the bytes are invalid.
     pub fn decode(reader: &mut Reader<'_>) -> Option<(SubscriptionId, Progress)> {
         let of = SubscriptionId(reader.number()?);
         let frontier = Position(reader.number()?);

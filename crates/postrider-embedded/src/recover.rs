@@ -1,4 +1,4 @@
-//! Opening the log: what is on disk becomes what is known, and what a crash cut short is repaired.
+//! Recovery: builds the state in memory from the files, and repairs what a crash interrupted.
 
 use crate::chain::{self, ExpectedEnd, Gap};
 use crate::disk::{Disk, DryDisk};
@@ -55,7 +55,7 @@ pub fn recover(
     let frontier = progress.values().map(|p| p.frontier.0).max().unwrap_or(0);
     let next = found.next.max(known.next.0).max(frontier);
 
-    // From here on the log's own progress records are no longer needed.
+    // The checkpoint below makes the log's own progress records obsolete.
     writes.extend(progress.iter().map(|(of, p)| Write::Cursor(*of, p.clone())));
     let there = found.segments.iter().filter(|one| one.end() > one.base);
     let recorded: chain::Recorded = there.map(|one| (one.base.0, one.end().0)).collect();
@@ -66,7 +66,7 @@ pub fn recover(
         next: Position(next),
         replay_from: Position(next),
     });
-    // In the same commit as what makes the next start not see them any more.
+    // Recorded in the same commit as the changes that hide these losses from the next start.
     let mut losses: Vec<Loss> = lost.iter().cloned().map(Loss::Events).collect();
     let known_damage = |place: &String| known.losses.contains(&Loss::Damage(place.clone()));
     let rolled_back = generations.rolled_back().into_iter();
@@ -81,7 +81,7 @@ pub fn recover(
     }
     state.write(&writes)?;
     let earlier = known.losses;
-    // Without the retries and letters that are lost.
+    // Read again, now without the retries and dead letters that are lost.
     let known = state.recover()?;
     for base in found.retired {
         disk.remove(&retired_name(base)).map_err(unreadable)?;
@@ -89,7 +89,7 @@ pub fn recover(
 
     generations.listen({
         let writer = writer.clone();
-        // Fails only while the store is being torn down.
+        // Fails only while the store shuts down.
         move || drop(writer.send(ToWriter::CheckpointDue))
     });
     let shared = Arc::new(Shared {
@@ -161,7 +161,7 @@ pub fn recover(
 
     for segment in found.segments {
         if segment.end() == segment.base {
-            // It never held an event, or none that can be read.
+            // The segment has never contained an event, or none that can be read.
             set_aside_or_remove(&*shared.disk, &segment).map_err(unreadable)?;
         } else {
             shared.add_segment(Arc::new(segment));
@@ -231,17 +231,17 @@ struct Found {
     next: u64,
     commit: u64,
     corrupt: Vec<String>,
-    /// Each with the index that says what it held, if there is one.
+    /// Lost events, each with the index of the lost segment if there is one.
     gaps: Vec<(Gap, Option<Segment>)>,
     /// Damaged places within segments that held events, each with the index that says whose, if there is one.
     damaged: Vec<(Gap, Option<Segment>, String)>,
     retired: Vec<Position>,
-    /// The latest generation of the state database that the log has seen.
+    /// The latest generation of the state database that the log has recorded.
     generation: u64,
 }
 
 impl Found {
-    /// Opens every segment: by its index where that is enough, by reading it where it is not.
+    /// Opens every segment by its index if that suffices, otherwise by reading it.
     fn open_all(
         &mut self,
         disk: &dyn Disk,
@@ -276,7 +276,7 @@ impl Found {
                         progress,
                     );
                     let segment = scanned.map_err(unreadable)?;
-                    // Whatever was in the segment that was being written to is gone with its head.
+                    // With its head, the active segment has lost all of its events.
                     if recorded.get(&base.0) == Some(&base.0)
                         && segment.end() == base
                         && chain::is_headless(disk, base, known.identity).map_err(unreadable)?
@@ -295,7 +295,7 @@ impl Found {
             .map_err(unreadable)
     }
 
-    /// Looks at what stands before the records of every segment, before anything is changed.
+    /// Checks the heads of all segments before anything is changed.
     fn check_heads(&mut self, disk: &dyn Disk, known: &Recovered) -> Result<(), Error> {
         let unreadable = |e: io::Error| Error::Unavailable(format!("reading the log: {e}"));
         settle_spares(disk, known.identity).map_err(unreadable)?;
@@ -306,7 +306,8 @@ impl Found {
         Ok(())
     }
 
-    /// The log records generations of the state database once they are durable there.
+    /// The log records a generation of the state database only once it is durable there, so a lower
+    /// one means an older copy.
     fn check_generation(&self, state: &State, directory: &Path) -> Result<(), Error> {
         let (own, seen) = (state.generation(), self.generation);
         if seen <= own {
@@ -316,7 +317,7 @@ impl Found {
         Err(Error::Corrupt(generations::mixed(directory, &what)))
     }
 
-    /// Finds segments whose files are gone. What is left of them is set aside, not deleted.
+    /// Finds segments whose files are missing. Their remains are set aside, not deleted.
     fn find_missing(
         &mut self,
         disk: &dyn Disk,
@@ -328,7 +329,7 @@ impl Found {
     ) -> io::Result<()> {
         let mut gaps = chain::missing(recorded, present, known.next.0);
         if recorded.is_empty() && present.is_empty() && known.next.0 > 0 && self.retired.is_empty() {
-            // The whole log is gone, and the directory is from before segments were recorded.
+            // The whole log is missing, and the state database predates the recording of segments.
             let lowest = progress
                 .values()
                 .map(|p| p.open.first().copied().unwrap_or(p.frontier));
@@ -349,7 +350,7 @@ impl Found {
                 false => None,
             };
             let of_gap = gaps.iter().any(|gap| gap.base == base);
-            // A program that did not record segments may have left the index of one that it deleted.
+            // A program that did not record segments may have left the index of a deleted one.
             let unrecorded = recorded.is_empty() && !self.retired.contains(&base);
             let needed = |index: &Segment| {
                 let gap = Gap {
@@ -368,7 +369,7 @@ impl Found {
                 _ => of_gap,
             };
             if !lost {
-                // A crash came between the deletion of a segment and that of its index.
+                // A crash came between deleting a segment and deleting its index.
                 disk.remove(name)?;
                 continue;
             }
@@ -384,12 +385,13 @@ impl Found {
         self.gaps.extend(gaps.into_iter().map(|gap| (gap, None)));
         self.gaps.sort_by_key(|(gap, _)| gap.from);
         let ends = self.gaps.iter().map(|(gap, _)| gap.beyond());
-        // Their positions are not given out again.
+        // Positions within the gaps are not allocated again.
         self.next = ends.fold(self.next, u64::max);
         Ok(())
     }
 
-    /// What the subscriptions lose with the gaps, and what is to be written so that nobody waits for it.
+    /// Computes what subscriptions lose with the gaps, and adds the writes that stop waiting for
+    /// it.
     fn account(
         &mut self,
         state: &State,
@@ -497,7 +499,7 @@ impl Found {
         Ok((lost, writes))
     }
 
-    /// A segment that is not ours must neither be delivered nor deleted.
+    /// A segment of another log must be neither delivered nor deleted.
     fn check_head(&mut self, disk: &dyn Disk, base: Position, identity: u64) -> Result<(), Error> {
         let name = log_name(base);
         let unreadable = |e: io::Error| Error::Unavailable(format!("reading {name}: {e}"));
@@ -506,7 +508,8 @@ impl Found {
             Some(head) if head.base != base || head.identity != identity => {
                 let empty = scan_is_empty(&*file).map_err(unreadable)?;
                 if empty && head.base == base {
-                    // A first start was cut short: its state database never reached the disk. Nothing is lost.
+                    // A first start was interrupted before its state database reached the disk.
+                    // Nothing is lost.
                     return Ok(());
                 }
                 if head.identity == identity {
@@ -528,7 +531,7 @@ impl Found {
                 Ok(())
             }
             None => {
-                // Before the first commit it need not have reached the disk.
+                // The head may not have reached the disk before the first commit.
                 let empty = scan_is_empty(&*file).map_err(unreadable)?;
                 if !empty {
                     self.corrupt.push(chain::headless(base));
@@ -548,7 +551,8 @@ impl Found {
         let segment = Segment::open_fitting(disk, base, recorded)?;
         let name = index_name(base);
         if segment.is_none() && names.contains(&name) {
-            // A power cut may have taken it: it is not flushed. Nothing but time is lost.
+            // The index is not flushed, so a power loss may have damaged it. Rebuilding costs only
+            // time.
             tracing::warn!(%name, "an index is damaged or does not fit its segment, which is read instead");
         }
         Ok(segment)
@@ -581,8 +585,8 @@ impl Found {
                         if of == STATE_GENERATION {
                             generation = generation.max(newer.frontier.0);
                         }
-                        // What was written before the last checkpoint is in the state database, which may have been
-                        // set back since to deliver again.
+                        // Progress from before the last checkpoint is in the state database, which
+                        // may since have been reset in order to deliver again.
                         if base >= replay_from
                             && let Some(known) = progress.get_mut(&of)
                         {
@@ -598,7 +602,7 @@ impl Found {
         let mut damages = scan.damage.clone();
         if let Some(ExpectedEnd { end, exact }) = expected_end.filter(|expected| expected.end > scan.next.0) {
             match damages.last_mut().filter(|last| last.events.end >= scan.next.0) {
-                // How many events stood there is not readable any more.
+                // The number of events in the damaged part is unknown.
                 Some(last) if last.events.is_empty() && last.from >= scan.end => last.events.end = end,
                 _ => {}
             }
@@ -607,7 +611,7 @@ impl Found {
                 .map(|one| one.events.end)
                 .fold(scan.next.0, u64::max);
             if reported < end {
-                // The index of what was there before, not of what is there now.
+                // The index describes the former content, not what is left.
                 let index = Segment::open_index(disk, base)?.filter(|index| index.end().0 >= end);
                 if index.is_some() {
                     disk.rename(&index_name(base), &orphan_name(base))?;
@@ -621,7 +625,7 @@ impl Found {
                 gap.end_at(index.as_ref());
                 self.gaps.push((gap, index));
             } else if !exact {
-                // More may have stood in the damaged part than was recorded.
+                // The damaged part may have contained more events than were recorded.
                 self.next = self.next.max(base.0.saturating_add(POSITIONS_MAX));
             }
         }
@@ -663,21 +667,23 @@ impl Found {
             self.damaged.push((gap, index, cause));
         }
         if segment.end() == base && damages.iter().any(|damage| !damage.torn) {
-            // Nothing in it can be read: it is set aside as it is.
+            // Nothing in the segment is readable: it is set aside unchanged.
             return Ok(segment);
         }
-        // What is behind the last record is of no use to anyone.
+        // Bytes after the last record are useless.
         segment.file.truncate(scan.end)?;
         segment.has_tail();
         if let Err(e) = segment.seal(disk) {
-            // A full disk, most likely. The index stays in memory; the next start reads the segment again.
+            // Most likely the disk is full. The index stays in memory; the next start reads the
+            // segment again.
             tracing::warn!(?segment, error = %e, "cannot write a segment's index");
         }
         Ok(segment)
     }
 }
 
-/// Removes a segment without an event that can be read; one with damaged content is kept under another name.
+/// Removes a segment without readable events; if it has damaged content, it is kept under another
+/// name.
 fn set_aside_or_remove(disk: &dyn Disk, segment: &Segment) -> io::Result<()> {
     if scan_is_empty(&*segment.file)? {
         return segment.remove(disk);
@@ -690,7 +696,7 @@ fn set_aside_or_remove(disk: &dyn Disk, segment: &Segment) -> io::Result<()> {
     }
 }
 
-/// A spare file is a segment if it has a head: its new name was lost. Otherwise it is nothing.
+/// A spare file with a head is a segment whose rename was lost; other spare files are removed.
 fn settle_spares(disk: &dyn Disk, identity: u64) -> io::Result<()> {
     for name in SPARE_NAMES {
         let file = match disk.open(name) {
@@ -699,7 +705,7 @@ fn settle_spares(disk: &dyn Disk, identity: u64) -> io::Result<()> {
         };
         if let Some(head) = Head::read(&*file)?
             && head.identity == identity
-            // A segment that has its name was begun after the spare had failed.
+            // If a segment of that name exists, it was started after the spare had failed.
             && disk.open(&log_name(head.base)).is_err_and(|e| e.kind() == io::ErrorKind::NotFound)
         {
             disk.rename(name, &log_name(head.base))?;
@@ -708,7 +714,7 @@ fn settle_spares(disk: &dyn Disk, identity: u64) -> io::Result<()> {
     Ok(())
 }
 
-/// What is settled stays settled: a position is open only if neither of the two knows better.
+/// Merges two states of progress: a position is open only if it is open according to both.
 fn merge(a: &Progress, b: &Progress) -> Progress {
     let (low, high) = if a.frontier <= b.frontier { (a, b) } else { (b, a) };
     let low_open: FxHashSet<Position> = low.open.iter().copied().collect();
@@ -722,7 +728,7 @@ fn merge(a: &Progress, b: &Progress) -> Progress {
 }
 
 impl Shared {
-    /// Builds the subscriptions' queues from how far they had come and what the segments hold.
+    /// Builds the subscriptions' queues from their progress and the content of the segments.
     fn restore(
         &self,
         progress: FxHashMap<SubscriptionId, Progress>,
@@ -768,7 +774,7 @@ impl Shared {
                     let since = ages.first_from(&segments, of, queue.lowest());
                     queue.recovered(*count, *last, since);
                 }
-                // Their record is damaged; reading the log will show it.
+                // The record is damaged; reading the log will report it.
                 None if interrupted => queue.recovered(0, Position(0), None),
                 None => {}
             }
@@ -792,13 +798,13 @@ impl Shared {
     }
 }
 
-/// When records were received: those that are the first of many subscriptions are read once.
+/// Reception times of records; a record that is the first of many subscriptions is read once.
 #[derive(Default)]
 struct Ages(FxHashMap<(Position, u32), Option<Timestamp>>);
 
 impl Ages {
-    /// When the first event of a subscription at or after `from` was received. None if it cannot be read: it is
-    /// only shown to people.
+    /// When the first event of a subscription at or after `from` was received. `None` if it cannot
+    /// be read, since the value is only displayed.
     fn first_from(
         &mut self,
         segments: &[Arc<Segment>],
@@ -817,7 +823,7 @@ impl Ages {
                     let received = || Some(read()?.1.received);
                     return *self.0.entry(key).or_insert_with(received);
                 }
-                // It begins before, and may end before.
+                // The record begins before `from`, and its matching events may all be before it.
                 let (first, batch) = read()?;
                 let beyond = (0..batch.events.len()).filter(|i| first.0 + *i as u64 >= from.0);
                 if beyond.into_iter().any(|i| batch.matched(i).contains(&of)) {
@@ -829,7 +835,7 @@ impl Ages {
     }
 }
 
-/// How many events of a subscription a segment holds from `from` on.
+/// Number of events of a subscription in a segment from `from` on.
 fn count_from(segment: &Segment, of: SubscriptionId, from: Position) -> io::Result<u64> {
     let mut count = 0;
     for entry in segment.entries(of, from, usize::MAX)? {

@@ -1,4 +1,5 @@
-//! What an operator accepts explicitly of a stopped server's directory: files of different times, or damaged ones.
+//! Recovery of a stopped server's directory with files of different times or damage, at the
+//! operator's explicit request.
 
 use crate::database::{Salvage, damaged_blocks, is_refused, read_generations};
 use crate::disk::{Directory, Disk};
@@ -13,7 +14,7 @@ use postrider_store::seal::Keyring;
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// The latest generation of the state database that the log has seen.
+/// The latest generation of the state database that the log has recorded.
 fn seen_by_log(log: &dyn Disk) -> io::Result<u64> {
     let mut seen = 0;
     for base in log.names()?.iter().filter_map(|name| base_of(name)) {
@@ -33,7 +34,8 @@ fn seen_by_log(log: &dyn Disk) -> io::Result<u64> {
     Ok(seen)
 }
 
-/// Makes a state database of what the log knows, where there is none beside a log: a new one would be another log's.
+/// Builds a missing state database from the log: a new one would have another identity than the
+/// log.
 fn replace_missing_state(data_dir: &Path, log: &dyn Disk) -> Result<Vec<String>, Error> {
     let path = data_dir.join(FileKind::State.file());
     let failed = |e: io::Error| Error::Unavailable(format!("{}: {e}", path.display()));
@@ -70,7 +72,7 @@ fn put_in_place(data_dir: &Path, new: &Path, path: &Path) -> io::Result<()> {
     std::fs::File::open(data_dir)?.sync_all()
 }
 
-/// Ends the report of losses that earlier starts have found. Returns them, in words.
+/// Deletes the losses that earlier starts have recorded. Returns their descriptions.
 pub fn forget_losses(data_dir: &Path) -> Result<Vec<String>, Error> {
     let path = data_dir.join(FileKind::State.file());
     if !std::fs::metadata(&path).is_ok_and(|file| file.len() > 0) {
@@ -84,7 +86,7 @@ pub fn forget_losses(data_dir: &Path) -> Result<Vec<String>, Error> {
     Ok(told.collect())
 }
 
-/// Takes the files for what there is, whichever of them is older. Returns what that means, in words.
+/// Accepts the files as they are, even if some are older. Returns descriptions of the consequences.
 pub fn accept_mixed_files(data_dir: &Path) -> Result<Vec<String>, Error> {
     let log = Directory::look_at(data_dir.join("log"));
     let mut told = replace_missing_state(data_dir, &log)?;
@@ -148,7 +150,7 @@ pub fn accept_damage(data_dir: &Path, keys: Option<&Keyring>) -> Result<Vec<Stri
         told.extend(lost);
         told.push(format!("the damaged file is kept as {}", aside.display()));
     }
-    // What was salvaged may be older than what the others have seen of it.
+    // The salvaged content may be older than what other files have recorded of it.
     told.extend(accept_mixed_files(data_dir)?);
     Ok(told)
 }

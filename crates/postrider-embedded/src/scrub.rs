@@ -1,8 +1,8 @@
-//! Verification of everything that is stored while the server runs, a piece at a time, so that damage is known before
-//! the damaged part is needed.
+//! Scrub: verifies all stored data in small steps while the server runs, so that damage is known
+//! before the damaged part is needed.
 //!
-//! The log's closed segments are read record by record, their indexes whole, and the databases block by block. The
-//! segment that is being written is verified in a later round, when it is closed.
+//! Closed segments of the log are read record by record, their indexes completely, and the
+//! databases block by block. The active segment is verified in a later round, once it is closed.
 
 use crate::archive::EmbeddedArchive;
 use crate::catalog::EmbeddedCatalog;
@@ -12,20 +12,20 @@ use crate::{Shared, chain};
 use std::io;
 use std::sync::Arc;
 
-/// Bytes of the log that one step reads, or one record if that is larger.
+/// Bytes of the log that a step reads, or one record if that is larger.
 const STEP_BYTES: u64 = 1 << 20;
 
-/// A round of verification over the log and the databases, which begins again when it has ended.
+/// Repeated verification of the log and the databases, round after round.
 pub struct Scrub {
     log: Arc<Shared>,
     databases: Vec<Arc<Reopening>>,
     next: ScrubPlace,
 }
 
-/// Where the next step of a round begins.
+/// Where the next step begins.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum ScrubPlace {
-    /// In the segment with this base or the first one after it.
+    /// In the segment with this base, or else in the first one after it.
     Log {
         base: u64,
         offset: u64,
@@ -38,14 +38,14 @@ enum ScrubPlace {
 
 const ROUND_START: ScrubPlace = ScrubPlace::Log { base: 0, offset: 0 };
 
-/// Outcome of one step.
+/// Outcome of a step.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct ScrubStep {
-    /// Bytes that were read.
+    /// Bytes read.
     pub bytes: u64,
-    /// Places that were found damaged in this step and were not known before.
+    /// Places found damaged in this step that were not known before.
     pub damaged: u64,
-    /// Everything has been verified; the next step begins a new round.
+    /// Whether everything has been verified; the next step begins a new round.
     pub is_last: bool,
 }
 
@@ -59,8 +59,9 @@ impl Scrub {
         }
     }
 
-    /// Verifies the next piece. Damage is logged and shown by the log's `health`, each place once. An error is about
-    /// one file that cannot be read now: the step after it goes on behind that file.
+    /// Verifies the next piece. Damage is logged and reported by the log's `health`, once per
+    /// place. An error means that a file cannot be read now; the next step continues after that
+    /// file.
     pub fn step(&mut self) -> io::Result<ScrubStep> {
         match self.next {
             ScrubPlace::Log { base, offset } => self.step_log(base, offset),
@@ -73,7 +74,7 @@ impl Scrub {
             self.next = ScrubPlace::Database { number: 0, block: 0 };
             return Ok(ScrubStep::default());
         };
-        // A failure below must not bring the next step here again.
+        // Advance first: after a failure below, the next step must not repeat this one.
         self.next = ScrubPlace::Log {
             base: segment.base.0 + 1,
             offset: 0,
@@ -86,7 +87,7 @@ impl Scrub {
             step.damaged += u64::from(self.verify_head(&segment)?);
         }
         let read = self.read_records(&segment, at);
-        // Its files may have gone meanwhile, when nothing needed them any more.
+        // The segment may have been deleted meanwhile because nothing needed it any more.
         if !self.log.is_current(&segment) {
             return Ok(step);
         }
@@ -105,7 +106,7 @@ impl Scrub {
         Ok(step)
     }
 
-    /// The first segment from `base` on that is not written to any more.
+    /// The first closed segment from `base` on.
     fn closed_segment(&self, base: u64) -> Option<Arc<Segment>> {
         let segments = self.log.segments.read().expect("no panic holds it");
         let active = *segments.keys().next_back()?;
@@ -113,7 +114,7 @@ impl Scrub {
         Some(segment.clone())
     }
 
-    /// Reports an index that cannot be read; a segment that is about to get its index has none.
+    /// Reports an index that cannot be read. A segment that is about to be sealed has no index yet.
     fn verify_index(&self, segment: &Arc<Segment>) -> io::Result<bool> {
         if !segment.is_sealed() || Segment::open_index(&*self.log.disk, segment.base)?.is_some() {
             return Ok(false);
@@ -153,7 +154,7 @@ impl Scrub {
         })
     }
 
-    /// Reads a damaged segment whole, and reports each damaged place with the events that stood there.
+    /// Reads a damaged segment completely and reports each damaged place with its events.
     fn report_segment(&self, segment: &Segment) -> io::Result<u64> {
         let limit = segment.end();
         let (_, scan) = Segment::open_scanned(&*self.log.disk, segment.base, limit, |_, _, _, _| {})?;

@@ -1,4 +1,5 @@
-//! One file of the log: records one after the other, and an index from subscriptions to records.
+//! A segment, one file of the log: a sequence of records, and an index from subscriptions to
+//! records.
 
 use crate::chain::Recorded;
 use crate::disk::{Disk, DiskFile};
@@ -12,25 +13,25 @@ use std::io::{self, IoSlice};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 
-/// A segment is closed when it would grow beyond this.
+/// A segment is closed before it grows beyond this size …
 pub const SEGMENT_BYTES_MAX: u64 = 64 << 20;
-/// … or when its index would hold more than this many entries.
+/// … and when its index has this many entries.
 pub const INDEX_ENTRIES_MAX: usize = 1 << 20;
-/// A segment holds fewer positions than this: its index counts them from the base in 32 bits.
+/// Upper bound of positions in a segment: its index counts them from the base in 32 bits.
 pub const POSITIONS_MAX: u64 = 1 << 32;
-/// Records begin here; before it are the segment's own facts.
+/// Offset of the first record; the segment's head is before it.
 pub const FIRST_RECORD: u64 = 64;
 const SEGMENT_MAGIC: &[u8; 8] = b"PRlog1\0\0";
 const INDEX_MAGIC: &[u8; 8] = b"PRidx2\0\0";
-/// Of indexes that do not say which segment they belong to, as older programs left them.
+/// Magic of indexes by older programs, which do not name their segment.
 const UNNAMED_INDEX_MAGIC: &[u8; 8] = b"PRidx1\0\0";
-/// How much is read at once when a segment is scanned.
+/// Number of bytes per read during a scan.
 const SCAN_BYTES: usize = 1 << 20;
 /// Records that are no farther apart are read with one call.
 const NEAR_BYTES: u64 = 32 << 10;
 
-/// Empty files made ahead of time, so that beginning a segment need not wait for the directory. Two
-/// names take turns: a new spare must not take the name of one whose own new name may still be lost.
+/// Empty files created ahead of time, so that starting a segment need not sync the directory. Two
+/// names alternate: a new spare must not reuse the name of one whose rename may not be durable yet.
 pub const SPARE_NAMES: [&str; 2] = ["spare.0", "spare.1"];
 
 pub fn log_name(base: Position) -> String {
@@ -41,12 +42,12 @@ pub fn index_name(base: Position) -> String {
     format!("{:020}.idx", base.0)
 }
 
-/// A segment that nobody needed, emptied because the state database could not be told of its end.
+/// Name of an unneeded segment that was emptied while the state database could not record its end.
 pub fn retired_name(base: Position) -> String {
     format!("{:020}.done", base.0)
 }
 
-/// An index whose segment is gone.
+/// Name of an index whose segment is missing.
 pub fn orphan_name(base: Position) -> String {
     format!("{:020}.idx.orphan", base.0)
 }
@@ -60,40 +61,40 @@ pub fn base_of(name: &str) -> Option<Position> {
     name.strip_suffix(".log")?.parse().ok().map(Position)
 }
 
-/// The base position in the name of an index, or of one that was never finished.
+/// The base position in the name of an index, finished or not.
 pub fn index_base_of(name: &str) -> Option<Position> {
     let stem = name.strip_suffix(".new").unwrap_or(name);
     stem.strip_suffix(".idx")?.parse().ok().map(Position)
 }
 
-/// A record that holds events of one subscription.
+/// A record with events of one subscription.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct IndexEntry {
     pub offset: u32,
-    /// The record's first position, from the segment's base.
+    /// The record's first position, relative to the segment's base.
     pub first: u32,
-    /// How many of its events matched the subscription.
+    /// Number of its events that matched the subscription.
     pub matches: u32,
 }
 
-/// What a segment holds of one subscription.
+/// A row of the index table: the entries of one subscription in the segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct IndexLine {
     pub of: SubscriptionId,
     start: u32,
     count: u32,
-    /// The last matching event, from the segment's base.
+    /// The last matching event, relative to the segment's base.
     last: u32,
     pub matches: u32,
 }
 
 enum Index {
-    /// Still being written to, or its file is not written yet.
+    /// The segment is active, or its index file is not written yet.
     Open {
         entries: FxHashMap<SubscriptionId, (Vec<IndexEntry>, u32)>,
         total: usize,
     },
-    /// In its file; only the table is in memory, ordered by subscription.
+    /// The index is in its file; only the table is in memory, ordered by subscription.
     Sealed {
         lines: Vec<IndexLine>,
         file: Arc<dyn DiskFile>,
@@ -106,9 +107,9 @@ pub struct Segment {
     pub file: Arc<dyn DiskFile>,
     /// The position after the last event.
     end: AtomicU64,
-    /// The bytes in use.
+    /// Number of bytes in use.
     bytes: AtomicU64,
-    /// There may be something behind the last good record that must not be found again.
+    /// Whether bytes after the last good record may exist, which must not be read again.
     tail: AtomicBool,
     index: Mutex<Index>,
 }
@@ -119,36 +120,36 @@ impl fmt::Debug for Segment {
     }
 }
 
-/// A stretch of a segment that does not hold what was written there.
+/// A range of a segment whose content differs from what was written there.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Damage {
     pub from: u64,
     pub to: u64,
-    /// Only the segment's last commit can be concerned; unless something else shows that it was
-    /// acknowledged, a crash cut it short.
+    /// Whether only the segment's last commit is affected; unless the commit is known to have been
+    /// acknowledged, a crash interrupted it.
     pub torn: bool,
-    /// The events that stood there, as far as that is known.
+    /// The positions of the affected events, as far as known.
     pub events: std::ops::Range<u64>,
 }
 
-/// What a scan found.
+/// Result of a scan.
 #[derive(Debug, Default)]
 pub struct Scan {
-    /// Where the next record goes.
+    /// Offset of the next record.
     pub end: u64,
     pub next: Position,
     pub commit: u64,
     pub damage: Vec<Damage>,
 }
 
-/// What stands before a segment's first record.
+/// Head of a segment, before the first record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Head {
     pub base: Position,
     pub identity: u64,
     /// The first commit that can be in the segment.
     pub commit: u64,
-    /// The generation that the state database had when the segment was begun; 0 if an older program began it.
+    /// Generation of the state database when the segment was started; 0 if by an older program.
     pub generation: u64,
 }
 
@@ -169,7 +170,7 @@ impl Head {
         out
     }
 
-    /// None if the checksum does not hold: the bytes are damaged, or never reached the disk.
+    /// `None` if the checksum is invalid: the bytes are damaged or never reached the disk.
     pub fn read(file: &dyn DiskFile) -> io::Result<Option<Head>> {
         let mut bytes = [0; FIRST_RECORD as usize];
         file.read_at(&mut bytes, 0)?;
@@ -185,13 +186,13 @@ impl Head {
 }
 
 impl Segment {
-    /// Makes a new, empty segment. It becomes durable with the directory's sync.
+    /// Creates an empty segment. The file becomes durable with the directory's sync.
     pub fn create(disk: &dyn Disk, head: Head) -> io::Result<Segment> {
         Segment::begin(disk.create(&log_name(head.base))?, head)
     }
 
-    /// Makes a new segment of the spare file, whose name is durable already. Should the new name be lost,
-    /// its head tells whose it is.
+    /// Starts a segment in the spare file, whose old name is durable. If the rename is lost in a
+    /// crash, the head still identifies the segment.
     pub fn of_spare(
         disk: &dyn Disk,
         name: &str,
@@ -205,7 +206,8 @@ impl Segment {
 
     fn begin(file: Arc<dyn DiskFile>, head: Head) -> io::Result<Segment> {
         file.write_at(&mut [IoSlice::new(&head.encode())], 0)?;
-        // On disk before any record: what is damaged later can be told from what was cut short.
+        // The head is durable before any record, so that later damage differs from an interrupted
+        // write.
         file.sync()?;
         Ok(Segment::over(head.base, file))
     }
@@ -224,7 +226,8 @@ impl Segment {
         }
     }
 
-    /// Opens a segment by its index file; none if there is no good one, and the segment must be scanned.
+    /// Opens a segment by its index; `None` without a valid index, in which case it must be
+    /// scanned.
     pub fn open_sealed(disk: &dyn Disk, base: Position) -> io::Result<Option<Segment>> {
         let index = Segment::open_index(disk, base)?;
         let Some(mut segment) = index else {
@@ -234,20 +237,20 @@ impl Segment {
         Ok(Some(segment))
     }
 
-    /// The same, if the index belongs to the file: its length fits, and the end is the recorded one.
+    /// Like `open_sealed`, but only if the index fits the file: its length, and the recorded end.
     pub fn open_fitting(disk: &dyn Disk, base: Position, recorded: &Recorded) -> io::Result<Option<Segment>> {
         let Some(segment) = Segment::open_sealed(disk, base)? else {
             return Ok(None);
         };
-        // Otherwise the segment was cut short, or one of the two is another's; or else the segment was only not cut to
-        // its length when it was closed.
+        // If the length differs, the segment was truncated, the index is another segment's, or the
+        // reserved space was not released when the segment was closed.
         let is_long_enough = segment.file.size()? == segment.bytes();
         let end = segment.end().0;
         let is_recorded = recorded.get(&base.0).is_none_or(|recorded| *recorded == end);
         Ok((is_long_enough && is_recorded && end > base.0).then_some(segment))
     }
 
-    /// Opens a segment's index alone, to look into what the segment held. None if there is no good one.
+    /// Opens only the index, to find out what a segment contained. `None` without a valid index.
     pub fn open_index(disk: &dyn Disk, base: Position) -> io::Result<Option<Segment>> {
         let index = match disk.open(&index_name(base)) {
             Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(None),
@@ -276,8 +279,9 @@ impl Segment {
         Ok(Some(segment))
     }
 
-    /// Opens a segment by reading all of it. `found` sees every good record in order. Events from
-    /// `limit` on are left out: the next segment has them, and these are what a failed write left behind.
+    /// Opens a segment by reading all of it. `found` is called for every good record in order.
+    /// Events from `limit` on are leftovers of a failed write and are skipped, because the next
+    /// segment contains them.
     pub fn open_scanned(
         disk: &dyn Disk,
         base: Position,
@@ -302,13 +306,13 @@ impl Segment {
         self.bytes.load(Relaxed)
     }
 
-    /// Whether the segment's index is in a file of its own.
+    /// Whether the segment's index has been written to its own file.
     pub fn is_sealed(&self) -> bool {
         let index = self.index.lock().expect("no panic holds it");
         matches!(*index, Index::Sealed { .. })
     }
 
-    /// Notes that a write failed half-way, or that a crash cut one short.
+    /// Notes that a write failed half-way or was interrupted by a crash.
     pub fn has_tail(&self) {
         self.tail.store(true, Relaxed);
     }
@@ -319,7 +323,7 @@ impl Segment {
         self.bytes.store(bytes, Relaxed);
     }
 
-    /// Notes a record that was appended.
+    /// Adds an appended record to the index.
     pub fn index_batch(&self, offset: u64, first: Position, batch: &Batch) {
         let mut index = self.index.lock().expect("no panic holds it");
         let Index::Open { entries, total } = &mut *index else {
@@ -353,9 +357,10 @@ impl Segment {
         }
     }
 
-    /// Writes the index to its file and lets go of the memory. Called once the segment is complete.
+    /// Writes the index to its file and frees the memory. Must be called once the segment is
+    /// complete.
     pub fn seal(&self, disk: &dyn Disk) -> io::Result<()> {
-        // Reserved space goes back; if that fails it is only wasted.
+        // Releases reserved space; a failure only wastes it.
         let cut = self.file.truncate(self.bytes());
         let tail = self.tail.load(Relaxed);
         if tail {
@@ -370,11 +375,12 @@ impl Segment {
         };
         let name = index_name(self.base);
         let temporary = format!("{name}.new");
-        // A leftover of an earlier crash.
+        // Remove a leftover of an earlier crash.
         let _ = disk.remove(&temporary);
         let file = disk.create(&temporary)?;
         file.write_at(&mut [IoSlice::new(&bytes)], 0)?;
-        // Otherwise not flushed: that would hold up the log, and an index that is lost is made anew.
+        // Without a tail the index is not flushed: a flush would delay the log, and a lost index is
+        // rebuilt.
         if tail {
             file.sync()?;
         }
@@ -390,7 +396,7 @@ impl Segment {
         Ok(())
     }
 
-    /// Empties the segment and leaves a file that says so, which the next start removes.
+    /// Empties the segment and leaves a marker file, which the next start removes.
     pub fn retire(&self, disk: &dyn Disk) -> io::Result<()> {
         disk.rename(&log_name(self.base), &retired_name(self.base))?;
         disk.sync()?;
@@ -409,7 +415,7 @@ impl Segment {
         }
     }
 
-    /// For every subscription in the segment: its last matching position and how many there are.
+    /// For every subscription in the segment: its last matching position and the number of matches.
     pub fn subscriptions(&self) -> Vec<(SubscriptionId, Position, u64)> {
         let position = |last: u32| Position(self.base.0 + u64::from(last));
         match &*self.index.lock().expect("no panic holds it") {
@@ -427,7 +433,7 @@ impl Segment {
         }
     }
 
-    /// The first of these subscriptions' conditions that holds, looking at each with its last position.
+    /// Finds a subscription in the segment for which the condition on its last position holds.
     pub fn find_subscription(
         &self,
         mut wanted: impl FnMut(SubscriptionId, Position) -> bool,
@@ -445,10 +451,10 @@ impl Segment {
         }
     }
 
-    /// Records of a subscription that can hold positions from `from` on, at most `max`.
+    /// Records of a subscription with positions from `from` on, at most `max`.
     pub fn entries(&self, of: SubscriptionId, from: Position, max: usize) -> io::Result<Vec<IndexEntry>> {
         let from = from.0.saturating_sub(self.base.0);
-        // The record that begins at or before `from` may reach beyond it.
+        // The record that begins at or before `from` may extend beyond it.
         let start = |list: &[IndexEntry]| {
             list.partition_point(|e| u64::from(e.first) <= from)
                 .saturating_sub(1)
@@ -476,7 +482,7 @@ impl Segment {
         }
     }
 
-    /// Reads the record at `offset` and checks it.
+    /// Reads and verifies the record at `offset`.
     pub fn read(&self, offset: u64) -> Result<Record, ReadError> {
         let mut head = [0; HEADER_LEN];
         let got = self.file.read_at(&mut head, offset)?;
@@ -489,7 +495,7 @@ impl Segment {
         Ok((header, payload.into()))
     }
 
-    /// Reads many records with few calls: `offsets` ascend, and neighbours are read together.
+    /// Reads many records with few calls: `offsets` must ascend, and neighbours are read together.
     pub fn read_many(&self, offsets: &[u64], bytes_max: usize) -> io::Result<Vec<(u64, Option<Record>)>> {
         let mut found = Vec::with_capacity(offsets.len());
         let mut at = 0;
@@ -517,7 +523,8 @@ impl Segment {
                 }
                 let payload = window.slice(from + HEADER_LEN..end);
                 let good = crc32fast::hash(&payload) == header.payload_crc;
-                // Each record gets memory of its own, so that one kept event does not keep a window.
+                // Each record gets its own memory, so that an event that is kept does not keep the
+                // whole window.
                 let record = good.then(|| (header, Bytes::copy_from_slice(&payload)));
                 found.push((offsets[at], record));
                 total += header.record_len();
@@ -525,7 +532,7 @@ impl Segment {
                 at += 1;
             }
             if !in_window {
-                // Larger than the window, or damaged.
+                // The record is larger than the window, or damaged.
                 let record = match self.read(start) {
                     Ok(record) => Some(record),
                     Err(ReadError::Damaged) => None,
@@ -540,7 +547,7 @@ impl Segment {
     }
 }
 
-/// A header and its payload, both found good.
+/// A header and its payload, both verified.
 pub type Record = (Header, Bytes);
 
 #[derive(Debug)]
@@ -601,7 +608,7 @@ struct ReadIndex {
     entries_at: u64,
     end: u64,
     used: u64,
-    /// None in an index of an older program.
+    /// `None` in an index of an older program.
     base: Option<Position>,
 }
 
@@ -674,7 +681,7 @@ fn read_entries(
     read(start, max.min((line.count - start) as usize))
 }
 
-/// Reads a segment from its first record to its last, past damaged places.
+/// Reads a segment from the first record to the last and skips damaged places.
 fn scan(
     file: &dyn DiskFile,
     base: Position,
@@ -689,14 +696,14 @@ fn scan(
         commit: 0,
         damage: Vec::new(),
     };
-    // For each damaged place, the earliest commit that can have stood there.
+    // For each damaged place, the earliest commit that it can belong to.
     let mut concerned = Vec::new();
     let mut expected = head.map_or(0, |head| head.commit);
     let mut window = Window::new(file, len);
     let mut at = FIRST_RECORD;
     while at < len {
         let Some(header) = Header::decode(window.get(at, HEADER_LEN)?) else {
-            // Nothing readable here. Whatever can still be read further on is kept.
+            // Nothing is readable here; later records are still used.
             let next = window.find_header(at + 1)?;
             if next.is_none() && window.is_zero_from(at)? {
                 break;
@@ -715,7 +722,8 @@ fn scan(
         let end = at + header.record_len() as u64;
         let after = Position(header.first.0.saturating_add(u64::from(header.count)));
         if header.first < result.next || after > limit || header.commit < result.commit {
-            // Nothing of what follows was acknowledged: no segment is written to after a failed write.
+            // A leftover of a failed write: no segment is written to afterwards, so nothing that
+            // follows was acknowledged.
             break;
         }
         let payload = window.get(at + HEADER_LEN as u64, header.payload_len as usize)?;
@@ -734,7 +742,7 @@ fn scan(
             });
             concerned.push(header.commit);
         }
-        // A header that holds shows that every commit before its own was complete.
+        // A valid header proves that every commit before its own was complete.
         result.commit = header.commit;
         expected = header.commit + u64::from(header.ends_commit);
         at = end;
@@ -745,12 +753,12 @@ fn scan(
     Ok(result)
 }
 
-/// Whether a segment holds no record, good or damaged.
+/// Whether a segment contains no record, valid or damaged.
 pub fn scan_is_empty(file: &dyn DiskFile) -> io::Result<bool> {
     Window::new(file, file.size()?).is_zero_from(FIRST_RECORD)
 }
 
-/// A part of a file in memory, moved along as the scan goes.
+/// The part of a file that is in memory during a scan.
 struct Window<'a> {
     file: &'a dyn DiskFile,
     len: u64,
@@ -768,7 +776,7 @@ impl<'a> Window<'a> {
         }
     }
 
-    /// Bytes at `at`: as many as asked for, or fewer where the file ends.
+    /// Bytes at `at`: as many as requested, or fewer at the end of the file.
     fn get(&mut self, at: u64, count: usize) -> io::Result<&[u8]> {
         let count = count.min((self.len.saturating_sub(at)) as usize);
         let inside = at >= self.start && at + count as u64 <= self.start + self.bytes.len() as u64;
@@ -783,7 +791,7 @@ impl<'a> Window<'a> {
         Ok(&self.bytes[from..to])
     }
 
-    /// The next place from `at` on with a header whose checksum holds.
+    /// The next place from `at` on with a header whose checksum is valid.
     fn find_header(&mut self, mut at: u64) -> io::Result<Option<(u64, Header)>> {
         while at + HEADER_LEN as u64 <= self.len {
             self.get(at, HEADER_LEN)?;
@@ -791,7 +799,7 @@ impl<'a> Window<'a> {
             if bytes.len() < HEADER_LEN {
                 break;
             }
-            // The magic may lie across the edge of two windows.
+            // The magic may cross the boundary of two windows.
             let found = memchr::memmem::find(bytes, &MAGIC).unwrap_or(bytes.len() - (MAGIC.len() - 1));
             at += found as u64;
             if let Some(header) = Header::decode(self.get(at, HEADER_LEN)?) {

@@ -1,4 +1,4 @@
-//! The one writer of the state database: what failed, what is due when, how far everyone has come.
+//! The only writer of the state database: retries, dead letters, due times and progress.
 
 use crate::queue::{Queue, RetryKey};
 use crate::segment::Segment;
@@ -15,31 +15,31 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant};
 use tokio::sync::{OwnedSemaphorePermit, oneshot};
 
-/// Commits follow each other at least this far apart, so that they do not crowd the log's own.
+/// Minimum interval between commits, so that they do not compete with the log's own.
 const COMMIT_EVERY: Duration = Duration::from_millis(10);
-/// One commit takes at most this many requests.
+/// Maximum number of requests in one commit.
 const COMMIT_REQUESTS_MAX: usize = 8192;
-/// After a failed commit it is tried again this much later.
+/// Delay before a failed commit is repeated.
 const RETRY_EVERY: Duration = Duration::from_millis(250);
 
 pub enum ToSettler {
     Settle(Arc<Sub>, Vec<Settled>, OwnedSemaphorePermit),
     Withdraw(Withdrawal),
     Open(Arc<Sub>, oneshot::Sender<()>),
-    /// Closes a subscription; the answer is how many deliveries that drops.
+    /// Closes a subscription; replies with the number of deliveries that drops.
     Forget(Arc<Sub>, oneshot::Sender<u64>),
-    /// Retries whose events can no longer be read.
+    /// Retries whose events cannot be read any more.
     Lost(Arc<Sub>, Vec<RetryEntry>),
-    /// Letters that are written, or whose events can no longer be read.
+    /// Dead letters that are written, or whose events cannot be read any more.
     LettersDone(Arc<Sub>, Vec<LetterKey>, oneshot::Sender<()>),
     Seal(Arc<Segment>),
     Checkpoint,
-    /// Commits at once, the progress of first attempts included.
+    /// Commits immediately, including the progress of first attempts.
     Flush(oneshot::Sender<()>),
     Close(oneshot::Sender<()>),
 }
 
-/// Retries to be ended if they still wait; the answer is which ones did.
+/// Retries to end if they still wait; the reply contains those that did.
 pub struct Withdrawal {
     pub sub: Arc<Sub>,
     pub waiting: Vec<RetryKey>,
@@ -52,24 +52,24 @@ pub struct Settler {
     pub requests: Receiver<ToSettler>,
 }
 
-/// What happens in memory once the commit is on disk.
+/// Update of the memory once the commit is on disk.
 enum After {
-    /// A first attempt whose follow-up is recorded.
+    /// The consequence of a first attempt is recorded.
     Complete(Position),
-    /// A retry entry is gone.
+    /// A retry entry has been removed.
     LetGo(Timestamp, Position),
     RetryAdded(Timestamp, Position),
 }
 
-/// A subscription that this commit concerns.
+/// A subscription affected by this commit.
 struct Touched {
     sub: Arc<Sub>,
     after: Vec<After>,
-    /// First attempts that are settled by this commit.
+    /// First attempts settled by this commit.
     done: FxHashSet<Position>,
 }
 
-/// None once the subscription is closed: what is recorded for it now, nobody would ever remove.
+/// `None` for a closed subscription: nobody would ever remove what is recorded for it now.
 fn touch(touched: &mut FxHashMap<SubscriptionId, Touched>, sub: Arc<Sub>) -> Option<&mut Touched> {
     if sub.queue.lock().expect("no panic holds it").closed {
         return None;
@@ -109,7 +109,8 @@ impl Settler {
             while batch.len() < COMMIT_REQUESTS_MAX {
                 match batch.last() {
                     Some(ToSettler::Close(_)) => break,
-                    // Someone waits for these. What is there already still comes along.
+                    // A caller waits for these, so commit now, with everything that is queued
+                    // already.
                     Some(
                         ToSettler::Flush(_)
                         | ToSettler::Open(..)
@@ -133,7 +134,7 @@ impl Settler {
         }
     }
 
-    /// Records a batch of requests. Returns true when it was the last.
+    /// Records a batch of requests. Returns true if it was the last one.
     fn commit(&self, batch: Vec<ToSettler>, unsealed: &mut Vec<Arc<Segment>>) -> bool {
         let mut writes = Vec::new();
         let mut touched: FxHashMap<SubscriptionId, Touched> = FxHashMap::default();
@@ -206,7 +207,8 @@ impl Settler {
             self.write_progress(&mut writes);
         }
         for touched in touched.values() {
-            // In the same commit as what follows from the attempts, or a crash would offer them twice.
+            // In the same commit as the consequences of the attempts: otherwise a crash would
+            // repeat the attempts.
             let queue = touched.sub.queue.lock().expect("no panic holds it");
             if !queue.closed {
                 writes.push(Write::Cursor(touched.sub.of, queue.progress(&touched.done)));
@@ -240,7 +242,8 @@ impl Settler {
         if letters_added && let Some(listener) = self.shared.listener.get() {
             listener.letters_added();
         }
-        // Nothing else may come to pass for a long time: no event, and so no checkpoint.
+        // Sweep now if space may be released: without events there may be no checkpoint for a long
+        // time.
         let sweep = checkpoint || !forgotten.is_empty() || (letters_done && released);
         if !self.forget(forgotten, close) {
             return close;
@@ -265,7 +268,8 @@ impl Settler {
         close
     }
 
-    /// Ends retries that wait, after what was settled before: a retry that it brought is seen.
+    /// Ends waiting retries, after earlier settlements are recorded, so that their retries are
+    /// found.
     fn withdraw(&self, withdrawals: Vec<Withdrawal>, closing: bool) -> bool {
         let mut writes = Vec::new();
         let mut found = Vec::new();
@@ -277,7 +281,8 @@ impl Settler {
         } in withdrawals
         {
             let begun = sub.queue.lock().expect("no panic holds it").withdraw(&waiting);
-            // Looked up before they are removed: after a commit that failed it may be unclear whether it did.
+            // Read before removal: after a failed commit it may be unclear whether the rows were
+            // removed.
             let Some(retries) = self.until_done(closing, || self.shared.state.retries(sub.of, &begun)) else {
                 return false;
             };
@@ -299,14 +304,14 @@ impl Settler {
                 });
                 self.shared.read_head(&sub);
             }
-            // Whoever asked may have gone away; they are withdrawn all the same.
+            // The caller may have gone away; the retries are withdrawn all the same.
             let _ = reply.send(retries.iter().map(|one| one.position).collect());
         }
         true
     }
 
-    /// Closes subscriptions, after what was settled before: retries and letters that it brought are counted
-    /// too.
+    /// Closes subscriptions, after earlier settlements are recorded, so that their retries and dead
+    /// letters are counted.
     fn forget(&self, forgotten: Vec<(Arc<Sub>, oneshot::Sender<u64>)>, closing: bool) -> bool {
         if forgotten.is_empty() {
             return true;
@@ -335,7 +340,7 @@ impl Settler {
         written
     }
 
-    /// What one settled claim means for the disk and, after that, for the memory.
+    /// Adds what a settled claim means for the disk and, after the commit, for the memory.
     fn record(&self, touched: &mut Touched, settled: &Settled, writes: &mut Vec<Write>) {
         let Touched { sub, after, done } = touched;
         let claim = &settled.claim;
@@ -380,7 +385,8 @@ impl Settler {
     }
 
     fn write_progress(&self, writes: &mut Vec<Write>) {
-        // First where reading must begin, then the progress: what is settled in between is in both.
+        // Determine where to replay from before reading the progress: settlements in between are
+        // then in both.
         let replay_from = self.shared.last_segment_base();
         let next = Position(self.shared.next.load(Relaxed));
         for sub in self.shared.take_rows() {
@@ -400,7 +406,8 @@ impl Settler {
         writes.push(Write::Facts { next, replay_from });
     }
 
-    /// Returns whether there are segments that nothing refers to any more. None as `until_done`.
+    /// Returns whether there are segments that nothing refers to any more; `None` like
+    /// `until_done`.
     fn write_until_done(&self, writes: &[Write], closing: bool) -> Option<bool> {
         let changed = self.until_done(closing, || self.shared.state.write(writes))?;
         self.shared.note_letters(changed.letters);
@@ -408,8 +415,8 @@ impl Settler {
         Some(self.shared.note_references(changed.references))
     }
 
-    /// Nothing that was settled may be forgotten while the process lives: tries until it is done. None
-    /// when the store is being closed and it cannot be done.
+    /// Repeats `work` until it succeeds, because no settlement may be forgotten while the process
+    /// lives. `None` if the store is closing and the work fails.
     fn until_done<T>(&self, closing: bool, work: impl Fn() -> Result<T, Error>) -> Option<T> {
         let mut reported = false;
         loop {

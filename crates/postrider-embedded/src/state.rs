@@ -1,5 +1,5 @@
-//! The small, ordered part of the store, in redb: retries by due time, letters that are to be written, and
-//! how far subscriptions have come.
+//! The state database in redb, for small and ordered data: retries by due time, pending dead
+//! letters, and the progress of subscriptions.
 
 use crate::chain::Recorded;
 use crate::database::{ONLY_WHOLE, Reopening, Salvage};
@@ -27,27 +27,27 @@ use std::ops::Bound;
 use std::path::Path;
 use std::sync::Arc;
 
-/// (subscription, due, position) → what is known of the delivery.
+/// (subscription, due, position) → state of the delivery.
 const RETRIES: TableDefinition<(u64, u64, u64), &[u8]> = TableDefinition::new("retries");
-/// subscription → how many retries it has.
+/// subscription → number of retries.
 const RETRY_COUNTS: TableDefinition<u64, u64> = TableDefinition::new("retry_counts");
-/// (subscription, second in which the event was received) → how many retries it has of that second.
+/// (subscription, second of the event's reception) → number of retries of events of that second.
 const RETRY_AGES: TableDefinition<(u64, u64), u64> = TableDefinition::new("retry_ages");
-/// (subscription, given up, position) → what is known of the delivery, and why it was given up.
+/// (subscription, given up, position) → state of the delivery, and the reason.
 const LETTERS: TableDefinition<(u64, u64, u64), &[u8]> = TableDefinition::new("letters");
-/// subscription → how many letters it has.
+/// subscription → number of dead letters.
 const LETTER_COUNTS: TableDefinition<u64, u64> = TableDefinition::new("letter_counts");
-/// The same without the time and with no counts, as it was before letters were written anywhere.
+/// (subscription, position) → dead letter, as written by programs that did not write them to blobs.
 const DEAD_LETTERS: TableDefinition<(u64, u64), &[u8]> = TableDefinition::new("dead_letters");
 /// subscription → progress.
 const CURSORS: TableDefinition<u64, &[u8]> = TableDefinition::new("cursors");
-/// segment → retries and letters that refer to it.
+/// segment → number of retries and dead letters that refer to it.
 const REFERENCES: TableDefinition<u64, u64> = TableDefinition::new("references");
-/// segment → its end, or its base again while it is written to.
+/// segment → its end, or its base again while it is active.
 const SEGMENTS: TableDefinition<u64, u64> = TableDefinition::new("segments");
-/// number → what was found lost or damaged, until the operator has taken note of it.
+/// number → a loss or damage that the operator has not acknowledged.
 const LOSSES: TableDefinition<u64, &[u8]> = TableDefinition::new("losses");
-/// identity, next position, where reading progress from the log begins.
+/// Identity, next position, and where replaying progress from the log begins.
 const FACTS: TableDefinition<&str, u64> = TableDefinition::new("facts");
 
 const FILE: &str = FileKind::State.file();
@@ -63,18 +63,18 @@ pub struct RetryEntry {
     pub position: Position,
     pub attempts_made: u32,
     pub last: Option<LastAttempt>,
-    /// The record that holds the event: its segment, its place there, the event's number in it.
+    /// The record with the event: its segment, its offset, and the event's index in it.
     pub segment: Position,
     pub offset: u32,
     pub index: u32,
-    /// When the event was received; the beginning of all time in what an older program recorded.
+    /// When the event was received; `Timestamp::MIN` in records of older programs.
     pub received: Timestamp,
 }
 
-/// Where a recorded retry says when its event was received.
+/// Where the encoded retry contains the event's reception time.
 const RECEIVED: std::ops::Range<usize> = 32..40;
 
-/// The second in which the event of a recorded retry was received, if that is known.
+/// Second in which the event of an encoded retry was received, if known.
 fn second_of(recorded: &[u8]) -> Option<u64> {
     let nanos: [u8; 8] = recorded.get(RECEIVED)?.try_into().ok()?;
     let second = u64::from_le_bytes(nanos) / 1_000_000_000;
@@ -122,7 +122,7 @@ impl RetryEntry {
 /// A delivery that was given up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LetterEntry {
-    /// Its `due` is when it was given up.
+    /// The delivery; its `due` is the time at which it was given up.
     pub delivery: RetryEntry,
     pub reason: Reason,
 }
@@ -148,25 +148,26 @@ impl LetterEntry {
     }
 }
 
-/// A retry, or a letter with why it was given up.
+/// A retry, or a dead letter with its reason.
 pub type OpenRow = (SubscriptionId, RetryEntry, Option<Reason>);
 
-/// One thing to be recorded. All of a list become durable together.
+/// A change to be recorded. All changes of a list become durable together.
 #[derive(Clone, Debug)]
 pub enum Write {
     PutRetry(SubscriptionId, RetryEntry),
     RemoveRetry(SubscriptionId, Timestamp, Position, Position),
     PutLetter(SubscriptionId, LetterEntry),
-    /// Letters that mostly follow each other: what lies between the first and the last is gone through.
+    /// Removes dead letters. Their keys should be close together, because the whole range is
+    /// scanned.
     RemoveLetters(SubscriptionId, Vec<LetterKey>),
     Cursor(SubscriptionId, Progress),
-    /// Segments that were begun, or closed at this end.
+    /// Segments that were started, or closed with this end.
     Segments(Vec<(u64, u64)>),
-    /// Segments whose files may go.
+    /// Segments whose files may be deleted.
     SegmentsGone(Vec<u64>),
     /// Losses and damage that were found.
     Losses(Vec<Loss>),
-    /// The operator has taken note of all losses.
+    /// Removes all losses because the operator has acknowledged them.
     ForgetLosses,
     /// Removes everything of a subscription.
     Forget(SubscriptionId),
@@ -176,33 +177,34 @@ pub enum Write {
     },
 }
 
-/// What is known at a start.
+/// The content of the state database at a start.
 #[derive(Debug, Default)]
 pub struct Recovered {
     pub identity: u64,
     pub next: Position,
     pub replay_from: Position,
     pub cursors: Vec<(SubscriptionId, Progress)>,
-    /// For subscriptions with retries: the earliest due time and how many.
+    /// For subscriptions with retries: the earliest due time and the number of retries.
     pub retries: Vec<(SubscriptionId, Timestamp, u64)>,
     /// For subscriptions with retries: when the event of the oldest was received.
     pub oldest_retries: Vec<(SubscriptionId, Timestamp)>,
-    /// For subscriptions with letters: when the first was given up, and how many there are.
+    /// For subscriptions with dead letters: when the first was given up, and their number.
     pub letters: Vec<(SubscriptionId, Timestamp, u64)>,
     pub references: FxHashMap<u64, u64>,
     pub segments: Recorded,
-    /// Found in this life or earlier ones, in that order.
+    /// Losses found in this process or earlier ones, in that order.
     pub losses: Vec<Loss>,
 }
 
-/// What a list of writes has changed.
+/// Derived values that a list of writes has changed.
 #[derive(Debug, Default)]
 pub struct Changed {
-    /// Segments with how many refer to them now.
+    /// Segments with the number of rows that refer to them now.
     pub references: FxHashMap<u64, u64>,
-    /// Subscriptions with how many letters they have now, and when the first of them was given up.
+    /// Subscriptions with the time their first dead letter was given up, and the number of dead
+    /// letters.
     pub letters: FxHashMap<SubscriptionId, Option<(Timestamp, u64)>>,
-    /// Subscriptions with when the event of their oldest retry was received.
+    /// Subscriptions with the time at which the event of their oldest retry was received.
     pub oldest_retries: FxHashMap<SubscriptionId, Option<Timestamp>>,
 }
 
@@ -210,12 +212,12 @@ pub struct State {
     database: Arc<Reopening>,
 }
 
-/// Every key of a subscription.
+/// The range of all keys of a subscription.
 fn all_of(of: u64) -> std::ops::RangeInclusive<(u64, u64, u64)> {
     (of, 0, 0)..=(of, u64::MAX, u64::MAX)
 }
 
-/// The time in the first key of a subscription, and the count that is kept of its keys.
+/// The time in the first key of a subscription, and the stored number of its keys.
 fn first_of(
     table: &impl ReadableTable<(u64, u64, u64), &'static [u8]>,
     of: u64,
@@ -229,13 +231,13 @@ fn ages_of(of: u64) -> std::ops::RangeInclusive<(u64, u64)> {
     (of, 0)..=(of, u64::MAX)
 }
 
-/// When the event of the oldest retry of a subscription was received, to the second.
+/// When the event of a subscription's oldest retry was received, to the second.
 fn oldest_of(ages: &impl ReadableTable<(u64, u64), u64>, of: u64) -> Result<Option<Timestamp>, redb::Error> {
     let first = ages.range(ages_of(of))?.next().transpose()?;
     Ok(first.map(|(key, _)| Timestamp::from_secs(key.value().1 as i64)))
 }
 
-/// Adds to a number in a table; a number that becomes zero is removed. Returns what it is then.
+/// Adds to a number in a table and removes it when it becomes zero. Returns the new value.
 fn add<K>(table: &mut Table<'_, K, u64>, key: K, by: i64) -> Result<u64, redb::Error>
 where
     K: Key + Copy + for<'a> Borrow<K::SelfType<'a>> + 'static,
@@ -250,7 +252,7 @@ where
     Ok(then)
 }
 
-/// Whether a file of this version has all that it needs.
+/// Whether a file of this version has all tables.
 fn is_complete(txn: &ReadTransaction) -> Result<bool, redb::Error> {
     let names: Vec<String> = txn.list_tables()?.map(|table| table.name().to_owned()).collect();
     let there = |name: &str| names.iter().any(|known| known == name);
@@ -351,12 +353,12 @@ impl State {
         })
     }
 
-    /// How many commits there have been.
+    /// Number of commits so far.
     pub fn generation(&self) -> u64 {
         self.database.generation()
     }
 
-    /// Opens the database anew: after an error redb answers nothing but errors.
+    /// Reopens the database: after an I/O error redb returns nothing but errors.
     pub fn reopen(&self) -> Result<(), Error> {
         self.database.reopen()
     }
@@ -405,7 +407,7 @@ impl State {
                 let (base, end) = row?;
                 out.segments.insert(base.value(), end.value());
             }
-            // Only there once something was lost.
+            // The table exists only once there was a loss.
             match txn.open_table(LOSSES) {
                 Err(redb::TableError::TableDoesNotExist(_)) => {}
                 losses => {
@@ -418,8 +420,8 @@ impl State {
         })
     }
 
-    /// Retries of one subscription that are due by `now`, earliest first, without those that `skip`
-    /// names; and when the next one after them comes due.
+    /// Retries of a subscription that are due by `now`, earliest first, except those in `skip`; and
+    /// the due time of the next one after them.
     pub fn due(
         &self,
         of: SubscriptionId,
@@ -446,7 +448,8 @@ impl State {
         })
     }
 
-    /// Retries and letters of all subscriptions whose events are at these positions, by position and subscription.
+    /// Retries and dead letters of all subscriptions with events at these positions, by position
+    /// and subscription.
     pub fn open_within(&self, positions: std::ops::Range<Position>) -> Result<Vec<OpenRow>, Error> {
         self.database.read(|txn| {
             let within = |position: u64| positions.contains(&Position(position));
@@ -472,7 +475,7 @@ impl State {
         })
     }
 
-    /// Those of these retries of one subscription that are there, in the order in which they are named.
+    /// The existing ones of these retries of a subscription, in the order of `keys`.
     pub fn retries(&self, of: SubscriptionId, keys: &[RetryKey]) -> Result<Vec<RetryEntry>, Error> {
         self.database.read(|txn| {
             let table = txn.open_table(RETRIES)?;
@@ -487,7 +490,8 @@ impl State {
         })
     }
 
-    /// Letters of one subscription after `after` that were given up by `until`, at most `max`, in order.
+    /// Dead letters of a subscription after `after` that were given up by `until`, at most `max`,
+    /// in order.
     pub fn letters(
         &self,
         of: SubscriptionId,
@@ -520,7 +524,7 @@ impl State {
         })
     }
 
-    /// Records a list of things, all or none.
+    /// Records a list of changes, all or none.
     pub fn write(&self, writes: &[Write]) -> Result<Changed, Error> {
         self.database.write(|txn| {
             let mut retries = txn.open_table(RETRIES)?;
@@ -533,7 +537,7 @@ impl State {
             let mut segments = txn.open_table(SEGMENTS)?;
             let mut facts = txn.open_table(FACTS)?;
             let mut count_by: FxHashMap<u64, i64> = FxHashMap::default();
-            // One that only fails again stays as old as it is, and nothing is written for it.
+            // Changes per age. A retry that fails again keeps its age, so its row is unchanged.
             let mut age_by: FxHashMap<(u64, u64), i64> = FxHashMap::default();
             let mut letters_by: FxHashMap<u64, i64> = FxHashMap::default();
             let mut refer_by: FxHashMap<u64, i64> = FxHashMap::default();
@@ -642,7 +646,8 @@ impl State {
             }
             for (of, by) in count_by {
                 if add(&mut counts, of, by)? == 0 {
-                    // An older program that was here in between has left behind what it did not know.
+                    // Remove rows left behind by an older program that ran in between and did not
+                    // know this table.
                     ages.retain_in(ages_of(of), |_, _| false)?;
                 }
                 let oldest = oldest_of(&ages, of)?;
@@ -662,7 +667,7 @@ impl State {
     }
 }
 
-/// What the log's files say without the state database.
+/// The content of the log's files, without the state database.
 struct Held {
     identity: Option<u64>,
     next: u64,
@@ -749,7 +754,7 @@ fn rewind(
     Ok(())
 }
 
-/// Makes the counts anew that follow from the retries and letters.
+/// Rebuilds the counts that are derived from retries and dead letters.
 fn recount(txn: &redb::WriteTransaction) -> Result<(), redb::Error> {
     let mut references = txn.open_table(REFERENCES)?;
     let mut ages = txn.open_table(RETRY_AGES)?;
@@ -761,7 +766,7 @@ fn recount(txn: &redb::WriteTransaction) -> Result<(), redb::Error> {
             let (of, due, position) = key.value();
             let value = value.value();
             add(&mut counts, of, 1)?;
-            // A letter is a retry and a byte more.
+            // An encoded dead letter is an encoded retry plus one byte.
             let delivery = RetryEntry::decode(due, position, &value[..value.len().min(40)]);
             if let Some(delivery) = delivery {
                 add(&mut references, delivery.segment.0, 1)?;
@@ -776,9 +781,10 @@ fn recount(txn: &redb::WriteTransaction) -> Result<(), redb::Error> {
     Ok(())
 }
 
-/// Removes those of these letters that are there. How many they were, and how many of each segment.
+/// Removes those of these dead letters that exist. Returns their number, in total and per segment.
 ///
-/// In one pass over their range: to look each of them up takes several times as long, and a blob's are thousands.
+/// Scans the range once: separate lookups take several times as long, and a blob has thousands of
+/// dead letters.
 fn remove_letters(
     letters: &mut Table<'_, (u64, u64, u64), &'static [u8]>,
     of: u64,
@@ -808,8 +814,9 @@ fn remove_letters(
     Ok((removed, segments))
 }
 
-/// Dead letters that an older program recorded become letters, given up with their last attempt. Those of
-/// subscriptions that are gone were never dropped then, and are now.
+/// Converts dead letters that an older program recorded, with the time of their last attempt as the
+/// time they were given up. Those of closed subscriptions are dropped, which older programs did not
+/// do.
 fn take_over_dead_letters(txn: &redb::WriteTransaction) -> Result<(), redb::Error> {
     if !txn
         .list_tables()?
@@ -889,7 +896,7 @@ mod tests {
         let changed = write(&[put(1, a), put(1, b), put(1, c), put(2, c)]);
         assert_eq!(changed.get(&sub(1)), Some(&Some(at(10))), "to the second");
         assert_eq!(changed.get(&sub(2)), Some(&Some(at(20))));
-        // One fails again, and stays as old as it is.
+        // A retry that fails again keeps its age.
         let again = RetryEntry { due: at(50), ..a };
         assert_eq!(
             write(&[remove(1, a), put(1, again)]).get(&sub(1)),
@@ -903,7 +910,7 @@ mod tests {
         write(&[Write::Forget(sub(2))]);
         assert_eq!(write(&[remove(1, c)]).get(&sub(1)), Some(&None));
 
-        // An older program notes no time. What it removes leaves behind what it does not know, until there is no
+        // An older program records no reception time. Rows it does not know stay until there is no
         // retry at all.
         let old = retry(4, 9, Timestamp::MIN);
         assert_eq!(write(&[put(1, old)]).get(&sub(1)), Some(&None));
@@ -920,7 +927,8 @@ mod tests {
         assert_eq!(write(&[put(1, c)]).get(&sub(1)), Some(&Some(at(20))));
     }
 
-    // A file as it was before letters: dead letters without a time, kept even when their subscription went.
+    // A file of an older program: dead letters without a time, kept even after their subscription
+    // is closed.
     #[test]
     fn dead_letters_of_an_older_program_become_letters() {
         let directory = tempfile::tempdir().unwrap();

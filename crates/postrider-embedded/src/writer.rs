@@ -1,4 +1,4 @@
-//! The one writer of the log: everything that waits goes out in one write and one fdatasync.
+//! The only writer of the log: everything that waits is written with one write and one fdatasync.
 
 use crate::Shared;
 use crate::disk::Disk;
@@ -15,28 +15,29 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender};
 use std::time::{Duration, Instant};
 use tokio::sync::{mpsc::UnboundedSender, oneshot};
 
-/// One commit takes at most this many publish requests …
+/// Maximum number of publish requests in one commit …
 const COMMIT_REQUESTS_MAX: usize = 512;
 /// … and this many bytes.
 const COMMIT_BYTES_MAX: usize = 8 << 20;
-/// Settled deliveries are on disk at most this long after they were settled, when no publish comes by whose commit
-/// takes them along.
+/// Maximum delay until settlements are on disk, if no commit of publish requests takes them along
+/// earlier.
 const PROGRESS_EVERY: Duration = Duration::from_millis(20);
-/// A commit of publishes takes along about so many bytes of progress; the rest is written when it is due.
+/// Bytes of progress that a commit of publish requests takes along; the rest is written when it is
+/// due.
 const PROGRESS_BYTES_ALONG: usize = 8 << 10;
-/// The state database is brought up to date this often while there is work.
+/// Interval of checkpoints into the state database while there is work.
 const CHECKPOINT_EVERY: Duration = Duration::from_secs(2);
-/// Space is reserved in steps of this size.
+/// Disk space is reserved in steps of this size.
 const ALLOCATE_BYTES: u64 = 8 << 20;
-/// While nothing can be written, it is tried again this often.
+/// Interval of attempts to write again after a failure.
 const RECOVER_EVERY: Duration = Duration::from_millis(250);
-/// Disk space that is left for bookkeeping: the log stops before the state database has to.
+/// Disk space reserved for bookkeeping: the log stops before the state database has to.
 const RESERVE_BYTES_MAX: u64 = 16 << 20;
 
 /// A publish request on its way into the log.
 pub struct Append {
     pub batch: Batch,
-    /// The payload's first part; the body follows it.
+    /// The first part of the payload; the body follows.
     pub head: Vec<u8>,
     pub payload_crc: u32,
     pub done: oneshot::Sender<Result<Position, Error>>,
@@ -52,21 +53,21 @@ impl Append {
     }
 }
 
-/// They come boxed through the channel and stay so.
+/// Publish requests of one commit; they arrive boxed through the channel and stay so.
 type Group = Vec<Box<Append>>;
 
 pub enum ToWriter {
     Append(Box<Append>),
-    /// Some progress waits to be written.
+    /// Progress waits to be written.
     Progress,
     /// Something else waits for the state database's next checkpoint.
     CheckpointDue,
-    /// Time has passed.
+    /// A timeout, without a request.
     Nothing,
     Close(oneshot::Sender<()>),
 }
 
-/// A request that is now durable.
+/// A publish request that is now durable.
 pub struct Committed {
     pub entry: Arc<Entry>,
     pub bytes: usize,
@@ -83,7 +84,7 @@ pub struct Writer {
     pub allocated: u64,
     pub commit: u64,
     pub next: Position,
-    /// The segment can no longer be trusted after a failed write or flush.
+    /// Whether the segment cannot be trusted any more after a failed write or flush.
     pub spoiled: bool,
     pub segment_bytes_max: u64,
 }
@@ -160,7 +161,7 @@ impl Writer {
                     Err(e) => {
                         self.failed(&e, group);
                         refused_at = Some(instant());
-                        // What is settled meanwhile still becomes durable, and may make room.
+                        // Settlements still become durable meanwhile, and may free disk space.
                         let _ = self.settler.send(ToSettler::Checkpoint);
                         if let Some(done) = closing.take() {
                             self.end(done);
@@ -188,7 +189,7 @@ impl Writer {
                 if let Err((e, group)) = self.write(group, &progress, bytes) {
                     self.failed(&e, group);
                     refused_at = Some(instant());
-                    // The progress did not get into the log: the state database takes it.
+                    // The progress is not in the log, so a checkpoint must record it.
                     let _ = self.settler.send(ToSettler::Checkpoint);
                 }
             }
@@ -209,7 +210,7 @@ impl Writer {
         let _ = done.send(());
     }
 
-    /// One commit: records, fdatasync, hand-over.
+    /// Commits: writes the records, flushes, and hands the result over.
     fn write(&mut self, group: Group, progress: &[u8], bytes: usize) -> Result<(), (io::Error, Group)> {
         let progress_len = if progress.is_empty() {
             0
@@ -289,18 +290,19 @@ impl Writer {
         self.segment.grown(self.next, self.offset);
         self.shared.next.store(self.next.0, Relaxed);
         if !committed.is_empty() {
-            // Nobody listens only while the store is being torn down.
+            // The receiver is gone only while the store shuts down.
             let _ = self.committed.send(committed);
         }
         Ok(())
     }
 
-    /// Makes sure that the next commit has reserved space, in this segment or a new one.
+    /// Ensures that the next commit has reserved space, in this segment or a new one.
     fn make_room(&mut self, bytes: u64) -> io::Result<()> {
         let full = self.offset + bytes > self.segment_bytes_max || self.segment.index_is_full();
         if self.spoiled || (full && self.offset > FIRST_RECORD) {
             if !self.spoiled && self.next == self.segment.base {
-                // It is full of progress alone. Segments are named by their first position.
+                // The segment is full of progress records only. Segments are named by their first
+                // position, so the next one needs another position.
                 self.next = Position(self.next.0 + 1);
                 self.shared.next.store(self.next.0, Relaxed);
             }
@@ -312,7 +314,7 @@ impl Writer {
         Ok(())
     }
 
-    /// Reserves space for at least `bytes` more, if the disk has it beyond the reserve.
+    /// Reserves space for at least `bytes` more, if the disk has that beyond the reserve.
     fn allocate(&self, bytes: u64) -> io::Result<u64> {
         let (available, total) = self.shared.disk.space()?;
         let reserve = RESERVE_BYTES_MAX.min(total / 8);
@@ -351,14 +353,14 @@ impl Writer {
         Ok(())
     }
 
-    /// Tries whether a commit would have a chance now.
+    /// Checks whether a commit could succeed now.
     fn recover(&mut self) -> io::Result<()> {
         let result = self.make_room(64 << 10);
         let full = result
             .as_ref()
             .is_err_and(|e| e.kind() == io::ErrorKind::StorageFull);
         if full && self.next > self.segment.base {
-            // A segment that is closed can be deleted once it is done with.
+            // Only a closed segment can be deleted once everything in it is settled.
             self.roll()?;
         }
         result
@@ -382,8 +384,8 @@ impl Writer {
 }
 
 impl Shared {
-    /// Begins a segment: of the spare file if there is one, which takes one flush; otherwise of a new
-    /// file, which takes the directory's too.
+    /// Starts a segment in the spare file if there is one, which takes one flush; otherwise in a
+    /// new file, which takes a flush of the directory as well.
     pub fn create_segment(&self, disk: &dyn Disk, base: Position, commit: u64) -> io::Result<Segment> {
         let head = Head {
             base,
@@ -391,11 +393,12 @@ impl Shared {
             commit,
             generation: self.state.generation(),
         };
-        // Held to the end: a spare that is being made must not be taken for one left behind.
+        // Held to the end: a spare that is being created must not be mistaken for a leftover.
         let mut spare = self.spare.lock().expect("no panic holds it");
         if let Some((name, file)) = spare.take() {
-            // A file of that name can only be what a failed attempt left behind. Then the slow way makes
-            // sure that it is gone: of two files of one base, the named one counts.
+            // A file of that name can only be left over from a failed attempt. Then the slow path
+            // makes sure that it is gone, because of two files with one base the one with the
+            // segment's name counts.
             let fresh = [log_name(base), index_name(base)].iter().all(|name| {
                 let found = disk.open(name);
                 found.is_err_and(|e| e.kind() == io::ErrorKind::NotFound)
@@ -417,7 +420,7 @@ impl Shared {
         Ok(segment)
     }
 
-    /// Sees to it that there is a spare file, if the disk lets us.
+    /// Creates a spare file if there is none and the disk permits it.
     pub fn prepare_spare(&self) {
         let mut spare = self.spare.lock().expect("no panic holds it");
         if spare.is_some() {
@@ -430,7 +433,7 @@ impl Shared {
                 _ => {}
             }
             let file = self.disk.create(name)?;
-            // The last spare's new name becomes durable with this one.
+            // The directory sync also makes the last spare's rename durable.
             self.disk.sync()?;
             Ok(file)
         };

@@ -1,4 +1,4 @@
-//! The embedded stores under the suite that every store runs.
+//! Runs the conformance suite of all stores on the embedded stores.
 
 use async_trait::async_trait;
 use postrider_core::retry::Next;
@@ -20,7 +20,7 @@ fn keys() -> Arc<Keyring> {
     Arc::new(Keyring::parse(text, "a test").unwrap())
 }
 
-/// Opens stores in directories of their own.
+/// Opens each store in a directory of its own.
 struct Embedded {
     segment_bytes_max: u64,
     directories: Mutex<Vec<TempDir>>,
@@ -56,12 +56,12 @@ impl Embedded {
     }
 }
 
-/// Copies the log's files, again until nothing was written meanwhile.
+/// Copies the log's files repeatedly until no write came in between.
 fn copy_of_a_moment(from: &Path, to: &Path) {
     let state = || std::fs::read(from.join("state.redb")).unwrap();
     let segments = || -> BTreeMap<OsString, Option<Vec<u8>>> {
         let files = std::fs::read_dir(from.join("log")).unwrap().map(Result::unwrap);
-        // One that has just been deleted or renamed makes the next look differ.
+        // A file that has just been deleted or renamed makes the next comparison fail.
         files
             .map(|file| (file.file_name(), std::fs::read(file.path()).ok()))
             .collect()
@@ -93,7 +93,7 @@ impl Subject for Embedded {
         self.log(&self.newest()).await
     }
 
-    // The files as they are, from under the running log: what a killed process leaves behind.
+    // Copies the files of the running log: what a killed process leaves behind.
     async fn crash(&self, log: Arc<dyn EventLog>) -> Arc<dyn EventLog> {
         let (before, after) = (self.newest(), self.fresh());
         copy_of_a_moment(&before, &after);
@@ -151,7 +151,7 @@ async fn keeps_the_archives_promise() {
     conformance::archive(&Embedded::new(0)).await;
 }
 
-/// Retries and lagging first attempts of one large event, by many subscriptions.
+/// Retries and lagging first attempts of one large event, for many subscriptions.
 #[tokio::test]
 async fn a_large_event_is_in_memory_once_whoever_reads_it() {
     let directory = tempfile::tempdir().unwrap();
@@ -159,7 +159,7 @@ async fn a_large_event_is_in_memory_once_whoever_reads_it() {
     let subscriptions = [sub(1), sub(2), sub(3)];
     for of in subscriptions {
         log.open_subscription(of).await.unwrap();
-        // Nothing is kept in memory for it: it is read from the log.
+        // Nothing stays in memory for the subscription: the event is read from the log.
         log.rest(of);
     }
     let text = format!("{{\"data\":\"{}\"}}", "x".repeat(100_000));
@@ -176,7 +176,7 @@ async fn a_large_event_is_in_memory_once_whoever_reads_it() {
     log.close().await.unwrap();
 }
 
-/// A retry that is given back and laid to rest is still due, and offered again.
+/// A retry that is released and dropped from memory is still due and offered again.
 #[tokio::test]
 async fn a_retry_that_rests_is_offered_again() {
     let directory = tempfile::tempdir().unwrap();

@@ -1,4 +1,5 @@
-//! The embedded log on a disk that fails: power cuts, damage, full disks, failed flushes, killed processes.
+//! The embedded log under disk faults: power loss, damage, full disks, failed flushes, killed
+//! processes.
 
 mod fault_disk;
 
@@ -22,7 +23,7 @@ use std::path::Path;
 use std::sync::{Arc, Mutex};
 use tempfile::TempDir;
 
-/// A log on a disk in memory; its state database is a real file, and its own directory.
+/// A log on a disk in memory; its state database is a real file in a directory of its own.
 struct Opened {
     log: EmbeddedLog,
     disk: FaultDisk,
@@ -53,7 +54,7 @@ impl Opened {
         opened
     }
 
-    /// The state database as a crash would leave it: read until nobody has written to it meanwhile.
+    /// The state database as a crash would leave it: read until no write came in between.
     fn state(&self) -> Vec<u8> {
         whole_file(&self.directory.path().join("state.redb"))
     }
@@ -65,7 +66,7 @@ impl Opened {
     }
 }
 
-/// A file as a crash would leave it: read until nobody has written to it meanwhile.
+/// A file as a crash would leave it: read until no write came in between.
 fn whole_file(path: &Path) -> Vec<u8> {
     let mut last = std::fs::read(path).unwrap();
     loop {
@@ -89,7 +90,7 @@ async fn settle_all(log: &dyn EventLog, of: SubscriptionId, claims: &[Claim], ne
         .unwrap();
 }
 
-/// What was acknowledged: position and text.
+/// Acknowledged events: position and text.
 type Acknowledged = Arc<Mutex<BTreeMap<Position, String>>>;
 
 /// Publishes `count` requests of one to three events of random sizes.
@@ -109,7 +110,7 @@ async fn publish(log: &dyn EventLog, acknowledged: &Acknowledged, name: &str, co
     }
 }
 
-/// Checks that everything acknowledged is there, and what else is there has been published.
+/// Checks that everything acknowledged is present, and that everything else present was published.
 async fn check_all_there(log: &dyn EventLog, acknowledged: &BTreeMap<Position, String>, when: &str) {
     let claims = claim_all(log, sub(1), at(0)).await;
     let found: BTreeMap<Position, String> = claims
@@ -124,7 +125,7 @@ async fn check_all_there(log: &dyn EventLog, acknowledged: &BTreeMap<Position, S
     log.release(sub(1), claims);
 }
 
-// Take what a power cut could leave before and after each flush of a busy log, and start from every one.
+// Simulate a power loss before and after each flush of a busy log, and start from every image.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_power_cut_at_any_commit_loses_nothing_acknowledged() {
     for (seed, segment_bytes_max) in [(1u64, SEGMENT), (2, 20 << 10), (3, 6 << 10)] {
@@ -136,7 +137,7 @@ async fn a_power_cut_at_any_commit_loses_nothing_acknowledged() {
             let (acknowledged, cuts) = (acknowledged.clone(), cuts.clone());
             move |image| {
                 let known = acknowledged.lock().unwrap().clone();
-                // An older one would be refused beside this log.
+                // Read at the same time, because an older state database is refused with this log.
                 cuts.lock().unwrap().push((image, whole_file(&path), known));
             }
         });
@@ -152,7 +153,7 @@ async fn a_power_cut_at_any_commit_loses_nothing_acknowledged() {
             let restarted = Opened::on(image, Some(&state), segment_bytes_max).await;
             assert_eq!(restarted.log.health().corrupt, [""; 0], "{when}");
             check_all_there(&restarted.log, &known, &when).await;
-            // And once more, with something new in between.
+            // Restart again, with a new event in between.
             let position = restarted.log.append(events(&[("new", &[1])])).await.unwrap();
             assert!(known.keys().all(|known| *known < position), "{when}");
             let mut known = known;
@@ -164,7 +165,8 @@ async fn a_power_cut_at_any_commit_loses_nothing_acknowledged() {
     }
 }
 
-/// A log of twelve requests, one commit each; the third event of each request is for another subscription.
+/// A log of twelve requests, one commit each; the third event of each request is for another
+/// subscription.
 async fn twelve_requests(segment_bytes_max: u64) -> (Opened, Vec<Claim>) {
     let opened = Opened::fresh(&[1, 2], segment_bytes_max).await;
     for n in 0..12 {
@@ -210,8 +212,9 @@ async fn a_segment_cut_short_keeps_what_is_before_the_cut() {
         ]);
     }
     for len in lengths {
-        // Unknown to the state database, the end is taken for a commit cut short. After an orderly end, or without the
-        // head that was durable before anything else, it is known that events are missing.
+        // If the state database does not know of the end, it counts as an interrupted commit. After
+        // an orderly stop, or without the head, which was durable first, it is known that events
+        // are missing.
         for (state, orderly) in [(&state, len < 48), (&closed, true)] {
             let mut image = image.clone();
             only_log(&mut image).truncate(len as usize);
@@ -285,7 +288,7 @@ async fn a_damaged_record_is_reported_and_the_others_are_delivered() {
             assert_eq!(examined, health.lost, "{when}");
             assert_eq!(health.corrupt_deliveries, lost_of(1) + lost_of(2), "{when}");
             assert_eq!(restarted.log.backlog(sub(1)).waiting, 0, "{when}");
-            // What is left is settled, and nothing holds on to the segment.
+            // Once the rest is settled, nothing needs the segment.
             settle_all(&restarted.log, sub(1), &found, Next::Done).await;
             let position = restarted.log.append(events(&[("new", &[1])])).await.unwrap();
             assert_eq!(position, Position(36), "{when}");
@@ -293,14 +296,14 @@ async fn a_damaged_record_is_reported_and_the_others_are_delivered() {
     }
 }
 
-// The same in a segment that is opened by its index: the damage shows only when the record is read.
+// Like above, in a segment opened by its index: the damage is noticed only when the record is read.
 #[tokio::test]
 async fn damage_behind_an_index_is_found_when_it_is_read() {
     let (opened, claims) = twelve_requests(900).await;
     assert!(opened.log.health().segments > 3);
     opened.log.release(sub(1), claims.clone());
     let (image, state) = opened.closed().await;
-    // Once more, so that every segment has its index and is not read at the start.
+    // Restart so that every segment has its index and is not read at the start.
     let (image, state) = Opened::on(image, Some(&state), SEGMENT).await.closed().await;
     for request in 0..12 {
         let first = &claims[request * 2];
@@ -321,7 +324,7 @@ async fn damage_behind_an_index_is_found_when_it_is_read() {
                 health.corrupt
             );
             assert_eq!(restarted.log.backlog(sub(1)).waiting, 0);
-            // The damaged ones are behind everybody, and so is their segment.
+            // The damaged records do not hold back any subscription, so their segment is deleted.
             let other = claim_all(&restarted.log, sub(2), at(0)).await;
             settle_all(&restarted.log, sub(1), &found, Next::Done).await;
             settle_all(&restarted.log, sub(2), &other, Next::Done).await;
@@ -421,7 +424,7 @@ async fn a_damaged_head_or_index_costs_no_event() {
     };
     let written = image.keys().filter(|name| !name.starts_with("spare"));
     for name in written {
-        // An index is made anew; only what cannot be had again is reported.
+        // An index is rebuilt; only damage that cannot be repaired is reported.
         let reported = name.ends_with(".log") && image[name].len() > 64;
         for byte in [0, 9, 17, 26, 33] {
             let mut image = image.clone();
@@ -446,7 +449,7 @@ async fn a_damaged_head_or_index_costs_no_event() {
         "without indexes",
     )
     .await;
-    // An index whose segment is gone is cleared away.
+    // An index without a segment is removed.
     let mut orphaned = image.clone();
     orphaned.insert("00000000000000009999.idx".into(), b"nothing".to_vec());
     let restarted = Opened::on(orphaned, Some(&state), SEGMENT).await;
@@ -483,11 +486,11 @@ async fn a_full_disk_refuses_publishes_until_there_is_room() {
     assert!(opened.log.health().refusing.is_some());
     check_all_there(&opened.log, &known, "while it is full").await;
 
-    // Nothing is lost by a crash either.
+    // A crash at this point loses nothing either.
     let restarted = Opened::on(opened.disk.image(), Some(&opened.state()), 200 << 10).await;
     check_all_there(&restarted.log, &known, "after a crash").await;
 
-    // Once what is stored is delivered, there is room again without anybody's help.
+    // Once the stored events are delivered, publishing works again without intervention.
     let claims = claim_all(&opened.log, sub(1), at(0)).await;
     settle_all(&opened.log, sub(1), &claims, Next::Done).await;
     eventually("publishes are taken again", || {
@@ -517,13 +520,14 @@ async fn room_that_returns_is_used() {
     assert_eq!(claim_all(&opened.log, sub(1), at(0)).await.len(), 2);
 }
 
-/// Appends until it works; returns the position.
+/// Waits until publishing works and appends; returns the position.
 async fn append_at_last(log: &dyn EventLog, text: &str) -> Position {
     eventually("publishes are taken again", || log.health().refusing.is_none()).await;
     log.append(events(&[(text, &[1])])).await.unwrap()
 }
 
-// Fail a flush or a write before anything is in the segment, after something is, and twice in a row.
+// Fail a flush or a write before anything is in the segment, after something is, and twice in a
+// row.
 #[tokio::test]
 async fn after_a_failed_flush_the_log_goes_on_in_a_new_segment() {
     for (round, before) in [0, 1, 5].into_iter().enumerate() {
@@ -580,7 +584,7 @@ async fn segments_go_when_nobody_needs_them() {
     assert!(full > 10, "{full} segments");
     let one = claim_all(log, sub(1), at(0)).await;
     let two = claim_all(log, sub(2), at(0)).await;
-    // All but one retry in the middle and one dead letter further on.
+    // Settle all but one retry in the middle and one dead letter further on.
     let rest: Vec<Claim> = one
         .iter()
         .enumerate()
@@ -616,7 +620,7 @@ async fn segments_go_when_nobody_needs_them() {
     .await;
     let letters = log.letters(sub(2), None, at(100), WANT).await.unwrap();
     assert_eq!(letters[0].object(), "for two");
-    // Nothing is published that would bring a checkpoint.
+    // No publish follows that would cause a checkpoint.
     log.letters_done(sub(2), vec![letters[0].key()]).await.unwrap();
     assert_eq!(log.health().segments, 1);
 }
@@ -653,7 +657,7 @@ async fn a_segment_stays_until_all_of_its_letters_are_done() {
     }
     assert_eq!((last, log.letters_waiting()), (1, vec![]));
 
-    // Closing the subscription does the same.
+    // Closing the subscription releases the segments as well.
     for _ in 0..40 {
         log.append(events(&[(&text, &[1])])).await.unwrap();
     }
@@ -671,7 +675,7 @@ async fn a_letter_whose_record_is_damaged_is_dropped_and_reported() {
     let (opened, claims) = twelve_requests(900).await;
     settle_all(&opened.log, sub(1), &claims, Next::DeadLetter(Reason::BadRequest)).await;
     let (mut image, state) = opened.closed().await;
-    // The records of two requests, of two letters each.
+    // Damage the records of two requests with two dead letters each.
     for request in [2, 7] {
         let (name, offset) = place_of(&image, &claims[request * 2]);
         image.get_mut(&name).unwrap()[offset + 50] ^= 1;
@@ -680,7 +684,7 @@ async fn a_letter_whose_record_is_damaged_is_dropped_and_reported() {
     let log = &restarted.log;
     let known = log.health().corrupt_records;
     assert_eq!(log.letters_waiting()[0].count, 24);
-    // A page that would be all damaged goes on to the next letter.
+    // A page on which everything is damaged continues with the next dead letter.
     let after = (at(2), claims[3].position());
     let one = Want {
         events_max: 1,
@@ -733,8 +737,8 @@ async fn a_subscription_that_is_closed_lets_its_segments_go() {
 
 // ---- missing segments ----------------------------------------------------------------------
 
-/// Requests of two events for the subscriptions 1 and 2, in several segments; subscription 2 has settled the first
-/// half, one retry of it and one letter excepted.
+/// Requests of two events for subscriptions 1 and 2, in several segments; subscription 2 has
+/// settled the first half except for one retry and one dead letter.
 async fn several_segments() -> (Image, Vec<u8>, Vec<Claim>) {
     let opened = Opened::fresh(&[1, 2, 3], 4 << 10).await;
     let text = "p".repeat(500);
@@ -771,7 +775,7 @@ fn logs(image: &Image) -> Vec<String> {
         .collect()
 }
 
-/// A round of verification: what its steps reported together.
+/// A round of scrubbing: the sum of its steps.
 fn scrub_round(scrub: &mut Scrub) -> ScrubStep {
     let mut round = ScrubStep::default();
     while !round.is_last {
@@ -797,7 +801,7 @@ async fn damage_is_found_by_a_scrub_while_the_server_runs() {
     let used: u64 = logs(&image).iter().map(|name| image[name].len() as u64).sum();
     assert!(whole.bytes > used / 2, "{} of {used} bytes", whole.bytes);
 
-    // A record that nobody has asked for since the start, an index, and blocks of two databases.
+    // Damage a record that was not read since the start, an index, and blocks of two databases.
     let (name, offset) = place_of(&image, &claims[20]);
     opened.disk.flip(&name, offset + 50);
     let index = segment::index_name(claims[0].entry.first);
@@ -824,7 +828,7 @@ async fn damage_is_found_by_a_scrub_while_the_server_runs() {
     assert_eq!(opened.log.health().corrupt_records, 4);
 }
 
-// Damage that is found while the server runs is known to the next start, which does not read closed segments.
+// Damage found during operation is known to the next start, which does not read closed segments.
 #[tokio::test]
 async fn damage_that_was_found_is_reported_until_it_is_taken_note_of() {
     let (image, state, claims) = several_segments().await;
@@ -841,7 +845,7 @@ async fn damage_that_was_found_is_reported_until_it_is_taken_note_of() {
     assert_eq!(again.log.health().corrupt, known);
 }
 
-// One block of the state database cannot be read any more while the server runs.
+// A block of the state database becomes unreadable while the server runs.
 #[tokio::test]
 async fn a_state_database_that_is_damaged_while_it_is_used_shows() {
     let opened = Opened::fresh(&[1], SEGMENT).await;
@@ -873,7 +877,7 @@ async fn a_state_database_that_is_damaged_while_it_is_used_shows() {
     assert_eq!(claim_all(&opened.log, sub(1), at(50)).await.len(), 1);
 }
 
-// Remove, empty, cut or replace each segment in turn, with and without its index.
+// Remove, empty, truncate or replace each segment in turn, with and without its index.
 #[tokio::test]
 async fn a_missing_segment_is_reported_with_what_it_held() {
     let (image, state, one) = several_segments().await;
@@ -936,7 +940,7 @@ async fn a_missing_segment_is_reported_with_what_it_held() {
                 );
                 let next = restarted.log.append(events(&[("new", &[3])])).await.unwrap();
                 assert!(next.0 >= 80, "{when}: {next} was given out before");
-                // What was lost was said once, and the index stays as evidence.
+                // The loss was reported once, and the index is kept as evidence.
                 if with_index && n + 1 < logs.len() && how == "gone" {
                     assert!(
                         restarted.disk.image().contains_key(&format!("{index}.orphan")),
@@ -945,7 +949,7 @@ async fn a_missing_segment_is_reported_with_what_it_held() {
                 }
                 let (image, state) = restarted.closed().await;
                 let again = Opened::on(image, Some(&state), 4 << 10).await;
-                // Until the operator has taken note of it.
+                // Reported until the operator acknowledges it.
                 let health_again = again.log.health();
                 assert_eq!(health_again.lost, health.lost, "{when}");
                 assert_eq!(health_again.corrupt_deliveries, 0, "{when}: counted once");
@@ -981,7 +985,7 @@ async fn exchanged_segments_are_refused_and_named() {
     assert!(!why.contains("another log"), "{why}");
 }
 
-// Segments of one length, whose indexes were exchanged: by their lengths alone each fits the other.
+// Segments of equal length with exchanged indexes: judged by length alone, each index fits.
 #[tokio::test]
 async fn the_index_of_another_segment_is_not_believed() {
     let opened = Opened::fresh(&[1], 4 << 10).await;
@@ -995,7 +999,7 @@ async fn the_index_of_another_segment_is_not_believed() {
     let (a, b) = (&logs[1], &logs[3]);
     assert_eq!(image[a].len(), image[b].len());
     let index = |name: &str| name.replace(".log", ".idx");
-    // As an older program wrote it: without the base.
+    // The index as an older program wrote it, without the base.
     let older = |index: &[u8]| {
         let mut older = [b"PRidx1\0\0\0\0\0\0", &index[12..36], &index[44..]].concat();
         let crc = crc32fast::hash(&older[12..]);
@@ -1019,7 +1023,7 @@ async fn the_index_of_another_segment_is_not_believed() {
         let restarted = Opened::on(image, Some(&state), 4 << 10).await;
         assert_eq!(claim_all(&restarted.log, sub(1), at(0)).await.len(), 40, "{when}");
         assert_eq!(restarted.log.health().corrupt, [""; 0], "{when}");
-        // A good one was read and not made anew.
+        // A valid index was used and not rebuilt.
         let after = restarted.disk.image();
         let kept = [a, b].map(|name| after[&index(name)].clone()) == indexes;
         assert_eq!(kept, !is_swapped, "{when}");
@@ -1042,7 +1046,7 @@ async fn a_log_without_any_segment_is_a_loss_of_all_that_waited() {
     assert!(restarted.log.append(events(&[("new", &[1])])).await.unwrap() >= Position(80));
 }
 
-// Kill the process, and remove, empty or zero the file that it wrote to.
+// Kill the process, and remove, empty or zero the active segment.
 #[tokio::test]
 async fn the_segment_that_a_killed_process_wrote_to_cannot_vanish_silently() {
     for checkpointed in [false, true] {
@@ -1066,7 +1070,7 @@ async fn the_segment_that_a_killed_process_wrote_to_cannot_vanish_silently() {
                 "gone" => drop(image.remove(&name)),
                 "empty" => file.clear(),
                 "zeroed" => file.fill(0),
-                // Without a record of how far it went, that is as a power cut could leave it.
+                // Without a record of the segment's end, a power loss could have left the same.
                 _ if !checkpointed => continue,
                 _ => file.truncate(500),
             }
@@ -1104,11 +1108,11 @@ async fn the_segment_that_a_killed_process_wrote_to_cannot_vanish_silently() {
 
 #[tokio::test]
 async fn a_segment_without_an_event_is_no_loss() {
-    // Killed before the first event, and everything is there.
+    // Killed before the first event: nothing is missing.
     let opened = Opened::fresh(&[1], SEGMENT).await;
     let again = Opened::on(opened.disk.image(), Some(&opened.state()), SEGMENT).await;
     assert_eq!(again.log.health().lost, []);
-    // Stopped in order: the state database knows that there was nothing.
+    // Stopped in order: the state database knows that there was no event.
     let (mut image, state) = again.closed().await;
     image.retain(|name, _| !name.ends_with(".log"));
     let again = Opened::on(image, Some(&state), SEGMENT).await;
@@ -1119,7 +1123,7 @@ async fn a_segment_without_an_event_is_no_loss() {
     );
 }
 
-// The head of a first segment reached the disk before the power went, and the state database did not.
+// A power loss after the head of the first segment was durable and before the state database was.
 #[tokio::test]
 async fn a_first_start_that_was_cut_short_leaves_a_usable_directory() {
     let (image, _) = Opened::fresh(&[], SEGMENT).await.closed().await;
@@ -1135,7 +1139,8 @@ async fn a_first_start_that_was_cut_short_leaves_a_usable_directory() {
     assert_eq!(claim_all(&log, sub(1), at(0)).await.len(), 1);
 }
 
-// With a publish every few milliseconds, what was settled before one is on disk with it: counted, not timed.
+// With a publish every few milliseconds, settlements are on disk with the next one: counted, not
+// timed.
 #[tokio::test]
 async fn what_is_settled_is_on_disk_with_the_next_publish() {
     let ids: Vec<u64> = (1..=23).collect();
@@ -1159,13 +1164,13 @@ async fn what_is_settled_is_on_disk_with_the_next_publish() {
             offered_again += claim_all(&again.log, sub(*id), at(0)).await.len() as u64;
         }
     }
-    // A settle may reach the list while the next commit is under way already, but not all of 460.
+    // A settlement may miss a commit that is already under way, but not all of 460.
     assert!(offered_again <= 23, "{offered_again} of 460 were offered again");
 }
 
 // ---- damaged and older databases ----------------------------------------------------------------
 
-// Flip one bit after the other, all over the file: either nothing in use was hit, or the start says what was.
+// Flip single bits all over the file: either nothing in use was hit, or the start reports what was.
 #[tokio::test]
 async fn a_flipped_bit_in_the_state_database_is_never_silent() {
     let opened = Opened::fresh(&[1, 2], SEGMENT).await;
@@ -1295,7 +1300,7 @@ async fn an_older_state_database_or_catalogue_is_refused_until_it_is_accepted() 
         life("b").await.unwrap();
         let newer = std::fs::read(&path).unwrap();
         std::fs::write(&path, &older).unwrap();
-        // However often it is tried.
+        // Repeated attempts are refused as well.
         for _ in 0..4 {
             let Err(Error::Corrupt(why)) = life("c").await else {
                 panic!("{file} is older, and nobody minds");
@@ -1311,7 +1316,7 @@ async fn an_older_state_database_or_catalogue_is_refused_until_it_is_accepted() 
         life("e").await.unwrap();
         assert_eq!(restore::accept_mixed_files(directory.path()).unwrap(), [""; 0]);
     }
-    // One that is rewritten is newer than it was, and the one from before is older.
+    // A rewritten file is newer, and its former version counts as older.
     let path = directory.path().join("catalog.redb");
     let older = std::fs::read(&path).unwrap();
     rewrite_catalog(&path, &keys()).unwrap();
@@ -1328,7 +1333,7 @@ async fn an_older_state_database_or_catalogue_is_refused_until_it_is_accepted() 
     assert!(why.contains("catalog.redb is an older copy"), "{why}");
     std::fs::write(&path, &rewritten).unwrap();
     life("again").await.unwrap();
-    // Without the others the log alone knows.
+    // Without the other databases only the log detects the older copy.
     let path = directory.path().join("state.redb");
     let older = std::fs::read(&path).unwrap();
     life("f").await.unwrap();
@@ -1339,7 +1344,7 @@ async fn an_older_state_database_or_catalogue_is_refused_until_it_is_accepted() 
     assert!(why.contains("the log has seen"), "{why}");
 }
 
-// A change of the catalogue, and nothing published or delivered after it.
+// A change of the catalog, and nothing published or delivered after it.
 #[tokio::test]
 async fn an_older_catalogue_is_found_out_though_nothing_followed_its_last_change() {
     let directory = tempfile::tempdir().unwrap();
@@ -1358,7 +1363,7 @@ async fn an_older_catalogue_is_found_out_though_nothing_followed_its_last_change
         .commit(vec![Change::PutTopic(topic(2, "b"))])
         .await
         .unwrap();
-    // Killed here, with the older catalogue put back: a checkpoint comes soon.
+    // Killed here, with the older catalog restored: a checkpoint follows soon.
     eventually("the older one is refused", || {
         let copy = tempfile::tempdir().unwrap();
         std::fs::write(copy.path().join("state.redb"), whole_file(&path("state.redb"))).unwrap();
@@ -1370,7 +1375,7 @@ async fn an_older_catalogue_is_found_out_though_nothing_followed_its_last_change
     log.close().await.unwrap();
 }
 
-/// Bytes of a database file, one in each block that is in use, and some of the header.
+/// Offsets in a database file: one in each block in use, and some in the header.
 fn places(file: &[u8]) -> Vec<usize> {
     const STORED: usize = 4104;
     let used = file.iter().rposition(|byte| *byte != 0).unwrap();
@@ -1389,7 +1394,8 @@ fn places(file: &[u8]) -> Vec<usize> {
     .collect()
 }
 
-// Kill the process after a commit, and flip one bit: the commit is there, or the start says what is damaged.
+// Kill the process after a commit and flip one bit: the commit is there, or the start names the
+// damage.
 #[tokio::test]
 async fn one_flipped_bit_after_a_kill_undoes_no_commit_silently() {
     const LAST: u64 = 40;
@@ -1436,7 +1442,8 @@ async fn one_flipped_bit_after_a_kill_undoes_no_commit_silently() {
     assert!(refused > 4, "{refused}");
 }
 
-// Flip one bit of the beginning: magic, checksums, redb's header. The pages are whole, and so is what is salvaged.
+// Flip one bit at the beginning: magic, checksums, redb's header. The pages, and so the salvaged
+// data, are intact.
 #[tokio::test]
 async fn a_damaged_beginning_does_not_keep_the_rest_from_being_salvaged() {
     const TOPICS: u64 = 30;
@@ -1449,7 +1456,8 @@ async fn a_damaged_beginning_does_not_keep_the_rest_from_being_salvaged() {
     drop(catalog);
     let stopped = whole_file(&path);
     for (how, whole) in [("killed", killed), ("stopped", stopped)] {
-        // The magic of the file, the header's checksum, redb's magic, its page size, a reserved byte.
+        // The magic of the file, the header's checksum, redb's magic, its page size, a reserved
+        // byte.
         for at_byte in [2, 17, 21, 26, 37, 2000] {
             let copy = tempfile::tempdir().unwrap();
             std::fs::create_dir(copy.path().join("log")).unwrap();
@@ -1530,7 +1538,7 @@ async fn a_missing_state_database_is_made_anew_where_that_is_accepted() {
             .any(|line| line.contains("made anew of what the log knows"));
         assert!(anew, "{how}: {told:?}");
         let generations = Generations::check(directory.path()).unwrap();
-        // Another fresh identity, as every start has.
+        // Every start generates another fresh identity.
         let log = EmbeddedLog::open_with(directory.path(), 8, generations)
             .await
             .unwrap();
@@ -1541,7 +1549,7 @@ async fn a_missing_state_database_is_made_anew_where_that_is_accepted() {
     }
 }
 
-// A plain redb file, as an older program left it.
+// A plain redb file, as an older program wrote it.
 #[tokio::test]
 async fn a_database_without_checksums_is_taken_over() {
     let directory = tempfile::tempdir().unwrap();
@@ -1566,7 +1574,8 @@ fn matches(of: u64, event: u64) -> bool {
 
 const CHILD: &str = "POSTRIDER_FAULTS_CHILD";
 
-/// What the killed process runs: it publishes, claims and settles, and says so line by line.
+/// Body of the process to be killed: publishes, claims and settles, and reports each step as a
+/// line.
 #[test]
 #[expect(
     clippy::disallowed_methods,
@@ -1587,7 +1596,7 @@ fn a_process_to_be_killed() {
 
 fn say(line: &str) {
     let mut out = std::io::stdout().lock();
-    // One write, so that a kill cannot leave half a line that looks whole.
+    // A single write, so that a kill cannot leave half a line that looks complete.
     let _ = out
         .write_all(format!("\n{line} .\n").as_bytes())
         .and_then(|()| out.flush());
@@ -1661,7 +1670,7 @@ async fn open_directory(directory: &Path) -> EmbeddedLog {
         .unwrap()
 }
 
-// Kill a busy process again and again, start it on what is left, and finally deliver the rest.
+// Kill a busy process repeatedly, restart it on what is left, and finally deliver the rest.
 #[tokio::test]
 async fn killed_again_and_again_nothing_accepted_is_lost() {
     let directory = tempfile::tempdir().unwrap();

@@ -1,4 +1,4 @@
-//! One attempt, as values: claims become a request, a reply becomes what follows.
+//! The values of an attempt: claims are turned into a request, and a reply into an outcome.
 
 pub mod sign;
 pub mod queue;
@@ -35,7 +35,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use trace::Traced;
 
-/// What a subscription asked for, worked out once: everything an attempt needs.
+/// Everything that an attempt for one subscription needs, derived once from its configuration.
 pub struct Plan {
     pub subscription: Arc<Subscription>,
     pub topic: OfTopic,
@@ -43,7 +43,7 @@ pub struct Plan {
     pub policy: RetryPolicy,
     pub kind: EndpointKind,
     pub want: Want,
-    /// How long to wait for an answer.
+    /// The response timeout.
     pub response_wait: Duration,
     pub endpoint: Arc<endpoint::Endpoint>,
     url: Arc<Uri>,
@@ -53,34 +53,34 @@ pub struct Plan {
     /// `<domain id>/topics/`
     domain_prefix: String,
     delivery: Schema,
-    /// The body is a JSON array.
+    /// Whether the body is a JSON array.
     array: bool,
     keys: KeyStyle,
     log: u64,
     rate_max: Option<u32>,
     way: Way,
-    /// Secrets of the configuration that requests carry.
+    /// Secrets from the configuration that requests carry; masked in whatever is recorded.
     secrets: Box<[ConfiguredSecret]>,
 }
 
-/// How requests are made of claims.
+/// How claims are turned into requests.
 #[derive(Debug)]
 pub(crate) enum Way {
-    /// The events themselves are posted, as to a webhook.
+    /// The events are posted as they are, as to a webhook.
     Plain,
-    /// The same, through a relay that wants to know who sends.
+    /// Like [`Way::Plain`], through a relay that requires authorization of the sender.
     Relay {
         url: String,
         access: broker::Access,
     },
     Queue(Arc<Queue>),
     Broker(Broker),
-    /// Nobody knows where it is, and why.
+    /// The destination cannot be reached; the text says why.
     Nowhere(String),
 }
 
 impl Way {
-    /// A message is one event: not even in an array of its own.
+    /// Whether a message is a single event object that is not wrapped in an array.
     fn one_object(&self) -> bool {
         match self {
             Way::Queue(_) => true,
@@ -89,13 +89,15 @@ impl Way {
         }
     }
 
-    /// Whether 201 says that a message was taken, whatever the profile takes for success.
+    /// Whether 201 means that the message was accepted, whatever statuses the profile counts as
+    /// success.
     fn takes_messages(&self) -> bool {
         matches!(self, Way::Queue(_) | Way::Broker(_))
     }
 }
 
-/// What an attempt needs of the topic: not its routes, of which every change makes others.
+/// The part of a topic that an attempt needs. Routes are left out: they change with every
+/// subscription.
 pub struct OfTopic {
     pub topic: Arc<Topic>,
     pub full_id: Arc<str>,
@@ -108,8 +110,8 @@ const OUTPUT_EVENT_ID: HeaderName = HeaderName::from_static("aeg-output-event-id
 const SUBSCRIPTION_NAME: HeaderName = HeaderName::from_static("aeg-subscription-name");
 const EVENT_TYPE: HeaderName = HeaderName::from_static("aeg-event-type");
 const REPLAY: HeaderName = HeaderName::from_static("postrider-replay");
-/// How many deliveries have led to this one, itself included. Sent always: a loop may lead back here by a name
-/// or through a forwarder that nobody here knows of.
+/// The number of deliveries that have led to this one, itself included. Always sent: a loop may
+/// lead back here under another name or through a forwarder that this server does not know.
 pub const HOPS: HeaderName = HeaderName::from_static("postrider-hops");
 const FUNCTIONS_KEY: HeaderName = HeaderName::from_static("x-functions-key");
 const SAS_KEY: HeaderName = HeaderName::from_static("aeg-sas-key");
@@ -175,7 +177,7 @@ impl Plan {
         let overhead = 1 + if delivery == input {
             STAMPS + topic.full_id.len()
         } else {
-            // Conversion writes the envelope anew.
+            // Conversion to the other schema writes the envelope again.
             STAMPS + topic.full_id.len() + 256
         };
         Plan {
@@ -212,12 +214,12 @@ impl Plan {
         }
     }
 
-    /// Secrets in requests, to be masked in recorded answers.
+    /// The secrets that requests carry, to be masked in recorded answers.
     pub fn sent_secrets(&self) -> SentSecrets {
         SentSecrets::of(&self.subscription, &self.secrets)
     }
 
-    /// What decides whether it may send.
+    /// Limits that the subscription's endpoint puts on sending: rate and probation.
     pub fn sender(&self) -> endpoint::Sender {
         endpoint::Sender {
             obeys: self.profile.probation.is_some(),
@@ -225,7 +227,7 @@ impl Plan {
         }
     }
 
-    /// Someone wants nothing sent for now.
+    /// Whether an operator has paused the subscription.
     pub fn is_paused(&self) -> bool {
         self.subscription.pauses.is_paused()
     }
@@ -233,7 +235,8 @@ impl Plan {
     /// The value of `topic` that the subscriber sees.
     fn topic_value(&self) -> TopicValue<'_> {
         match &self.subscription.destination {
-            // A CloudEvent must have a source: without another name it is the topic that the event came to first.
+            // A CloudEvent must have a source. Without a configured name the source is the topic
+            // that the event was first published to.
             Destination::EventGrid { topic_name, .. }
                 if topic_name.is_some() || self.delivery != Schema::CloudEvent =>
             {
@@ -246,7 +249,7 @@ impl Plan {
         }
     }
 
-    /// The edge module knows topics by their short names.
+    /// The topic's name for dynamic attributes: the edge module uses short names.
     fn topic_name(&self) -> &str {
         match self.subscription.origin {
             Origin::Edge => &self.topic.topic.name,
@@ -262,7 +265,7 @@ impl Plan {
         }
     }
 
-    /// What an attempt for these claims keeps in memory.
+    /// The memory that an attempt for these claims keeps, for the budget of bytes in flight.
     pub fn in_flight_need(&self, claims: &[Claim]) -> InFlightNeed {
         let mut need = InFlightNeed {
             own: ATTEMPT_OVERHEAD,
@@ -274,10 +277,10 @@ impl Plan {
             need.own += match self.way {
                 Way::Plain | Way::Relay { .. } if size >= SHARED_PIECE_MIN => 0,
                 Way::Plain | Way::Relay { .. } | Way::Nowhere(_) => size,
-                // Encoded anew, beside what it is made of.
+                // The message is an encoded copy that exists next to the original event.
                 Way::Queue(_) | Way::Broker(_) => 2 * size,
             };
-            // Events of one publish request mostly come one after the other.
+            // Events of one publish request are mostly adjacent.
             if last.is_some_and(|last| Arc::ptr_eq(last, &claim.entry)) {
                 continue;
             }
@@ -293,7 +296,8 @@ impl Plan {
         need
     }
 
-    /// Sends what delivers these claims together. What must be signed is signed with what the wall's clock shows.
+    /// Sends one request that delivers these claims. Signatures use the machine's clock, not
+    /// simulated time.
     pub fn send(
         &self,
         transport: Arc<dyn Transport>,
@@ -330,7 +334,7 @@ impl Plan {
         }
     }
 
-    /// The request that delivers these claims together.
+    /// The request that delivers these claims.
     fn request(&self, claims: &[Claim], traced: &Traced) -> Request {
         let how = self.rendering();
         let mut more = self.more(claims, &how);
@@ -345,7 +349,7 @@ impl Plan {
         }
     }
 
-    /// The same for a broker, whose messages are one event each.
+    /// The request for a broker, whose messages are one event each.
     fn message(&self, broker: &Broker, claims: &[Claim], traced: &Traced, now: Timestamp) -> Request {
         let mut request = self.request(claims, traced);
         for (_, value) in &mut request.more {
@@ -353,7 +357,8 @@ impl Plan {
         }
         if let Some(first) = claims.first() {
             let id = system_id(self.log, first.position());
-            // Most have no property that is looked up in the event.
+            // Most subscriptions have no property that is looked up in the event: parse it only on
+            // demand.
             let envelope = OnceCell::new();
             let properties = broker.properties(&id, |field| {
                 self.look_up(envelope.get_or_init(|| self.envelope(first)), field)
@@ -370,7 +375,7 @@ impl Plan {
     }
 
     fn body(&self, claims: &[Claim], how: &Rendering<'_>) -> DeliveryBody {
-        // Events that are referred to rather than copied need no room here; their stamps do.
+        // Events that the body refers to instead of copying need no space here; their stamps do.
         let copied = |claim: &Claim| {
             let len = render::delivered_len_hint(&claim.entry.batch, claim.index as usize, how) + 1;
             let event = claim.object().len();
@@ -415,7 +420,7 @@ impl Plan {
         render::dynamic_attribute(envelope, field, self.keys, self.topic_name())
     }
 
-    /// The headers that tell one attempt from another.
+    /// The headers that differ from attempt to attempt.
     fn more(&self, claims: &[Claim], how: &Rendering<'_>) -> Vec<(HeaderName, HeaderValue)> {
         let mut more = Vec::with_capacity(4 + self.dynamic.len());
         let made = claims.iter().map(|c| c.attempts_made).max().unwrap_or(0);
@@ -456,7 +461,7 @@ impl Plan {
         more
     }
 
-    /// What a reply came to.
+    /// The outcome of an attempt that got this reply.
     pub fn outcome(&self, reply: &Reply, now: Timestamp) -> Attempted {
         match reply {
             Reply::Answered(answer) => {
@@ -466,7 +471,7 @@ impl Plan {
                     outcome: if success {
                         Outcome::Success
                     } else if status == 410 && matches!(self.way, Way::Broker(_)) {
-                        // That is how brokers say it of an entity which is not there.
+                        // Brokers answer 410 for an entity that does not exist.
                         Outcome::NotFound
                     } else {
                         Outcome::of_failure_status(status)
@@ -483,7 +488,7 @@ impl Plan {
                     FailureKind::Forbidden => Outcome::Forbidden,
                     FailureKind::Socket => Outcome::SocketError,
                     FailureKind::Proxy => Outcome::ProxyError,
-                    // A withdrawn request is no attempt: the dispatcher gives the events back.
+                    // A withdrawn request is no attempt: the dispatcher releases its claims.
                     FailureKind::Withdrawn => Outcome::SocketError,
                 },
                 status: None,
@@ -493,7 +498,7 @@ impl Plan {
     }
 }
 
-/// What one request came to, for every event in it.
+/// The outcome of one request, which holds for every event in it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Attempted {
     pub outcome: Outcome,
@@ -530,7 +535,7 @@ fn retry_after(headers: &HeaderMap, now: Timestamp) -> Option<Duration> {
 pub(crate) type FixedHeaders = (HeaderMap, Vec<(HeaderName, String)>);
 
 pub(crate) fn fixed_headers(subscription: &Subscription, delivery: Schema, array: bool) -> FixedHeaders {
-    // As many as there mostly are: every subscription has its own, idle or not.
+    // Sized for the usual number of headers: every subscription keeps its own map, idle or not.
     let attributes = subscription.destination.attributes();
     let mut headers = HeaderMap::with_capacity(if attributes.is_empty() { 6 } else { 12 });
     let content_type = match (delivery, array) {

@@ -1,4 +1,5 @@
-//! Where dead letters go: containers of storage accounts. The trait is ours, the stores are handed in.
+//! The trait for storage accounts, whose containers take dead letters. Implementations are handed
+//! in.
 
 use async_trait::async_trait;
 use bytes::Bytes;
@@ -6,9 +7,9 @@ use bytes::Bytes;
 /// A blob that was written.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Stored {
-    /// As the store names this version of the blob, without quotes; made up if it names none.
+    /// The store's ETag of this version of the blob, without quotes; made up if the store has none.
     pub etag: String,
-    /// Where the blob can be read, as its readers would address it.
+    /// The URL at which readers find the blob.
     pub url: String,
 }
 
@@ -19,15 +20,15 @@ pub enum BlobError {
     UnknownAccount(String),
     #[error("container {container:?} does not exist in storage account {account:?}")]
     NoContainer { account: String, container: String },
-    /// The store is there and does not accept our credentials.
+    /// The store is reachable and rejects our credentials.
     #[error("storage account {account:?} refuses our credentials: {detail}")]
     Refused { account: String, detail: String },
     #[error("blob {0:?} does not exist")]
     NotFound(String),
-    /// Larger than any blob of dead letters: something else has taken its place.
+    /// Larger than any dead-letter blob: the blob was replaced by something else.
     #[error("blob {path:?} is larger than {max} bytes, the largest that is read")]
     TooLarge { path: String, max: usize },
-    /// Anything that may be otherwise in a while.
+    /// A failure that may go away by itself.
     #[error("storage account {account:?} cannot be reached: {detail}")]
     Unreachable { account: String, detail: String },
 }
@@ -41,17 +42,18 @@ pub trait Blobs: Send + Sync {
     /// Whether a container of this name can exist in the account; the error is for people.
     fn check_name(&self, account: &str, container: &str) -> Result<(), String>;
 
-    /// Whether blobs could be written there now: asks the store, writes nothing that stays. A container that
-    /// would be made on the first write is fine.
+    /// Checks that blobs could be written now. Writes nothing permanent. A missing container that
+    /// the first write would create is fine.
     async fn probe(&self, account: &str, container: &str) -> Result<(), BlobError>;
 
-    /// Writes a whole blob, which survives a power cut on return as far as the store can promise it. Makes
-    /// the container if the account says so. Writing the same blob again replaces it.
+    /// Writes a whole blob, which on return survives a power cut as far as the store can promise.
+    /// Creates the container if the account is configured so. Writing the same path again replaces
+    /// the blob.
     async fn put(&self, account: &str, container: &str, path: &str, body: Bytes)
     -> Result<Stored, BlobError>;
 
     async fn get(&self, account: &str, container: &str, path: &str) -> Result<Bytes, BlobError>;
 
-    /// Deletes a blob; one that is not there is fine.
+    /// Deletes a blob; a missing one is no error.
     async fn delete(&self, account: &str, container: &str, path: &str) -> Result<(), BlobError>;
 }

@@ -1,4 +1,5 @@
-//! The catalogue, watched: whether what was last to be stored could be, and who is told of what was.
+//! The catalog with observation: remembers whether the last commit failed, and reports commits to
+//! the observer.
 
 use crate::Engine;
 use crate::directory::TopicEntry;
@@ -9,22 +10,23 @@ use postrider_store::{Catalog, Change, Error, Follower, Loaded};
 use std::future::Future;
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 
-/// Told of every change of the catalogue that this node has made durable.
+/// Receives every catalog change that this node has made durable.
 pub trait ChangeObserver: Send + Sync {
     /// The changes of one commit. Must not wait.
     fn committed(&self, changes: Vec<CommittedChange>);
 }
 
-/// A change with what it replaced.
+/// A change with the resource that it replaced.
 #[derive(Clone, Debug)]
 pub struct CommittedChange {
     pub change: Change,
     pub before: Before,
-    /// The topic, domain or system topic that the changed resource belongs to, as it was when the change was made.
+    /// The topic, domain or system topic of the changed resource, as it was when the change was
+    /// made.
     pub topic: Option<Arc<TopicEntry>>,
 }
 
-/// A resource before it was changed.
+/// A resource before its change.
 #[derive(Clone, Debug)]
 pub enum Before {
     Nothing,
@@ -34,17 +36,17 @@ pub enum Before {
 }
 
 tokio::task_local! {
-    /// The observer of what is changed on behalf of the current task.
+    /// The observer of changes made by the current task.
     static OBSERVER: Arc<dyn ChangeObserver>;
 }
 
-/// Runs something whose changes this observer is told of, instead of the engine's own. Changes that go on after their
-/// caller has gone away are told too.
+/// Runs a future whose changes are reported to this observer instead of the engine's own. Changes
+/// that continue after their caller has gone away are reported too.
 pub async fn observed<F: Future>(observer: Arc<dyn ChangeObserver>, run: F) -> F::Output {
     OBSERVER.scope(observer, run).await
 }
 
-/// The same future, observed by the observer of the current task wherever it runs.
+/// The same future with the current task's observer, wherever the future runs.
 pub(crate) async fn observed_as_here<F: Future>(
     observer: Option<Arc<dyn ChangeObserver>>,
     run: F,
@@ -59,12 +61,13 @@ pub(crate) fn observer_here() -> Option<Arc<dyn ChangeObserver>> {
     OBSERVER.try_with(Arc::clone).ok()
 }
 
-/// Passes everything on, and remembers why the last commit failed, until one succeeds.
+/// Forwards every call, and remembers why the last commit failed until one succeeds.
 pub(crate) struct Watched {
     catalog: Arc<dyn Catalog>,
     clock: Arc<dyn Clock>,
     trouble: Mutex<Option<(Timestamp, String)>>,
-    /// Told of changes that nobody in particular asked for; none: nobody observes changes.
+    /// The observer of changes outside of [`observed`]; without it, changes are not observed at
+    /// all.
     observer: OnceLock<Arc<dyn ChangeObserver>>,
     engine: OnceLock<Weak<Engine>>,
 }
@@ -86,7 +89,8 @@ impl Watched {
         let _ = self.observer.set(observer);
     }
 
-    /// The changes with what they replace, for whoever is to be told of them. To be asked before they are in force.
+    /// The changes paired with the resources they replace, for the observer. To be called before
+    /// the changes are applied.
     fn observe_commit(&self, changes: &[Change]) -> Option<(Arc<dyn ChangeObserver>, Vec<CommittedChange>)> {
         let default = self.observer.get()?;
         let engine = self.engine.get()?.upgrade()?;
@@ -116,7 +120,7 @@ impl Catalog for Watched {
             observer.committed(changes);
         }
         if let Err(Error::Conflict(_)) = result {
-            // The catalogue is well: somebody else was faster.
+            // A conflict is no failure of the catalog: another writer was faster.
             return result;
         }
         let trouble = result.as_ref().err().map(|e| (self.clock.now(), e.to_string()));
@@ -145,7 +149,7 @@ impl Catalog for Watched {
     }
 }
 
-/// None for what is no resource: the engine's own notes about endpoints and validations that have ended.
+/// None for changes that are no resource: endpoint delays and ended handshakes.
 fn committed_change(engine: &Engine, change: &Change) -> Option<CommittedChange> {
     let directory = &engine.directory;
     let of_topic = |id| directory.topic_by_id(id);
@@ -227,7 +231,7 @@ mod tests {
         watched.commit(Vec::new()).await.unwrap_err();
         let (_, trouble) = watched.trouble().expect("it is remembered");
         assert!(trouble.contains("the disk is full"), "{trouble}");
-        // Looking at it changes nothing.
+        // Reading does not clear the trouble.
         watched.load().await.unwrap();
         assert!(watched.trouble().is_some());
         fickle.1.store(false, Relaxed);

@@ -1,9 +1,9 @@
-//! The machine's clock: the one reader of the machine's time.
+//! The machine's clock, and the only code that reads the machine's time.
 
 use postrider_core::time::{Clock, Sleep, Timestamp};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-/// Wall clocks jump: no nap is longer than this, then the time is looked at again.
+/// The longest sleep before the time is read again: the machine's clock can jump.
 const NAP_MAX: Duration = Duration::from_secs(60);
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -24,8 +24,9 @@ impl Clock for SystemClock {
                 if left.is_zero() {
                     return;
                 }
-                // Outside the task's budget: a loop of reads that always finds something to read uses the
-                // budget up at every poll, and a deadline that is polled after it would never pass.
+                // Exempt from the task's cooperative budget: a read loop that always finds data
+                // uses the budget up at every poll, and a deadline polled after it would never
+                // pass.
                 tokio::task::unconstrained(tokio::time::sleep(left.min(NAP_MAX))).await;
             }
         })

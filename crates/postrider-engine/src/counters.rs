@@ -1,4 +1,4 @@
-//! What has happened so far, as numbers. Each arrow of the path has one.
+//! Counters of the event path: at least one for each step.
 
 use crate::meters::Meter;
 use postrider_core::retry::Reason;
@@ -12,27 +12,29 @@ pub struct Counters {
     pub attempts: AtomicU64,
     pub attempts_failed: AtomicU64,
     pub delivered: AtomicU64,
-    /// Those of the delivered whose answer came after the time for it.
+    /// Deliveries among `delivered` whose answer came after the response timeout.
     pub delivered_late: AtomicU64,
     pub retried: AtomicU64,
-    /// Given up, to be written to a blob. Each is counted once more when that is done: as dead-lettered, as dropped
-    /// because it could not be written, or as withdrawn.
+    /// Deliveries given up whose dead letters are to be written to a blob. Each is counted again
+    /// when that ends: as dead-lettered, as dropped because it could not be written, or as
+    /// withdrawn.
     pub given_up: [AtomicU64; Reason::ALL.len()],
-    /// Given up, and delivered after all: the answer came late. They count as delivered.
+    /// Dead letters withdrawn because a late answer reported success. Their deliveries count as
+    /// delivered.
     pub letters_withdrawn: [AtomicU64; Reason::ALL.len()],
-    /// Given up, and in a blob.
+    /// Dead letters that are in a blob.
     pub dead_lettered: [AtomicU64; Reason::ALL.len()],
-    /// The same of all reasons, also of subscriptions that were deleted meanwhile.
+    /// Dead letters written for any reason, including those of subscriptions deleted since.
     pub dead_letters_written: AtomicU64,
     pub blobs_written: AtomicU64,
-    /// Dead letters that were sent on their way again.
+    /// Dead letters that were replayed.
     pub replayed: AtomicU64,
     pub dropped: [AtomicU64; Reason::ALL.len()],
-    /// Counted by earlier processes, and no part of the numbers above.
+    /// Counts of earlier processes, not included in the counters above.
     earlier: OnceLock<CountTotals>,
 }
 
-/// The counts that go on over restarts.
+/// The counts that continue over restarts.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct CountTotals {
     pub matched: u64,
@@ -58,13 +60,13 @@ impl CountTotals {
 }
 
 impl Counters {
-    /// Sets what earlier processes have counted; once.
+    /// Sets the counts of earlier processes; only the first call has an effect.
     pub fn set_earlier(&self, earlier: CountTotals) {
-        // The second of two would count the same again.
+        // A second value would count the same deliveries again.
         let _ = self.earlier.set(earlier);
     }
 
-    /// With what earlier processes have counted.
+    /// The counts including those of earlier processes.
     pub fn totals(&self) -> CountTotals {
         let each = |counters: &[AtomicU64; Reason::ALL.len()]| {
             std::array::from_fn(|reason| counters[reason].load(Relaxed))
@@ -83,7 +85,7 @@ impl Counters {
         totals
     }
 
-    /// A number that changes with every attempt and every end.
+    /// A number that changes with every attempt and every end of a delivery.
     pub(crate) fn pulse(&self) -> u64 {
         let ends = [
             &self.attempts,
@@ -100,28 +102,28 @@ impl Counters {
     }
 }
 
-/// Counts of what was published.
+/// Counts of publish requests and their events.
 #[derive(Debug, Default)]
 pub struct Published {
     pub requests: AtomicU64,
     pub events: AtomicU64,
     pub unmatched: AtomicU64,
     pub refused: AtomicU64,
-    /// Those of the refused that were not the publisher's fault.
+    /// Refused requests among `refused` that failed on the server's side.
     pub refused_by_trouble: AtomicU64,
-    /// From the arrival of the accepted requests until they were durable, together.
+    /// The time from arrival to durability, summed over all accepted requests.
     pub micros: AtomicU64,
-    /// These and what became of them, minute by minute.
+    /// The same counts and the fate of the events, minute by minute.
     pub meter: Meter,
-    /// Whether those who keep numbers over time are shown this topic by itself, and how long its events take. It is
-    /// decided once: a topic that changed sides would make both sides' numbers leap.
+    /// Whether exported metrics show this topic separately, and (`labelled_in_full`) with its
+    /// latencies. Decided once: a topic that changed sides would make both series jump.
     pub labelled: OnceLock<bool>,
     pub labelled_in_full: OnceLock<bool>,
-    /// Counted by earlier processes, and no part of the numbers above.
+    /// Counts of earlier processes, not included in the counters above.
     earlier: OnceLock<PublishTotals>,
 }
 
-/// The counts of what was published that go on over restarts.
+/// The publish counts that continue over restarts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PublishTotals {
     pub events: u64,
@@ -130,12 +132,12 @@ pub struct PublishTotals {
 }
 
 impl Published {
-    /// Sets what earlier processes have counted; once.
+    /// Sets the counts of earlier processes; only the first call has an effect.
     pub fn set_earlier(&self, earlier: PublishTotals) {
         let _ = self.earlier.set(earlier);
     }
 
-    /// With what earlier processes have counted.
+    /// The counts including those of earlier processes.
     pub fn totals(&self) -> PublishTotals {
         let earlier = self.earlier.get().copied().unwrap_or_default();
         PublishTotals {
@@ -147,7 +149,7 @@ impl Published {
 }
 
 impl Counters {
-    /// Adds what another one has counted; it is about to go.
+    /// Adds the counts of counters that are about to be dropped.
     pub(crate) fn absorb(&self, other: &Counters) {
         for (counter, more) in self.all().zip(other.all()) {
             counter.fetch_add(more.load(Relaxed), Relaxed);
@@ -180,7 +182,7 @@ pub fn by_reason(counters: &[AtomicU64], reason: Reason) -> &AtomicU64 {
     &counters[usize::from(reason.code())]
 }
 
-/// The reasons that have occurred, with their counts.
+/// The reasons with a count above zero.
 pub fn reasons(counters: &[AtomicU64]) -> Vec<(Reason, u64)> {
     let counts = Reason::ALL
         .iter()

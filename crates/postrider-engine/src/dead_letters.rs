@@ -1,4 +1,4 @@
-//! Events that were given up, on their way into blobs: many to one blob, some time after the last attempt.
+//! The writer of dead-letter blobs: many dead letters per blob, some time after the last attempt.
 
 use crate::attempt::Plan;
 use crate::blobs::{BlobError, Blobs, Stored};
@@ -33,47 +33,49 @@ use std::time::Duration;
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
 use tokio::task::JoinSet;
 
-/// A blob holds no more letters than this …
+/// The most dead letters in one blob …
 pub const LETTERS_PER_BLOB_MAX: usize = 5000;
-/// … and is not longer than this, unless a single event is.
+/// … and its largest size, unless a single event is larger.
 pub const BLOB_BYTES_MAX: usize = 4 << 20;
-/// Blobs of one subscription that are written at the same time.
+/// Blobs of one subscription that are being written at the same time.
 pub const BLOBS_IN_FLIGHT_MAX: usize = 6;
-/// Blobs of one subscription that are written and being recorded meanwhile. They hold no events any more, and the
-/// more of them wait, the more are recorded by one commit.
+/// Blobs of one subscription that are being written or recorded. A blob that is only being recorded
+/// holds no events any more, and the more of them wait, the more are recorded by one commit.
 const BLOBS_RECORDED_MAX: usize = 12;
-/// Blobs that are being put together or written keep no more than this in memory, those of all subscriptions
-/// together: the events as they were read, and the blobs' bodies.
+/// Memory for all blobs being drafted or written, over all subscriptions: the events as read, and
+/// the blobs' bodies.
 const DRAFT_BYTES_MAX: usize = 64 << 20;
-/// Taken of it while letters are read; what they do not need is given back afterwards.
+/// The part of [`DRAFT_BYTES_MAX`] reserved while dead letters are read; the unused rest is given
+/// back afterwards.
 const DRAFT_BYTES_READ: usize = 4 * BLOB_BYTES_MAX;
-/// Bytes that the diagnostics add to an event, about.
+/// The approximate size of the diagnostics that are added to an event.
 const DIAGNOSTICS_BYTES: usize = 320;
-/// Waits before a blob that could not be written, or told of, is tried again; the last one repeats.
+/// Waits before a failed write or announcement of a blob is retried; the last one repeats.
 const TRY_AGAIN: [Duration; 4] = [
     Duration::from_secs(10),
     Duration::from_secs(30),
     Duration::from_secs(60),
     Duration::from_secs(300),
 ];
-/// A try that is over this long after it was due was not made in time.
+/// How much later than due a failed retry may end; time beyond that counts as time in which nothing
+/// was tried.
 const TRY_LASTS_MAX: Duration = Duration::from_secs(5 * 60);
-/// A blob that could not be told of for so long is not told of.
+/// How long the announcement of a blob is retried before it is given up.
 const ANNOUNCE_FOR: Duration = Duration::from_secs(4 * 60 * 60);
-/// After a blob was written the next one of its subscription waits for this part of the delay: under a steady
-/// stream a blob would hold but a few letters otherwise.
+/// After a blob is written, the next one of its subscription waits for the dead-letter delay
+/// divided by this: otherwise every blob would hold only a few dead letters under a steady stream.
 const GATHER_PART: u32 = 100;
-/// Letters that are dropped are named in the log, this many to a line.
+/// Dropped dead letters are named in the log, this many per line.
 const NAMED_PER_LINE: usize = 100;
 
-/// Letters that wait to be written and that somebody means.
+/// Selects pending dead letters.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PendingFilter {
     pub subscription: Option<SubscriptionId>,
     pub reason: Option<Reason>,
     /// Given up at this time or later.
     pub since: Option<Timestamp>,
-    /// Just this one.
+    /// Only this dead letter.
     pub letter: Option<LetterKey>,
 }
 
@@ -83,19 +85,20 @@ impl PendingFilter {
             && self.letter.is_none_or(|key| key == letter.key())
     }
 
-    /// Whether letters need not be read to know that all of a subscription are meant.
+    /// Whether the filter selects all dead letters of a subscription, so that they need not be
+    /// read.
     fn takes_all(&self) -> bool {
         self.reason.is_none() && self.since.is_none() && self.letter.is_none()
     }
 
-    /// Where the letters begin that may be meant: after this one, or with the first.
+    /// The key before the first dead letter that may match; none if the first one may.
     fn after(&self) -> Option<LetterKey> {
         let since = self.since.map(|since| (since, Position(0)));
         before(self.letter.max(since)?)
     }
 }
 
-/// The greatest key that is less, so that this one comes first after it; none if every one is.
+/// The greatest key below this one; none if there is none.
 pub fn before((decided, position): LetterKey) -> Option<LetterKey> {
     match position.0.checked_sub(1) {
         Some(position) => Some((decided, Position(position))),
@@ -104,36 +107,36 @@ pub fn before((decided, position): LetterKey) -> Option<LetterKey> {
     }
 }
 
-/// Letters that wait to be written.
+/// A count of pending dead letters.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PendingLetters {
     pub count: u64,
-    /// When the first of them is to be written.
+    /// When the first of them is due to be written.
     pub due: Option<Timestamp>,
 }
 
-/// Which letters of a subscription a writer takes.
+/// The dead letters of a subscription that a writer takes.
 #[derive(Clone, Copy)]
 enum WriteOrder {
-    /// Those whose delay is over.
+    /// Dead letters whose delay is over.
     Due,
-    /// Those that somebody wants written at once, given up by this time.
+    /// Dead letters that an operator wants written at once, given up by this time.
     Now(PendingFilter, Timestamp),
 }
 
-/// What is known about the writing of one subscription's letters.
+/// The state of the dead-letter writer of one subscription.
 #[derive(Default)]
 struct Desk {
     writing: bool,
     failures: usize,
-    /// Since when every try has failed.
+    /// Since when every attempt to write has failed.
     failing_since: Option<Timestamp>,
     pause: Option<WritePause>,
-    /// Why the last try failed.
+    /// Why the last attempt to write failed.
     trouble: Option<String>,
 }
 
-/// Time in which the letters of a subscription are not written.
+/// A period in which no dead letters of a subscription are written.
 #[derive(Clone, Copy)]
 struct WritePause {
     begins: Timestamp,
@@ -141,7 +144,8 @@ struct WritePause {
 }
 
 impl WritePause {
-    /// A clock that was set back to before the pause began has ended it: nobody knows how long it would last.
+    /// A clock set back to before the pause began ends the pause: nothing bounds how long it would
+    /// last.
     fn holds_at(&self, now: Timestamp) -> bool {
         self.begins <= now && now < self.ends
     }
@@ -149,25 +153,26 @@ impl WritePause {
 
 type Desks = FxHashMap<SubscriptionId, Desk>;
 
-/// Where dead letters go, and what is under way.
+/// Dead letters: where they are written, and the writers' state.
 pub struct DeadLetters {
     pub blobs: Arc<dyn Blobs>,
     pub archive: Arc<dyn Archive>,
-    /// For subscriptions that name no place.
+    /// The destination for subscriptions that name none.
     pub fallback: Option<DeadLetterDestination>,
-    /// Blobs that nobody was told of because the log would not take the event.
+    /// Blobs that were never announced because the log refused the event.
     pub announcements_given_up: AtomicU64,
     desks: Mutex<Desks>,
-    /// Told when a writer has ended.
+    /// Notified when a writer has ended.
     writer_ended: Notify,
     busy: AtomicUsize,
     drafts: DraftRoom,
-    /// Held while marks are read and written back: replays and purges may want the same blob.
+    /// Held while marks are read and written back: a replay and a purge may change the same blob.
     pub(crate) marking: tokio::sync::Mutex<()>,
 }
 
 impl DeadLetters {
-    /// Returns when what other nodes have written and replayed before now can be read here.
+    /// Returns once everything that other nodes have written and replayed before the call can be
+    /// read here.
     pub async fn catch_up(&self) -> Result<(), Error> {
         Ok(self.archive.catch_up().await?)
     }
@@ -198,8 +203,9 @@ impl DeadLetters {
         self.busy.load(Acquire) > 0
     }
 
-    /// Since when the letters of a subscription cannot be written; the last try has just failed. Time in which
-    /// nobody tried, because the machine slept or its clock was set forward, does not count.
+    /// Since when dead letters of a subscription cannot be written; called right after a failed
+    /// attempt. Time in which no attempt was made, because the machine slept or its clock was set
+    /// forward, does not count.
     fn failing_since(&self, of: SubscriptionId, now: Timestamp) -> Timestamp {
         let mut desks = self.desks();
         let desk = desks.entry(of).or_default();
@@ -210,7 +216,7 @@ impl DeadLetters {
         *desk.failing_since.insert(since.min(now))
     }
 
-    /// Takes up the trouble that an earlier life had.
+    /// Restores the failure state from an earlier process.
     fn remember(&self, of: SubscriptionId, trouble: Delay) {
         let desk = Desk {
             failing_since: Some(trouble.since),
@@ -223,7 +229,7 @@ impl DeadLetters {
         self.desks().insert(of, desk);
     }
 
-    /// Why the letters of a subscription could not be written at the last try.
+    /// Why the last attempt to write dead letters of a subscription failed.
     pub fn trouble(&self, of: SubscriptionId) -> Option<String> {
         self.desks().get(&of)?.trouble.clone()
     }
@@ -242,18 +248,18 @@ pub fn write_delay_of(name: &str) -> Option<SubscriptionId> {
     name.strip_prefix(WRITE_DELAY)?.parse().ok().map(SubscriptionId)
 }
 
-/// Room in memory for blobs that are being put together or written. First come, first served.
+/// The memory budget for blobs being drafted or written. First come, first served.
 struct DraftRoom {
     free: Arc<Semaphore>,
 }
 
-/// A share of the room, given back when it is dropped.
+/// A share of the budget, given back when it is dropped.
 struct DraftPermit {
     permit: OwnedSemaphorePermit,
 }
 
 impl DraftRoom {
-    /// The room is given out in units of this many bytes.
+    /// The budget is given out in units of this many bytes.
     const UNIT: usize = 1024;
 
     fn new(bytes: usize) -> DraftRoom {
@@ -262,7 +268,7 @@ impl DraftRoom {
         }
     }
 
-    /// Waits for room to read the letters of one blob.
+    /// Waits for enough memory to read the dead letters of one blob.
     async fn take(&self) -> DraftPermit {
         let units = (DRAFT_BYTES_READ / DraftRoom::UNIT) as u32;
         let permit = self.free.clone().acquire_many_owned(units).await;
@@ -273,7 +279,7 @@ impl DraftRoom {
 }
 
 impl DraftPermit {
-    /// Gives back what these bytes do not need.
+    /// Reduces the share to these bytes and gives the rest back.
     fn keep(&mut self, bytes: usize) {
         let units = bytes.div_ceil(DraftRoom::UNIT);
         let more = self.permit.num_permits().saturating_sub(units);
@@ -281,7 +287,8 @@ impl DraftPermit {
     }
 }
 
-/// The memory that letters take: the requests that they were part of, each once, and the body of their blob.
+/// The memory that dead letters take: the publish requests that they belong to, each counted once,
+/// and the blob's body.
 fn draft_bytes(letters: &[Letter], body: usize) -> usize {
     let mut requests: Vec<(Position, usize)> = letters
         .iter()
@@ -292,7 +299,7 @@ fn draft_bytes(letters: &[Letter], body: usize) -> usize {
     requests.iter().map(|(_, bytes)| bytes).sum::<usize>() + body
 }
 
-/// Letters that go into one blob, and what it will be called.
+/// Dead letters for one blob that is not written yet, with its name.
 struct Draft {
     permit: DraftPermit,
     plan: Arc<Plan>,
@@ -301,21 +308,21 @@ struct Draft {
     record: BlobRecord,
 }
 
-/// A blob that is in its place, and what the log has yet to learn of it.
+/// A blob that is stored but not recorded yet.
 struct Written {
     of: SubscriptionId,
     letters: Vec<LetterKey>,
-    /// Why the events were given up, and how many for each cause.
+    /// The causes for which events were given up, with their counts.
     causes: Vec<(FailureCause, usize)>,
-    /// The same letters as the recorder knows them, if there is one.
+    /// The same dead letters by the recorder's places; empty without a recorder.
     places: Vec<Place>,
     record: BlobRecord,
     news: News,
 }
 
-/// That there is a blob, for those who have not been told.
+/// The announcement of a new blob to the topics that have not received it yet.
 struct News {
-    /// System topics of the storage account.
+    /// System topics of the storage account that have not received the announcement.
     untold: VecDeque<TopicId>,
     container: String,
     path: String,
@@ -324,7 +331,7 @@ struct News {
 }
 
 impl Engine {
-    /// Before the delays of an earlier life are forgotten.
+    /// Restores the writers' failure states. Runs before the restored delays are discarded.
     pub(crate) fn restore_desks(&self) {
         for waiting in self.log.letters_waiting() {
             if let Some(trouble) = self
@@ -337,13 +344,13 @@ impl Engine {
         }
     }
 
-    /// Starts writing whatever letters are due by `now`.
+    /// Starts writers for all dead letters that are due by `now`.
     pub(crate) fn look_for_letters(self: &Arc<Self>, now: Timestamp) {
         if self.dispatcher.stop.is_cancelled() {
             return;
         }
         let all = self.log.letters_waiting();
-        // Where nothing waits there is nothing to remember.
+        // A subscription without pending dead letters needs no writer state.
         let waits = |of: &SubscriptionId| all.binary_search_by_key(of, |one| one.of).is_ok();
         self.dead_letters.desks().retain(|of, desk| {
             desk.writing || desk.pause.is_some_and(|pause| pause.holds_at(now)) || waits(of)
@@ -357,8 +364,8 @@ impl Engine {
         }
     }
 
-    /// Writes letters at once that wait for their delay to be over. Returns how many are in their blobs. Goes on to
-    /// the end even if the caller goes away.
+    /// Writes dead letters at once instead of after their delay. Returns how many are in blobs.
+    /// Runs to completion even if the caller goes away.
     pub async fn write_pending(self: &Arc<Self>, filter: PendingFilter) -> Result<u64, String> {
         let writing = self.clone().write_pending_of_all(filter);
         let task = self.dispatcher.tasks.spawn(TaskKind::DeadLetterWriter, writing);
@@ -392,8 +399,8 @@ impl Engine {
         Ok(written)
     }
 
-    /// Waits until nobody is writing letters of a subscription; then it is up to the caller. False when the server is
-    /// shutting down.
+    /// Waits until nobody writes dead letters of a subscription and makes the caller its writer.
+    /// False when the server is shutting down.
     async fn wait_for_desk(&self, of: SubscriptionId) -> bool {
         loop {
             let writer_ended = self.dead_letters.writer_ended.notified();
@@ -413,8 +420,8 @@ impl Engine {
         }
     }
 
-    /// Takes letters out of the log whose events turned out to have been delivered, unless they are written by now.
-    /// Returns those that were there. A letter that is being put into a blob is waited for.
+    /// Takes dead letters out of the log whose events turned out to be delivered, unless they are
+    /// already written. Returns those that were found. Waits for a blob that is being written.
     pub(crate) async fn withdraw_letters(
         &self,
         of: SubscriptionId,
@@ -425,7 +432,7 @@ impl Engine {
         }
         let withdrawn = self.withdraw_unwritten(of, letters).await;
         self.dead_letters.desks().entry(of).or_default().writing = false;
-        // The writer may have been due meanwhile.
+        // The writer may have come due during the withdrawal.
         self.dispatcher.letters_changed.notify_one();
         self.dead_letters.writer_ended.notify_waiters();
         self.dead_letters.busy.fetch_sub(1, AcqRel);
@@ -442,7 +449,7 @@ impl Engine {
             bytes_max: BLOB_BYTES_MAX,
             overhead: 0,
         };
-        // Settled events show among the letters only then.
+        // Settled events are listed among the dead letters only after a flush.
         self.log.flush().await?;
         let mut found = Vec::new();
         for key in letters {
@@ -462,7 +469,7 @@ impl Engine {
         waiting.filter(move |one| meant.is_none_or(|of| of == one.of))
     }
 
-    /// Letters that wait here to be written.
+    /// Counts the dead letters that are pending on this node.
     pub async fn pending_letters(&self, filter: &PendingFilter) -> Result<PendingLetters, Error> {
         let mut pending = PendingLetters::default();
         for waiting in self.pending_subscriptions(filter) {
@@ -480,7 +487,8 @@ impl Engine {
         Ok(pending)
     }
 
-    /// Letters of one subscription that a filter takes, and when the first of them was given up.
+    /// The number of one subscription's dead letters that a filter selects, and when the first of
+    /// them was given up.
     async fn count_pending(
         &self,
         of: SubscriptionId,
@@ -506,7 +514,8 @@ impl Engine {
         }
     }
 
-    /// When a letter is to be written whose wait began at this time; later while its store is out of reach.
+    /// When a dead letter is due to be written whose delay began at this time; later while the
+    /// store is out of reach.
     pub fn letter_due(&self, of: SubscriptionId, begun: Timestamp) -> Option<Timestamp> {
         let plan = self.dispatcher.outlet(of)?.plan()?;
         let due = begun + plan.profile.dead_letter.delay;
@@ -516,7 +525,7 @@ impl Engine {
         Some(again.map_or(due, |again| again.max(due)))
     }
 
-    /// Whether nobody is writing letters of a subscription: then it is up to the caller.
+    /// Makes the caller the writer of a subscription if there is none. Returns whether it did.
     fn take_free_desk(&self, of: SubscriptionId) -> bool {
         let mut desks = self.dead_letters.desks();
         let desk = desks.entry(of).or_default();
@@ -527,13 +536,14 @@ impl Engine {
         take
     }
 
-    /// Where the letters of a subscription go, if anywhere.
+    /// The dead-letter destination of a subscription, if there is one.
     fn letter_place<'a>(&'a self, plan: &'a Plan) -> Option<&'a DeadLetterDestination> {
         let named = plan.subscription.dead_letter.as_ref();
         named.or(self.dead_letters.fallback.as_ref())
     }
 
-    /// Whether letters of a subscription are due by `now` and nobody is writing them: then it is up to the caller.
+    /// Makes the caller the writer of a subscription if dead letters are due by `now` and there is
+    /// no writer. Returns whether it did.
     fn take_desk(&self, waiting: &LettersWaiting, now: Timestamp) -> bool {
         let mut desks = self.dead_letters.desks();
         let take = self
@@ -546,7 +556,7 @@ impl Engine {
         take
     }
 
-    /// When letters are to be written next, other than by `now`.
+    /// When dead letters are next due after `now`.
     pub(crate) fn next_letters(&self, now: Timestamp) -> Option<Timestamp> {
         let waiting = self.log.letters_waiting();
         let desks = self.dead_letters.desks();
@@ -556,8 +566,8 @@ impl Engine {
         due.filter(|due| *due > now).min()
     }
 
-    /// When the oldest letter of a subscription is to be written; none while that is being done, or while
-    /// nothing is known about the subscription: it is about to go, and its letters with it.
+    /// When the oldest dead letter of a subscription is due. None while a writer runs, or while the
+    /// subscription is unknown: it is about to be removed with its dead letters.
     fn letters_due(&self, desks: &Desks, waiting: &LettersWaiting, now: Timestamp) -> Option<Timestamp> {
         let desk = desks.get(&waiting.of);
         if desk.is_some_and(|desk| desk.writing) {
@@ -571,7 +581,7 @@ impl Engine {
         Some(pause.map_or(due, |pause| pause.ends.max(due)))
     }
 
-    /// Writes letters as they come due.
+    /// Runs the loop that writes dead letters as they come due.
     pub(crate) async fn keep_letters(self: Arc<Self>) {
         loop {
             let now = self.clock.now();
@@ -586,8 +596,9 @@ impl Engine {
         }
     }
 
-    /// Writes letters of a subscription, or as many as can be written. Returns their number, and why the others are
-    /// not written. The caller has taken the desk and counts as busy until this ends.
+    /// Writes as many dead letters of a subscription as possible. Returns their number, and why the
+    /// others are not written. The caller has become the writer, and counts as busy until this
+    /// ends.
     async fn write_letters(
         self: Arc<Self>,
         of: SubscriptionId,
@@ -599,7 +610,8 @@ impl Engine {
             () = self.dispatcher.abort.cancelled() => Err("the server is shutting down".to_owned()),
             written = self.write_some(of, order, &mut count) => written,
         };
-        // A write that a stop has cut short says nothing about the store: the next life tries at once.
+        // A write cut short by a shutdown says nothing about the store: the next process tries at
+        // once.
         if written.is_err() && self.dispatcher.stop.is_cancelled() {
             self.dead_letters.desks().entry(of).or_default().writing = false;
         } else {
@@ -611,7 +623,8 @@ impl Engine {
         (count, written)
     }
 
-    /// Decides when letters of a subscription are written next, and which are dropped because they cannot be.
+    /// Decides when dead letters of a subscription are written next, and drops those whose time is
+    /// up.
     async fn note_written(&self, of: SubscriptionId, written: &Result<(), String>) {
         let now = self.clock.now();
         let retry = match written {
@@ -625,7 +638,7 @@ impl Engine {
         {
             let mut desks = self.dead_letters.desks();
             match retry {
-                // Those that come due in the next moment go into one blob too.
+                // Dead letters that come due within the gathering time share the next blob.
                 None => {
                     let plan = self.dispatcher.outlet(of).and_then(|outlet| outlet.plan());
                     let delay = plan.map_or(Duration::ZERO, |plan| plan.profile.dead_letter.delay);
@@ -670,7 +683,7 @@ impl Engine {
         }
     }
 
-    /// `count`: letters that are in blobs, whatever comes of the others.
+    /// `count` receives the number of dead letters that are in blobs, also when this fails.
     async fn write_some(
         self: &Arc<Self>,
         of: SubscriptionId,
@@ -683,7 +696,7 @@ impl Engine {
         let mut more = true;
         let mut outcome = Ok(());
         loop {
-            // Whatever happens, what was begun is brought to its end.
+            // Writes that have begun are completed even after a failure or a stop.
             more &= outcome.is_ok() && !self.dispatcher.stop.is_cancelled();
             let room = writing.len() < BLOBS_IN_FLIGHT_MAX && recording.len() < BLOBS_RECORDED_MAX;
             tokio::select! {
@@ -710,7 +723,7 @@ impl Engine {
         }
     }
 
-    /// Room for another blob; none when the server is stopping.
+    /// Waits for memory for another blob; none when the server is stopping.
     async fn draft_permit(&self) -> Option<DraftPermit> {
         tokio::select! {
             biased;
@@ -719,8 +732,8 @@ impl Engine {
         }
     }
 
-    /// The next blob to be written; none when there are no more letters to write. `after`: the last letter that was
-    /// looked at.
+    /// The next blob to write; none when no dead letters are left. `after` is the last dead letter
+    /// that was looked at.
     async fn draft(
         &self,
         of: SubscriptionId,
@@ -812,8 +825,9 @@ impl Engine {
         }
     }
 
-    /// First the blob; then, in `record_blob`, where it is, then who is told, then the letters are forgotten: a
-    /// crash in between writes them again, never not at all.
+    /// The order makes a crash harmless: the blob is written here; `record_blob` then records its
+    /// location, announces it, and removes the dead letters from the log. A crash in between writes
+    /// them again and loses none.
     async fn write_blob(self: Arc<Self>, draft: Draft) -> Result<Written, String> {
         let Draft {
             mut permit,
@@ -822,7 +836,8 @@ impl Engine {
             letters,
             mut record,
         } = draft;
-        // Here rather than where the letters are read: blobs are put together side by side.
+        // Rendered here, not where the dead letters are read, so that blobs are rendered in
+        // parallel.
         let body = Bytes::from(write_body(&plan, &letters, self.log.identity()));
         let (length, path) = (body.len(), record.path.clone());
         record.bytes = length as u64;
@@ -834,7 +849,7 @@ impl Engine {
         let keys = letters.iter().map(Letter::key).collect();
         let causes = letters_by_cause(&letters);
         let places = self.places(&letters);
-        // The events are in the body now, and need not be in memory twice while it is written.
+        // The body now holds the events: drop the originals before the write.
         drop(letters);
         permit.keep(length);
         let put = self
@@ -859,7 +874,8 @@ impl Engine {
         })
     }
 
-    /// Once the archive knows the blob its letters are written, whether or not anyone can be told.
+    /// Records the blob in the archive. From then on its dead letters count as written, announced
+    /// or not.
     async fn record_blob(self: Arc<Self>, written: Written) -> Result<usize, String> {
         let Written {
             of,
@@ -882,12 +898,13 @@ impl Engine {
         }
         let told = self.announce(&mut news).await;
         if let Err(e @ Error::Stopping) = told {
-            // The next life writes the same blob again, and tells of it.
+            // The next process writes the same blob again, and announces it.
             return Err(e.to_string());
         }
         let count = letters.len();
         self.log.letters_done(of, letters).await.map_err(internal)?;
-        // Not when they were given up: what cannot be written counts as dropped instead.
+        // Counted here and not when they were given up: a dead letter that cannot be written counts
+        // as dropped.
         self.dispatcher.count_dead_lettered(of, self.clock.now(), &causes);
         add(&self.dispatcher.counters.dead_letters_written, count);
         add(&self.dispatcher.counters.blobs_written, 1);
@@ -900,7 +917,8 @@ impl Engine {
         Ok(count)
     }
 
-    /// Drops the letters for which the store has been out of reach for too long. When the next ones would be.
+    /// Drops the dead letters for which the store has been out of reach for too long. Returns when
+    /// the next ones would be.
     async fn give_up_late(
         &self,
         of: SubscriptionId,
@@ -910,7 +928,8 @@ impl Engine {
     ) -> Option<Timestamp> {
         let plan = self.dispatcher.outlet(of)?.plan()?;
         let timing = plan.profile.dead_letter;
-        // Letters may be old because nobody has tried: the server was down, or its clock was set forward.
+        // Dead letters may be old although no write was tried: the server was down, or its clock
+        // was set forward.
         let tried_enough_at = failing_since + timing.give_up_after;
         if now < tried_enough_at {
             return Some(tried_enough_at);
@@ -981,7 +1000,7 @@ impl Engine {
         Ok(())
     }
 
-    /// Letters as the recorder knows them; none if there is no recorder.
+    /// The recorder's places of dead letters; empty without a recorder.
     fn places(&self, letters: &[Letter]) -> Vec<Place> {
         let place = |letter: &Letter| Place {
             first: letter.entry.first,
@@ -993,7 +1012,8 @@ impl Engine {
         }
     }
 
-    /// Whether a letter is itself about a blob of dead letters: telling of its blob would never end.
+    /// Whether a dead letter is itself the announcement of a dead-letter blob: announcing its blob
+    /// would never end.
     fn is_announcement(&self, letter: &Letter) -> bool {
         let topic = self.directory.topic_by_id(letter.entry.batch.topic);
         topic.is_some_and(|topic| {
@@ -1004,7 +1024,7 @@ impl Engine {
         })
     }
 
-    /// Tries to tell of a blob that could not be told of, for a while.
+    /// Retries an announcement until [`ANNOUNCE_FOR`] has passed.
     async fn keep_announcing(self: Arc<Self>, mut news: News, mut trouble: Error) {
         let busy = &self.dead_letters.busy;
         let give_up_at = self.clock.now() + ANNOUNCE_FOR;
@@ -1019,7 +1039,7 @@ impl Engine {
                 () = self.dispatcher.stop.cancelled() => break,
                 () = &mut wait => {}
             }
-            // Busy before it is up: a clock that waits for everyone must not move on in between.
+            // Counted as busy before the wait ends: a test clock must not advance in between.
             busy.fetch_add(1, AcqRel);
             drop(wait);
             let told = self.announce(&mut news).await;
@@ -1033,7 +1053,8 @@ impl Engine {
         tracing::error!(blob = %news.stored.url, %trouble, "nobody was told of a blob of dead letters");
     }
 
-    /// Publishes `Microsoft.Storage.BlobCreated` to whoever subscribes to the storage account and does not know yet.
+    /// Publishes `Microsoft.Storage.BlobCreated` to the storage account's system topics that have
+    /// not received it.
     async fn announce(&self, news: &mut News) -> Result<(), Error> {
         let now = self.clock.now();
         while let Some(&id) = news.untold.front() {
@@ -1077,7 +1098,7 @@ fn mark(letter: &Letter) -> Mark {
     }
 }
 
-/// How long the body of a blob with these letters is, about.
+/// The approximate length of a blob's body with these dead letters.
 fn body_size(plan: &Plan, letters: &[Letter]) -> usize {
     let how = plan.rendering();
     let size =
@@ -1097,7 +1118,7 @@ fn write_body(plan: &Plan, letters: &[Letter], identity: u64) -> Vec<u8> {
     body
 }
 
-/// Appends a letter as it stands in its blob.
+/// Appends a dead letter in the format of the blob.
 pub fn write_letter(out: &mut Vec<u8>, plan: &Plan, letter: &Letter, identity: u64) {
     let (mut published, mut attempted) = (TimeText::default(), TimeText::default());
     write_timed(
@@ -1110,7 +1131,8 @@ pub fn write_letter(out: &mut Vec<u8>, plan: &Plan, letter: &Letter, identity: u
     );
 }
 
-/// A time as it is written, kept for the next letter: whatever was published or attempted together has the same.
+/// A formatted time, cached for the next dead letter: events published or attempted together share
+/// it.
 #[derive(Default)]
 struct TimeText {
     of: Option<Timestamp>,
@@ -1135,7 +1157,7 @@ fn write_timed(
     published: &mut TimeText,
     attempted: &mut TimeText,
 ) {
-    // One that was never attempted waited for an endpoint that was left alone.
+    // A dead letter without an attempt has waited for an endpoint on probation.
     let outcome = letter
         .last_attempt
         .map_or(Outcome::Probation, |last| last.outcome);
@@ -1151,17 +1173,18 @@ fn write_timed(
     render::write_dead_letter(out, batch, index, how, id, &diagnostics);
 }
 
-/// `<SUBSCRIPTION>/<year>/<month>/<day>/<hour>/<guid>.json`, in UTC, nothing padded.
+/// `<SUBSCRIPTION>/<year>/<month>/<day>/<hour>/<guid>.json`, in UTC, without zero padding.
 fn blob_path(subscription: &str, guid: &str, now: Timestamp) -> String {
     let c = now.civil();
     let name = subscription.to_uppercase();
     format!("{name}/{}/{}/{}/{}/{guid}.json", c.year, c.month, c.day, c.hour)
 }
 
-/// What a blob of these letters is called. Alone, the same first letter gives the same guid: what is written again
-/// after a crash mostly takes the place of what was there, and holds all of it. Of several nodes one may take over
-/// only some of another's letters, or be slow to put what has been put already: there only the same letters give the
-/// same guid, so that no blob ever takes the place of one that holds more.
+/// The name of a blob with these dead letters. On a single node the guid derives from the first
+/// dead letter alone: what is written again after a crash mostly replaces the earlier blob and
+/// holds all of its dead letters. In a cluster a node may take over only a part of another's dead
+/// letters, or write late what is already written: there the guid derives from all dead letters, so
+/// that no blob replaces one that holds more.
 fn blob_guid(
     of: SubscriptionId,
     letters: impl Iterator<Item = LetterKey>,
@@ -1176,7 +1199,7 @@ fn blob_guid(
     system_id(identity ^ of.0.wrapping_mul(MIX) ^ all, first)
 }
 
-/// The publisher's own name for an event, as far as it has one.
+/// The publisher's id of an event; empty if it has none.
 fn event_id(plan: &Plan, letter: &Letter) -> String {
     let batch = &letter.entry.batch;
     let object = Raw::trusted(batch.object(letter.index as usize));
@@ -1185,7 +1208,7 @@ fn event_id(plan: &Plan, letter: &Letter) -> String {
     id.map_or_else(|| format!("at position {}", letter.position()), Cow::into_owned)
 }
 
-/// The event that tells of a blob, exactly as the storage service writes it.
+/// The `BlobCreated` event, exactly as the storage service writes it.
 fn announcement(topic: &TopicEntry, news: &News, now: Timestamp) -> Batch {
     let News {
         container,
@@ -1263,7 +1286,8 @@ mod tests {
     const REFUSED: &str = "http://refusing.invalid/";
     const SETTLE: Duration = Duration::from_secs(60);
 
-    // One large event that 10 000 subscriptions gave up was read and written by 10 000 writers at once.
+    // Regression: one large event that 10 000 subscriptions gave up was read and written by 10 000
+    // writers at once.
     #[tokio::test]
     async fn blobs_of_all_subscriptions_share_room_in_memory() {
         use std::future::poll_fn;
@@ -1275,7 +1299,7 @@ mod tests {
         let mut third = std::pin::pin!(room.take());
         let mut is_ready = async || poll_fn(|cx| Poll::Ready(third.as_mut().poll(cx).is_ready())).await;
         assert!(!is_ready().await);
-        // Once they are read it is known what they need.
+        // Once the dead letters are read, the memory that they need is known.
         first.keep(DRAFT_BYTES_READ / 2);
         assert!(!is_ready().await);
         second.keep(DRAFT_BYTES_READ);
@@ -1292,7 +1316,8 @@ mod tests {
         assert_eq!(before((at(0), Position(0))), None);
     }
 
-    // A node forgot one half of a blob's letters and died; the other half was then written over all of them.
+    // Regression: a node removed one half of a blob's dead letters and died; the other half then
+    // overwrote all of them.
     #[test]
     fn of_several_nodes_no_blob_takes_the_place_of_one_with_other_letters() {
         let guid = |positions: &[u64], alone| {
@@ -1306,7 +1331,7 @@ mod tests {
         }
     }
 
-    /// Refuses what goes to one place and takes whatever goes elsewhere.
+    /// A blob store that refuses one container and accepts all others.
     struct Picky;
 
     #[async_trait]
@@ -1319,7 +1344,7 @@ mod tests {
         }
     }
 
-    /// Takes every blob and keeps none.
+    /// A blob store that accepts every blob and keeps none.
     struct Anywhere;
 
     #[async_trait]
@@ -1376,7 +1401,7 @@ mod tests {
         }
     }
 
-    /// A server whose one published event is a letter that is about to be written, while its log is full.
+    /// A server whose only event is a dead letter about to be written while its log is full.
     async fn with_a_letter_and_a_full_log() -> (Arc<Engine>, VirtualTime, Arc<MemoryLog>) {
         let storage = TopicKind::System {
             source: "/subscriptions/s/providers/Microsoft.Storage/storageAccounts/shelf".into(),
@@ -1428,7 +1453,7 @@ mod tests {
         (engine, time, log)
     }
 
-    /// Publishes an event that these subscriptions get.
+    /// Publishes an event that these subscriptions matched.
     async fn accept(engine: &Engine, body: String, matched: Box<[SubscriptionId]>) {
         let batch = Batch {
             topic: ORDERS,
@@ -1449,7 +1474,7 @@ mod tests {
         engine.accept(&orders, batch, Default::default()).await.unwrap();
     }
 
-    /// Takes its time over every blob, and knows how many bytes it was given at once.
+    /// A slow blob store that measures how many bytes it is given at once.
     #[derive(Default)]
     struct Slow {
         bytes: AtomicUsize,
@@ -1473,7 +1498,7 @@ mod tests {
         async fn put(&self, account: &str, of: &str, path: &str, body: Bytes) -> Result<Stored, BlobError> {
             let bytes = self.bytes.fetch_add(body.len(), AcqRel) + body.len();
             self.bytes_max.fetch_max(bytes, AcqRel);
-            // Long enough for everyone else who may write.
+            // Long enough for every other writer to start.
             for _ in 0..1000 {
                 tokio::task::yield_now().await;
             }
@@ -1515,7 +1540,7 @@ mod tests {
         assert!((2_000_000..=DRAFT_BYTES_MAX).contains(&bytes_max), "{bytes_max}");
     }
 
-    /// The letter is in its blob and nowhere else.
+    /// Checks that the dead letter is in its blob and nowhere else.
     async fn check_written(engine: &Engine, log: &MemoryLog) {
         let counters = &engine.dispatcher.counters;
         assert_eq!(counters.dead_letters_written.load(Relaxed), 1);

@@ -1,4 +1,4 @@
-//! The delays of sick endpoints, kept so that a restart does not forget them.
+//! The probation delays of endpoints, stored so that they survive a restart.
 
 use crate::Error;
 use crate::node::{Node, Sharing};
@@ -10,36 +10,36 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 use tokio::sync::{Notify, watch};
 
-/// When a delay is over that another node has set, that one asks the endpoint; others only if they hear nothing of what
-/// came of it for so long after an answer must have come.
+/// The node that set a delay probes the endpoint when it ends. Other nodes probe only if they have
+/// heard nothing of the result for this long after an answer must have arrived.
 const GRACE: Duration = Duration::from_secs(10);
 
 pub struct Delays {
     catalog: Arc<dyn Catalog>,
-    /// This node, where there are several.
+    /// The name of this node; none without a cluster.
     me: Option<Arc<str>>,
     sharing: watch::Receiver<Sharing>,
-    /// How long others wait for whoever has set a delay.
+    /// How long other nodes wait for the node that set a delay.
     grace: Duration,
     book: Mutex<Book>,
     saving: tokio::sync::Mutex<()>,
     pub changed: Notify,
-    /// How often something was noted that is to be saved.
+    /// How many changes were noted that have to be saved.
     noted: AtomicU64,
 }
 
 #[derive(Default)]
 struct Book {
-    /// From an earlier life, for endpoints that nobody has asked for yet.
+    /// Delays of an earlier process, for endpoints not in use yet.
     restored: BTreeMap<String, Delay>,
-    /// Endpoints whose delay is in the catalogue, or soon will be.
+    /// Endpoints whose delay is in the catalog, or soon will be.
     kept: BTreeSet<String>,
-    /// What the catalogue does not know yet; none: the delay is over.
+    /// Changes that are not in the catalog yet; none stands for a delay that is over.
     pending: BTreeMap<String, Option<Delay>>,
 }
 
 impl Delays {
-    /// Endpoints mostly answer within `answered`, or not at all.
+    /// `answered` is how long endpoints take to answer at most.
     pub fn new(catalog: Arc<dyn Catalog>, node: &Node, answered: Duration) -> Delays {
         Delays {
             catalog,
@@ -53,7 +53,7 @@ impl Delays {
         }
     }
 
-    /// Which part of the rates that webhooks allow is this node's.
+    /// This node's part of the rates that webhooks allow.
     pub fn sharing(&self) -> watch::Receiver<Sharing> {
         self.sharing.clone()
     }
@@ -71,7 +71,7 @@ impl Delays {
         }
     }
 
-    /// A delay as it holds on this node: whoever has set it asks the endpoint first when it is over.
+    /// A delay as it applies to this node: the node that set it probes first.
     fn here(&self, one: &EndpointDelay) -> Delay {
         let mut delay = one.delay;
         if one.by.as_deref() != self.me.as_deref() {
@@ -80,17 +80,17 @@ impl Delays {
         delay
     }
 
-    /// Another node has set a delay. Returns how it holds here.
+    /// Records a delay that another node has set. Returns how it applies here.
     pub fn set_elsewhere(&self, one: &EndpointDelay) -> Delay {
         let delay = self.here(one);
         let mut book = self.book();
         book.kept.insert(one.endpoint.clone());
-        // What this node has not said yet is older than that.
+        // The pending change of this node is older than the other node's.
         book.pending.remove(&one.endpoint);
         delay
     }
 
-    /// The endpoint is not known here, or not yet.
+    /// Keeps a delay for an endpoint that is not known here yet.
     pub fn keep(&self, endpoint: String, delay: Delay) {
         self.book().restored.insert(endpoint, delay);
     }
@@ -103,17 +103,19 @@ impl Delays {
         book.pending.remove(endpoint);
     }
 
-    /// What an earlier life knew about an endpoint that is now taken up.
+    /// Takes the delay that an earlier process stored for an endpoint now in use.
     pub fn take_restored(&self, endpoint: &str) -> Option<Delay> {
         self.book().restored.remove(endpoint)
     }
 
-    /// Every endpoint that anyone sends to has been taken up: those of an earlier life that are left.
+    /// Takes the restored delays of endpoints that no subscription uses. To be called once all
+    /// subscriptions are restored.
     pub fn left_restored(&self) -> impl Iterator<Item = String> + use<> {
         std::mem::take(&mut self.book().restored).into_keys()
     }
 
-    /// The delay of an endpoint has changed. Whether that is news: one that is over may not have been known.
+    /// Notes that the delay of an endpoint has changed. Returns whether this must be saved: the end
+    /// of an unknown delay is no news.
     pub fn note(&self, endpoint: &str, delay: Option<Delay>) -> bool {
         let mut book = self.book();
         let worth_saying = if delay.is_some() {
@@ -136,10 +138,11 @@ impl Delays {
         self.noted.load(Relaxed)
     }
 
-    /// Makes what was noted before durable.
+    /// Makes the changes noted before the call durable.
     pub async fn save(&self) -> Result<(), Error> {
         let _one_at_a_time = self.saving.lock().await;
-        // They stay there until they are stored: another node may say something newer meanwhile.
+        // Entries stay pending until they are stored: another node may report something newer in
+        // the meantime.
         let pending = self.book().pending.clone();
         if pending.is_empty() {
             return Ok(());

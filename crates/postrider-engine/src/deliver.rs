@@ -1,4 +1,4 @@
-//! One attempt: what is sent, what comes back.
+//! The transport's interface: the request of one attempt, and its reply.
 
 use crate::in_flight::InFlightCharge;
 use async_trait::async_trait;
@@ -14,23 +14,22 @@ use std::sync::atomic::Ordering::{AcqRel, Acquire, Release};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-/// An attempt under way.
+/// An attempt in flight.
 pub type Sending = Pin<Box<dyn Future<Output = Reply> + Send>>;
 
-/// One HTTP request to a destination, ready to go.
+/// A complete HTTP request to a destination.
 #[derive(Clone, Debug)]
 pub struct Request {
     pub method: Method,
     /// Absolute: scheme, authority, path and query.
     pub url: Arc<Uri>,
-    /// Headers that are the same for every request of a kind. `host` and `content-length` are the
-    /// transport's to add.
+    /// Headers shared by all requests of a kind. The transport adds `host` and `content-length`.
     pub headers: Arc<HeaderMap>,
-    /// Headers of this request.
+    /// Headers of this request only.
     pub more: Vec<(HeaderName, HeaderValue)>,
-    /// To be dropped as soon as it is sent: it may hold large events in memory.
+    /// To be dropped as soon as it is sent: it may keep large events in memory.
     pub body: ChargedBody,
-    /// Asked once a connection is there, before anything is sent. None: the request is always sent.
+    /// Checked once a connection exists, before anything is sent. None: the request is always sent.
     pub guard: Option<SendGuard>,
 }
 
@@ -86,11 +85,11 @@ impl fmt::Debug for SendGuard {
     }
 }
 
-/// A body and its share of the bytes that may be in flight, which it gives back when it is dropped.
+/// A body and its charge against the budget of bytes in flight, released when the body is dropped.
 #[derive(Clone, Debug, Default)]
 pub struct ChargedBody {
     pub bytes: DeliveryBody,
-    /// None for requests that are small and few, such as webhook validation.
+    /// None for small and rare requests, such as webhook validation.
     pub charge: Option<Arc<InFlightCharge>>,
 }
 
@@ -120,7 +119,7 @@ impl Request {
     }
 }
 
-/// What came back from one attempt. A delivery that fails is a value, not an error.
+/// The result of one attempt. A failed delivery is a value, not an error.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Reply {
     Answered(Answer),
@@ -130,14 +129,14 @@ pub enum Reply {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Answer {
     pub status: u16,
-    /// All response headers the caller may look at.
+    /// All response headers that the caller may read.
     pub headers: HeaderMap,
-    /// The start of the response body, up to the transport's cap.
+    /// The start of the response body, up to the transport's limit.
     pub body: Bytes,
     pub timings: Timings,
 }
 
-/// Why no answer came.
+/// Why no response came.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Failure {
     pub kind: FailureKind,
@@ -153,13 +152,13 @@ pub enum FailureKind {
     Forbidden,
     /// Connecting, TLS, sending or reading failed.
     Socket,
-    /// The proxy on the way was out of reach or opened no tunnel: nothing is known of the endpoint.
+    /// The proxy was out of reach or opened no tunnel: this says nothing about the endpoint.
     Proxy,
     /// The request's [`SendGuard`] refused: nothing was sent.
     Withdrawn,
 }
 
-/// How the proxy on the way out has done, told by what connects through it.
+/// The health of the outgoing proxy, reported by everything that connects through it.
 #[derive(Debug)]
 pub struct ProxyHealth {
     /// Host and port, without credentials.
@@ -169,9 +168,9 @@ pub struct ProxyHealth {
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ProxyState {
-    /// Tunnels that it did not open, since the start.
+    /// Tunnels that the proxy did not open, since the start.
     pub faults: u64,
-    /// Since when it has opened none, if the last one was not opened.
+    /// Since when no tunnel was opened, if the last attempt failed.
     pub failing_since: Option<Timestamp>,
     /// The last fault.
     pub reason: Option<String>,
@@ -189,12 +188,12 @@ impl ProxyHealth {
         self.lock().clone()
     }
 
-    /// A tunnel was opened. Whether that ends a failure.
+    /// Reports an opened tunnel. Returns whether this ended a failure.
     pub fn works(&self) -> bool {
         self.lock().failing_since.take().is_some()
     }
 
-    /// A tunnel was not opened. Whether a failure begins with that.
+    /// Reports a failed tunnel. Returns whether a failure begins with it.
     pub fn failed(&self, reason: &str, now: Timestamp) -> bool {
         let mut state = self.lock();
         state.faults += 1;
@@ -220,10 +219,11 @@ pub struct Timings {
 
 /// Sends one request and waits for its answer.
 ///
-/// Never follows redirects, never retries an attempt whose bytes may have reached the peer, has no
-/// response timeout of its own: the caller drops the future when it has waited long enough, which
-/// closes the connection. The future is the caller's to keep: it may be waited for elsewhere. Once the response head has arrived the body is read up to a cap in bytes
-/// and in time, then the answer is returned whatever the body does.
+/// The transport never follows redirects and never retries an attempt whose bytes may have reached
+/// the peer. It has no response timeout: the caller drops the future to give up, which closes the
+/// connection. The future may be moved to and awaited on another task. Once the response head has
+/// arrived, the body is read up to a limit in bytes and in time; then the answer is returned,
+/// however incomplete the body is.
 #[async_trait]
 pub trait Transport: Send + Sync {
     async fn send(self: Arc<Self>, request: Request) -> Reply;

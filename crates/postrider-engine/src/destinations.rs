@@ -1,4 +1,4 @@
-//! Where destinations are that subscriptions only name: queues of storage accounts, functions, brokers.
+//! Resolves destinations that subscriptions only name: storage queues, functions, brokers.
 
 use crate::attempt::{Way, broker, queue, sign};
 use crate::masking::ConfiguredSecret;
@@ -13,7 +13,7 @@ use queue::Queue;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// What is known about destinations. A value: it does not change while the server runs.
+/// The configured destinations. Immutable while the server runs.
 #[derive(Clone, Debug, Default)]
 pub struct Destinations {
     /// By name.
@@ -22,43 +22,43 @@ pub struct Destinations {
     resources: BTreeMap<String, Resource>,
 }
 
-/// A storage account that has queues.
+/// A storage account with queues.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct QueueAccount {
     pub name: String,
-    /// That of its queues.
+    /// The endpoint of the account's queues.
     pub endpoint: String,
     /// Base64.
     pub key: Secret,
-    /// A queue that is missing is made.
+    /// Whether a missing queue is created.
     pub create_queues: bool,
 }
 
-/// A function, an event hub, a queue or topic of a service bus, a hybrid connection.
+/// A function, an event hub, a Service Bus queue or topic, or a hybrid connection.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Resource {
     pub id: String,
-    /// Of a function its query too, which may hold a key.
+    /// A function's URL includes its query, which may hold a key.
     pub url: Secret,
     pub key_name: Option<String>,
     pub key: Option<Secret>,
 }
 
-/// How a destination is reached.
+/// How to reach a destination.
 pub struct Reach {
     pub url: Arc<Uri>,
     pub kind: EndpointKind,
     pub(crate) way: Way,
     /// Sent with every request to a function.
     pub function_key: Option<HeaderValue>,
-    /// Secrets of the configuration that requests carry, to be masked in answers.
+    /// Secrets from the configuration that requests carry, to be masked in answers.
     pub(crate) secrets: Box<[ConfiguredSecret]>,
 }
 
 /// Why a destination cannot be reached.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Unreachable {
-    /// Whose fault that is, beginning from the destination: `properties.resourceId`.
+    /// The field at fault, relative to the destination: `properties.resourceId`.
     pub field: &'static str,
     pub reason: String,
 }
@@ -66,7 +66,7 @@ pub struct Unreachable {
 const RESOURCE_ID: &str = "properties.resourceId";
 const CONNECTION_STRING: &str = "properties.connectionString";
 
-/// What Azurite answers to, known to everyone.
+/// Azurite's well-known account: name, key and queue endpoint.
 const DEVELOPMENT: [&str; 3] = [
     "devstoreaccount1",
     "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw==",
@@ -179,7 +179,7 @@ impl Destinations {
         Ok(reach.with_secret(self.key_of(entity)))
     }
 
-    /// The key of an entity that the configuration knows.
+    /// The configured key of an entity.
     fn key_of(&self, entity: &Entity) -> Option<&Secret> {
         match entity {
             Entity::Resource(id) => self.resources.get(&id.to_lowercase())?.key.as_ref(),
@@ -192,7 +192,8 @@ impl Destinations {
         self.accounts.get(&account_name(named))
     }
 
-    /// The field that names an entity, its URL without a slash at the end, and who may send there.
+    /// The field that names an entity, the entity's URL without a trailing slash, and the
+    /// credentials.
     fn entity(&self, entity: &Entity, provider: &str) -> Result<(&'static str, String, Access), Unreachable> {
         match entity {
             Entity::Connection(connection) => {
@@ -264,15 +265,15 @@ impl Reach {
         }
     }
 
-    /// A destination that was known once. Attempts fail, and what follows from that is as for any other failure:
-    /// its events do not pile up.
+    /// A destination that is no longer configured. Attempts fail and are treated like any other
+    /// failure, so that its events do not pile up.
     pub(crate) fn nowhere(why: &Unreachable) -> Reach {
         let url = Arc::new(Uri::from_static("http://not-configured.invalid/"));
         Reach::resource(url, Way::Nowhere(format!("{} {}", why.field, why.reason)))
     }
 }
 
-/// The name of a storage account that is given by its name or its resource id.
+/// The name of a storage account from its name or its resource id.
 fn account_name(account: &str) -> String {
     account.rsplit('/').next().unwrap_or(account).to_lowercase()
 }
@@ -308,7 +309,7 @@ fn connection_lacks(what: &str) -> Unreachable {
 fn entity_by_connection(connection: &str) -> Result<(String, Access), Unreachable> {
     let need = |name| part(connection, name).ok_or_else(|| connection_lacks(name));
     let endpoint = need("Endpoint")?.trim_end_matches('/');
-    // That is what they are called for AMQP.
+    // Connection strings use the AMQP scheme `sb`.
     let endpoint = match endpoint.split_once("://") {
         Some((scheme, rest)) if scheme.eq_ignore_ascii_case("sb") => format!("https://{rest}"),
         Some(_) => endpoint.to_owned(),
@@ -406,7 +407,7 @@ mod tests {
         )
     }
 
-    /// The URL that requests go to, or the field that keeps them from it and why.
+    /// Checks the URL that requests go to, or the field at fault and the reason.
     fn check(destination: &Destination, expected: &str) {
         let told = match known().reach(destination) {
             Ok(reach) => {

@@ -1,4 +1,4 @@
-//! The catalogue in memory, in the form that publishing needs: topics by name, each with its routes.
+//! The catalog in memory, in the form that publishing needs: topics by name, each with its routes.
 
 use crate::counters::Published;
 use crate::recorder::{Audience, Verdict, Verdicts};
@@ -20,20 +20,20 @@ pub struct TopicEntry {
     pub topic: Arc<Topic>,
     /// The full resource id, as events carry it.
     pub full_id: Arc<str>,
-    /// Of the topic or domain as a whole.
+    /// Routes of the topic or domain as a whole.
     routes: Arc<[Route]>,
-    /// Of the topics inside a domain.
+    /// Routes of the topics inside a domain.
     inside: Inside,
-    /// All routes at once, when none of them looks at the event.
+    /// The subscriptions of all routes, if none of them has a filter or an expiry.
     open: Option<Arc<[SubscriptionId]>>,
-    /// Subscriptions of the topic or domain as a whole that look at events.
+    /// The number of subscriptions of the topic or domain as a whole that filter events.
     filtering: usize,
-    /// Made when it is first asked for: without a recorder nobody does.
+    /// Created on first use: only a recorder asks for it.
     audience: OnceLock<Arc<Audience>>,
     pub published: Arc<Published>,
 }
 
-/// One subscription as publishing sees it.
+/// A subscription in the form that publishing needs.
 #[derive(Clone, Debug)]
 pub struct Route {
     pub subscription: Arc<Subscription>,
@@ -46,7 +46,7 @@ impl Route {
     }
 }
 
-/// Whether an event of its topic, or of its domain topic, goes to the subscription, and if not, why.
+/// The routing verdict for one event of the subscription's topic or domain topic.
 fn verdict<'a>(
     subscription: &'a Subscription,
     event: &mut FilterInput<'a>,
@@ -62,12 +62,12 @@ fn verdict<'a>(
     Ok(mismatch.map_or(Verdict::Matched, Verdict::from))
 }
 
-/// The routes of a domain's topics, by name in lower case. A change copies one part in so many: a domain may have
-/// a hundred thousand of them.
+/// The routes of a domain's topics, by name in lower case. Sharded, so that a change copies only
+/// one shard: a domain may have a hundred thousand topics.
 #[derive(Clone, Debug, Default)]
 struct Inside {
     parts: Option<Box<[Arc<Part>]>>,
-    /// All routes together.
+    /// The number of all routes.
     count: usize,
 }
 
@@ -114,8 +114,8 @@ impl Inside {
     }
 }
 
-/// A domain with more subscriptions of its topics than this has no audience with all of them in it: every event
-/// would be given a verdict for each.
+/// The audience of a domain with more subscriptions of its topics than this leaves them out: every
+/// event would get a verdict for each of them.
 const AUDIENCE_INSIDE_MAX: usize = 128;
 
 impl TopicEntry {
@@ -132,7 +132,7 @@ impl TopicEntry {
         }
     }
 
-    /// The same topic with other routes, of the whole of it or of one of the topics inside.
+    /// The same topic with new routes, of the topic as a whole or of one domain topic.
     fn set_routes(&mut self, inside: Option<&str>, routes: Arc<[Route]>) {
         match inside {
             Some(name) => self.inside.set(name, routes),
@@ -145,7 +145,8 @@ impl TopicEntry {
         self.audience = OnceLock::new();
     }
 
-    /// Who hears of its events, by id, for the recorder. Of a large domain only the subscriptions of the whole.
+    /// The subscriptions that may get the topic's events, by id, for the recorder. For a large
+    /// domain, only the subscriptions of the domain as a whole.
     pub fn audience(&self) -> &Arc<Audience> {
         self.audience.get_or_init(|| {
             let inside = (!self.is_large()).then(|| self.inside.all());
@@ -156,8 +157,8 @@ impl TopicEntry {
         })
     }
 
-    /// How many bytes filters will look at, about, when this many are published: as many as if each subscription
-    /// had one filter.
+    /// The approximate number of bytes that filters look at when this many are published, as if
+    /// each subscription had one filter.
     pub fn filter_bytes(&self, published: usize) -> usize {
         published.saturating_mul(self.filtering + self.inside.count.min(AUDIENCE_INSIDE_MAX))
     }
@@ -181,7 +182,8 @@ fn full_id(topic: &Topic, prefix: &str) -> String {
     )
 }
 
-/// The name of the storage account that a resource id names, if it names one. Resource ids compare without case.
+/// The name of the storage account in a resource id, if there is one. Resource ids compare without
+/// case.
 pub fn storage_account(id: &str) -> Option<&str> {
     let mut parts = id.rsplit('/');
     let name = parts.next().filter(|name| !name.is_empty())?;
@@ -189,22 +191,22 @@ pub fn storage_account(id: &str) -> Option<&str> {
     (is("storageAccounts") && is("Microsoft.Storage")).then_some(name)
 }
 
-/// Decides for the events of one request who gets them, and keeps the distinct answers.
+/// Routes the events of one publish request, and keeps the distinct match sets.
 pub struct Router<'a> {
     topic: &'a TopicEntry,
     now: Timestamp,
-    /// For each event.
+    /// The filter budget for each event.
     budget: FilterBudget,
-    /// The rest of the budget for all events together.
+    /// The filter budget left for all events together.
     left: FilterBudget,
-    /// The first event whose filters would have taken more than a budget.
+    /// The first event whose filters exceeded a budget.
     over_budget: Option<EventOverBudget>,
     routed: usize,
     sets: MatchedSets,
     set_places: ListPlaces,
     found: Vec<SubscriptionId>,
     pub unmatched: usize,
-    /// What the recorder wants to know, if there is one.
+    /// The verdicts for the recorder, if there is one.
     noting: Option<Noting>,
 }
 
@@ -213,32 +215,33 @@ struct Noting {
     verdicts: Verdicts,
     list_places: ListPlaces,
     list: Vec<Verdict>,
-    /// In a large domain: the subscriptions of the domain topics that events were published to so far, and where
-    /// those of each begin.
+    /// In a large domain: the subscriptions of the domain topics that were published to so far, and
+    /// where those of each domain topic begin.
     visited: Vec<Arc<Subscription>>,
     begins: FxHashMap<String, usize>,
 }
 
 impl Noting {
-    /// Notes the list as that of the next event.
+    /// Makes the current list that of the next event.
     fn finish_event(&mut self) {
         let number = self.list_places.number_of(&self.list, &mut self.verdicts.lists);
         self.verdicts.of_event.push(number);
     }
 }
 
-/// A list is compared with this many that were kept last; mostly it is among them.
+/// A list is compared with this many of the latest ones first; mostly it is among them.
 const LISTS_COMPARED_MAX: usize = 8;
 
-/// Where the lists are that a request has had, but for the last ones: each may be another for each event.
+/// Index of the earlier lists of a request by hash. Needed because every event may have a different
+/// list.
 #[derive(Default)]
 struct ListPlaces {
     by_hash: FxHashMap<u64, u32>,
 }
 
 impl ListPlaces {
-    /// The number of a list among those that are kept. It is kept now if it was not: once, but for those whose
-    /// hashes are the same.
+    /// The number of a list, which is added if it is new. A list is kept only once, except when
+    /// hashes collide.
     fn number_of<T: Clone + Eq + Hash>(&mut self, list: &[T], lists: &mut Vec<Box<[T]>>) -> u32 {
         let older = lists.len().saturating_sub(LISTS_COMPARED_MAX);
         if let Some(at) = lists[older..].iter().rposition(|kept| **kept == *list) {
@@ -259,31 +262,31 @@ impl ListPlaces {
     }
 }
 
-/// What routing the events of one request has come to, besides the sets.
+/// The result of routing one publish request, besides the match sets.
 #[derive(Default)]
 pub struct Routed {
-    /// Events that nobody wants.
+    /// Events that no subscription matched.
     pub unmatched: usize,
     pub verdicts: Verdicts,
-    /// Where it is not the topic's own.
+    /// The audience where it differs from the topic's own.
     pub(crate) audience: Option<Arc<Audience>>,
 }
 
-/// The distinct sets of subscriptions that the events of one request go to.
+/// The distinct match sets of one publish request.
 pub type MatchedSets = Vec<Box<[SubscriptionId]>>;
 
-/// Nothing was routed: the filters of this event would have taken more than a budget.
+/// Nothing was routed: the filters of this event exceeded a budget.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct EventOverBudget {
     pub index: usize,
     pub scope: BudgetScope,
 }
 
-/// The scope of a budget.
+/// The scope of a filter budget.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BudgetScope {
     Event,
-    /// All events of a request together, up to and with the one that was over it.
+    /// All events of a request together, up to and including the one that exceeded the budget.
     Request,
 }
 
@@ -304,7 +307,7 @@ impl<'a> Router<'a> {
         }
     }
 
-    /// One that notes its verdicts for a recorder.
+    /// A router that collects its verdicts for the recorder.
     pub fn noting(topic: &'a TopicEntry, now: Timestamp, budget: FilterBudget) -> Router<'a> {
         Router {
             noting: Some(Noting::default()),
@@ -312,13 +315,13 @@ impl<'a> Router<'a> {
         }
     }
 
-    /// The same with a budget for all events together.
+    /// The same router with a budget for all events together.
     pub fn within(self, budget: FilterBudget) -> Router<'a> {
         Router { left: budget, ..self }
     }
 
-    /// The number of the set of subscriptions that this event goes to. Once an event has been over its
-    /// budget the number means nothing, and [`Router::finish`] fails.
+    /// The number of the event's match set. Once an event has exceeded its budget the number is
+    /// meaningless, and [`Router::finish`] fails.
     pub fn route(&mut self, event: &Envelope<'_>, domain_topic: Option<&str>) -> u32 {
         self.routed += 1;
         if let Some(all) = &self.topic.open {
@@ -352,8 +355,8 @@ impl<'a> Router<'a> {
         self.set_places.number_of(&self.found, &mut self.sets)
     }
 
-    /// Lists the subscriptions that the event goes to in `found`. `domain_topic` in lower case; empty outside
-    /// of domains.
+    /// Lists the subscriptions that the event matches in `found`. `domain_topic` is in lower case,
+    /// and empty outside of domains.
     fn find_subscriptions(
         &mut self,
         event: &Envelope<'_>,
@@ -366,7 +369,7 @@ impl<'a> Router<'a> {
             false => topic.inside.get(&domain_topic),
         };
         let mut budget = self.budget.min(self.left);
-        // For each of them, whether it looks at the event or not.
+        // Every subscription costs, whether or not it filters.
         budget.spend(topic.routes.len() + inside.len())?;
         let mut input = FilterInput::new(event, topic_id, budget);
         self.found.clear();
@@ -429,8 +432,8 @@ impl<'a> Router<'a> {
         self.left.spend(input.budget_left().spent_since(before))
     }
 
-    /// The sets, and what accepting the events needs besides; or the index of the first event whose filters
-    /// would have taken more than the budget.
+    /// The match sets and the rest of the result, or the first event whose filters exceeded a
+    /// budget.
     pub fn finish(self) -> Result<(MatchedSets, Routed), EventOverBudget> {
         if let Some(over) = self.over_budget {
             return Err(over);
@@ -452,8 +455,9 @@ impl<'a> Router<'a> {
     }
 }
 
-/// Place of a topic or subscription in lists, which are in order of creation. The id tells apart what was made in the
-/// same instant; alone it gives no order, since the nodes of a cluster hand out ids in blocks.
+/// The sort key of topics and subscriptions in lists, which are in order of creation. The id
+/// separates resources created at the same instant; it gives no order by itself, since the nodes of
+/// a cluster assign ids in blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct CreationKey {
     pub created: Timestamp,
@@ -480,7 +484,7 @@ impl CreationKey {
     }
 }
 
-/// Topics of one kind: found by their key, listed in order of creation.
+/// Topics of one kind: found by key, listed in order of creation.
 struct TopicIndex<K> {
     by_key: BTreeMap<K, CreationKey>,
     by_creation: BTreeSet<CreationKey>,
@@ -507,7 +511,7 @@ impl<K: Ord> TopicIndex<K> {
         self.by_key.get(key).map(|creation| creation.topic_id())
     }
 
-    /// Gives the topic that had the key until now.
+    /// Returns the topic that had the key until now.
     fn insert(&mut self, key: K, topic: &Topic) -> Option<TopicId> {
         let creation = CreationKey::of_topic(topic);
         let replaced = self.by_key.insert(key, creation);
@@ -518,7 +522,7 @@ impl<K: Ord> TopicIndex<K> {
         replaced.map(CreationKey::topic_id)
     }
 
-    /// Whether the key was this topic's: it may have passed on to another one.
+    /// Returns whether the key was this topic's: it may belong to another one by now.
     fn remove(&mut self, key: &K, topic: TopicId) -> bool {
         match self.by_key.get(key) {
             Some(creation) if creation.topic_id() == topic => {
@@ -545,23 +549,24 @@ struct Inner {
     domains: TopicIndex<String>,
     /// By name and resource group.
     system_topics: TopicIndex<(String, String)>,
-    /// By their source.
+    /// By the source resource id.
     scopes: TopicIndex<String>,
     domain_topics: BTreeMap<(TopicId, String), DomainTopic>,
     /// The keys of `domain_topics`, those of one domain in order of creation.
     domain_topics_by_creation: BTreeSet<(TopicId, Timestamp, String)>,
     /// How many topics each domain has.
     domain_topic_counts: FxHashMap<TopicId, usize>,
-    /// How many of the custom topics the edge API reaches.
+    /// The number of custom topics that the edge API serves.
     edge_topics: usize,
     subscriptions: FxHashMap<SubscriptionId, Arc<Subscription>>,
     subscriptions_by_creation: BTreeSet<CreationKey>,
     by_topic: FxHashMap<TopicId, BTreeMap<SubscriptionKey, Arc<Subscription>>>,
-    /// When subscriptions expire that do.
+    /// The expiry times of subscriptions that have one.
     expiries: BTreeSet<(Timestamp, SubscriptionId)>,
 }
 
-/// Within a topic or domain a subscription is known by its domain topic and name, in lower case.
+/// Within a topic or domain, a subscription is identified by its domain topic and name, in lower
+/// case.
 type SubscriptionKey = (Option<String>, String);
 
 fn key(subscription: &Subscription) -> SubscriptionKey {
@@ -581,15 +586,16 @@ fn in_order_of_creation(mut subscriptions: Vec<Arc<Subscription>>) -> Vec<Arc<Su
     subscriptions
 }
 
-/// Everything after this key, or everything.
+/// The range after this key; without a key, the full range.
 fn beyond<K>(after: Option<K>) -> (Bound<K>, Bound<K>) {
     (after.map_or(Bound::Unbounded, Bound::Excluded), Bound::Unbounded)
 }
 
-/// Readers see each change whole. Names compare without case; lists are in order of creation, so that one can be read
-/// in pages while others write: whoever asks for what comes after an item gets each that stays once.
+/// The catalog in memory. Readers see each change as a whole. Names compare without case. Lists are
+/// in order of creation, so that paging stays correct during changes: a reader who continues after
+/// an item gets every item that stays exactly once.
 pub struct Directory {
-    /// What full ids begin with: `/subscriptions/<id>`.
+    /// The prefix of full resource ids: `/subscriptions/<id>`.
     prefix: String,
     inner: RwLock<Inner>,
 }
@@ -602,7 +608,6 @@ impl Directory {
         }
     }
 
-    /// What full ids begin with.
     pub(crate) fn prefix(&self) -> &str {
         &self.prefix
     }
@@ -636,7 +641,7 @@ impl Directory {
         inner.topics.get(&inner.system_topics.get(&key)?).cloned()
     }
 
-    /// The unseen topic behind the subscriptions of a resource.
+    /// The hidden topic that belongs to the subscriptions of another provider's resource.
     pub fn scope_by_source(&self, source: &str) -> Option<Arc<TopicEntry>> {
         let inner = self.read();
         let id = inner.scopes.get(&source_key(source))?;
@@ -647,7 +652,7 @@ impl Directory {
         self.read().topics.get(&id).cloned()
     }
 
-    /// System topics of a storage account and scopes that are one, by the account's name.
+    /// System topics and scopes of a storage account, by the account's name.
     pub fn storage_topics(&self, account: &str) -> Vec<Arc<TopicEntry>> {
         let inner = self.read();
         let of_account = |entry: &&Arc<TopicEntry>| {
@@ -660,13 +665,13 @@ impl Directory {
         found
     }
 
-    /// How many custom topics there are, without those that the edge API reaches.
+    /// The number of custom topics without those that the edge API serves.
     pub fn managed_topic_count(&self) -> usize {
         let inner = self.read();
         inner.names.len() - inner.edge_topics
     }
 
-    /// How many custom topics the edge API reaches.
+    /// The number of custom topics that the edge API serves.
     pub fn edge_topic_count(&self) -> usize {
         self.read().edge_topics
     }
@@ -684,7 +689,7 @@ impl Directory {
         inner.domain_topic_counts.get(&domain).copied().unwrap_or(0)
     }
 
-    /// How many subscriptions a topic has; those of a domain's topics count for the domain.
+    /// The number of a topic's subscriptions; those of domain topics count for their domain.
     pub fn subscription_count(&self, topic: TopicId) -> usize {
         self.read().by_topic.get(&topic).map_or(0, BTreeMap::len)
     }
@@ -694,7 +699,7 @@ impl Directory {
         self.topics_after(None, usize::MAX)
     }
 
-    /// Custom topics made after this one, at most so many.
+    /// Custom topics created after this one, at most `limit`.
     pub fn topics_after(&self, last: Option<CreationKey>, limit: usize) -> Vec<Arc<TopicEntry>> {
         let inner = self.read();
         inner.entries(inner.names.after(last).take(limit))
@@ -718,7 +723,7 @@ impl Directory {
         inner.entries(inner.system_topics.after(last).take(limit))
     }
 
-    /// All unseen topics.
+    /// All scopes: the hidden topics of other providers' resources.
     pub fn scopes(&self) -> Vec<Arc<TopicEntry>> {
         let inner = self.read();
         inner.entries(inner.scopes.after(None))
@@ -733,7 +738,8 @@ impl Directory {
         self.domain_topics_after(domain, None, usize::MAX)
     }
 
-    /// The topics of a domain made after the one of this time and name; those of the same instant are ordered by name.
+    /// Domain topics created after this time and name; those of the same instant are ordered by
+    /// name.
     pub fn domain_topics_after(
         &self,
         domain: TopicId,
@@ -777,14 +783,14 @@ impl Directory {
         self.read().subscriptions.get(&id).cloned()
     }
 
-    /// The subscriptions of a topic; of a domain also those of its topics.
+    /// The subscriptions of a topic, including those of its domain topics.
     pub fn subscriptions(&self, topic: TopicId) -> Vec<Arc<Subscription>> {
         let inner = self.read();
         let names = inner.by_topic.get(&topic);
         in_order_of_creation(names.into_iter().flat_map(BTreeMap::values).cloned().collect())
     }
 
-    /// The subscriptions of one topic inside a domain, or (none) of the domain itself.
+    /// The subscriptions of one domain topic, or (none) of the domain as a whole.
     pub fn subscriptions_of(&self, topic: TopicId, domain_topic: Option<&str>) -> Vec<Arc<Subscription>> {
         let domain_topic = domain_topic.map(str::to_lowercase);
         in_order_of_creation(self.read().of(topic, &domain_topic).cloned().collect())
@@ -802,7 +808,7 @@ impl Directory {
         found.cloned().collect()
     }
 
-    /// Subscriptions whose time is over, at most so many.
+    /// Subscriptions that have expired, at most `limit`.
     pub(crate) fn expired(&self, now: Timestamp, limit: usize) -> Vec<SubscriptionId> {
         let inner = self.read();
         let over = inner.expiries.range(..=(now, SubscriptionId(u64::MAX)));
@@ -814,7 +820,7 @@ impl Directory {
         self.read().expiries.first().map(|(at, _)| *at)
     }
 
-    /// Everything at once, when there is nothing yet.
+    /// Fills an empty directory at once.
     pub(crate) fn load(
         &self,
         topics: Vec<Topic>,
@@ -865,7 +871,7 @@ impl Directory {
             entry = TopicEntry {
                 topic,
                 full_id,
-                // It has the topic's name in it.
+                // The audience contains the topic's name.
                 audience: OnceLock::new(),
                 ..(*known).clone()
             };
@@ -881,7 +887,7 @@ impl Directory {
         if let Some(known) = inner.topics.remove(&id) {
             inner.unname(&known.topic);
         }
-        // None but domains have any.
+        // Only domains have domain topics.
         let beginning = (id, String::new());
         let of_domain = inner.domain_topics.range(beginning..);
         let keys: Vec<_> = of_domain
@@ -951,7 +957,7 @@ impl Inner {
         self.domain_topics_by_creation.insert((domain, created, name));
     }
 
-    /// Whether it was there.
+    /// Returns whether the domain topic existed.
     fn remove_domain_topic(&mut self, key: (TopicId, String)) -> bool {
         let Some(known) = self.domain_topics.remove(&key) else {
             return false;
@@ -1003,7 +1009,7 @@ impl Inner {
         }
     }
 
-    /// Puts a subscription on the lists, or replaces it there.
+    /// Adds a subscription to the indexes, or replaces it there.
     fn add(&mut self, subscription: Arc<Subscription>) {
         let id = subscription.id;
         if let Some(known) = self.subscriptions.get(&id) {
@@ -1030,7 +1036,7 @@ impl Inner {
         }
     }
 
-    /// The subscriptions of a topic as a whole, or of one inside a domain.
+    /// The subscriptions of a topic as a whole, or of one domain topic.
     fn of<'a>(
         &'a self,
         topic: TopicId,
@@ -1043,7 +1049,7 @@ impl Inner {
             .map(|(_, subscription)| subscription)
     }
 
-    /// Makes a topic's routes anew after one of its subscriptions changed.
+    /// Rebuilds a topic's routes after one of its subscriptions changed.
     fn route(&mut self, topic: TopicId, inside: &Option<String>) {
         let Some(known) = self.topics.get(&topic) else {
             return;
@@ -1122,7 +1128,7 @@ mod tests {
         subscriptions.iter().map(|s| s.id.0).collect()
     }
 
-    /// Who gets an event of a topic, or of one inside it.
+    /// The subscriptions that get an event of a topic or domain topic.
     fn routed(directory: &Directory, topic: u64, inside: Option<&str>) -> Vec<u64> {
         let entry = directory.topic_by_id(TopicId(topic)).unwrap();
         let mut router = Router::new(&entry, Timestamp::from_secs(50), FilterBudget::UNLIMITED);
@@ -1134,7 +1140,8 @@ mod tests {
         found
     }
 
-    // Each list was compared with all before it: 5 000 events with as many lists took 12.5 million comparisons.
+    // Regression: each list was compared with all earlier ones; 5 000 events with as many lists
+    // took 12.5 million comparisons.
     #[test]
     fn a_list_is_found_among_many_and_kept_once() {
         let (mut places, mut lists) = (ListPlaces::default(), Vec::new());
@@ -1223,7 +1230,8 @@ mod tests {
             let created = at(seconds);
             Some(CreationKey { created, id })
         };
-        // Neither names nor ids are in the order of creation; two were made in the same instant.
+        // Neither names nor ids follow the order of creation; two topics were created at the same
+        // instant.
         for (id, name, made) in [(1, "b", 30), (2, "C", 10), (3, "a", 20), (4, "d", 20)] {
             let of_kind = |id: u64, kind: TopicKind| {
                 let mut topic = topic(id, name, kind);
@@ -1236,13 +1244,14 @@ mod tests {
         }
         assert_eq!(ids(&directory.topics()), [2, 3, 4, 1]);
         assert_eq!(ids(&directory.topics_after(key(20, 3), 1)), [4]);
-        // What was there goes while someone pages; nothing is left out and nothing comes twice.
+        // Deleting a topic between two pages makes no other topic disappear or appear twice.
         directory.delete_topic(TopicId(3));
         assert_eq!(ids(&directory.topics_after(key(20, 3), 9)), [4, 1]);
         assert_eq!(ids(&directory.domains_after(key(10, 12), 2)), [13, 14]);
         assert_eq!(ids(&directory.system_topics_after(key(20, 24), 9)), [21]);
         assert!(directory.topics_after(key(30, 1), 9).is_empty());
-        // A change leaves a topic in its place; a name that passes on leaves the list with its topic.
+        // A change keeps a topic's position in the list; a name that passes to another topic leaves
+        // with the old one.
         let mut changed = topic(2, "c", TopicKind::Custom);
         changed.created = at(10);
         directory.put_topic(changed);

@@ -1,11 +1,11 @@
-//! Who sends next: lanes claim what is due, fairly, within each endpoint's limits.
+//! The dispatcher: lanes claim deliveries that are due, fairly, within each endpoint's limits.
 //!
 //! A lane is a task that claims, attempts, settles, and claims again. A subscription has lanes only
 //! while it has work; an idle one costs nothing.
 
 mod endpoints;
 mod lanes;
-/// The lock of [`lanes`]; its model test puts loom's in the place of the standard library's.
+/// The lock of [`lanes`]; the model test replaces the standard library's lock with loom's.
 mod lane_sync {
     pub use std::sync::Mutex;
 }
@@ -63,42 +63,42 @@ use std::time::Duration;
 use tokio::sync::{Notify, Semaphore};
 use tokio_util::sync::CancellationToken;
 
-/// A lane that finds nothing to claim stays this long before it ends: work often comes in bursts, and
-/// waking a task is cheaper than making one.
+/// How long a lane without work stays before it ends: work often comes in bursts, and waking a task
+/// is cheaper than spawning one.
 const LINGER: Duration = Duration::from_secs(5);
-/// A subscription whose log could not be read is tried again this much later.
+/// Wait before a subscription is tried again whose log could not be read.
 const TROUBLE_PAUSE: Duration = Duration::from_secs(1);
-/// How often it is said that nothing can be claimed.
+/// The least interval between two log lines about failing claims.
 const TROUBLE_SAID_EVERY: Duration = Duration::from_secs(10);
-/// Where nothing can be sent for longer than this, events need not be kept in memory.
+/// If nothing can be sent for longer than this, events need not stay in memory.
 const REST_FROM: Duration = Duration::from_secs(5);
-/// Tasks that still run this long after attempts were given up are left behind: they would never end.
+/// Tasks that still run this long after attempts were aborted are abandoned: they would never end.
 const ABORT_PATIENCE: Duration = Duration::from_secs(5);
-/// Attempts that have timed out and whose connections are kept for a late answer. Beyond it they are closed.
+/// Timed-out attempts whose connections are kept for a late answer. Further ones are closed.
 pub const LATE_ANSWERS_MAX: usize = 1024;
 
-/// Deliveries that may have led to an event, unless the operator says otherwise.
+/// The default for the deliveries that may have led to an event.
 pub const HOPS_MAX: u32 = 8;
 
-/// How the engine delivers.
+/// The dispatcher's settings.
 #[derive(Clone, Debug)]
 pub struct Config {
     pub in_flight_per_endpoint_max: usize,
-    /// Bytes that all deliveries under way may keep in memory.
+    /// Bytes that all attempts in flight may keep in memory.
     pub in_flight_bytes_max: usize,
-    /// Attempts under way at once: each takes a connection.
+    /// Attempts in flight at once: each takes a connection.
     pub attempts_max: usize,
-    /// Attempts that have timed out and whose answers are waited for, each with its connection.
+    /// Timed-out attempts whose late answers are awaited, each with its connection.
     pub late_answers_max: usize,
     pub batch_defaults: BatchDefaults,
     /// Seeds the jitter of retries.
     pub seed: u64,
-    /// There is a place for dead letters whose subscription names none.
+    /// Whether dead letters are kept for subscriptions that name no dead-letter destination.
     pub safety_net: bool,
     /// An event that more deliveries than this have led to is dropped: it is in a loop.
     pub hops_max: u32,
     pub destinations: Arc<Destinations>,
-    /// Spans are exported, and of the traces that begin here this share. None: no spans.
+    /// Set if spans are exported: the share of the traces begun here that is.
     pub spans: Option<Share>,
 }
 
@@ -119,35 +119,37 @@ impl Default for Config {
     }
 }
 
-/// One subscription's way out.
+/// The dispatch state of one subscription.
 pub struct Outlet {
     pub id: SubscriptionId,
     plan: RwLock<Option<Arc<Plan>>>,
     lanes: LanePool,
-    /// It stands in its endpoint's queue.
+    /// Whether the subscription stands in its endpoint's queue.
     pub(crate) waiting: AtomicBool,
-    /// Lanes that wait for an answer, or for room in the budget for bytes in flight.
+    /// Lanes that wait for an answer, or for the budget of bytes in flight.
     sending: AtomicUsize,
-    /// A lane waits for room in the budget for bytes in flight. Others would only wait behind it.
+    /// Whether a lane waits for the budget of bytes in flight. Other lanes would only queue behind
+    /// it.
     waits_for_memory: AtomicBool,
-    /// Told when the plan is another: what a lane waits for may be of no use any more.
+    /// Notified when the plan changes: what a lane waits for may have become irrelevant.
     replanned: Notify,
-    /// When it is next looked at because an event may expire while the endpoint is left alone, in nanoseconds.
+    /// When the subscription is next checked because an event may expire while the endpoint is on
+    /// probation, in nanoseconds.
     expiry_alarm: AtomicI64,
     late: LateBook,
     splits: BatchSplits,
-    /// Attempts that timed out and whose answers are still waited for.
+    /// Timed-out attempts whose answers are still awaited.
     late_listeners: AtomicUsize,
-    /// The subscription has been removed.
+    /// Cancelled once the subscription is removed.
     closed: CancellationToken,
-    /// Why the subscription is gone, once it is. Held for reading while something other than a success is
-    /// settled: what the log is told after that would be forgotten uncounted.
+    /// Why the subscription was removed, once it is. Held for reading while anything but a success
+    /// is settled: a settlement after the removal would be lost without being counted.
     gone: tokio::sync::RwLock<Option<Reason>>,
     pub counters: Counters,
     pub meter: Meter,
-    /// The numbers of its topic.
+    /// The counts of the subscription's topic.
     topic: Arc<Published>,
-    /// It is shown by itself to those who keep numbers over time.
+    /// Whether exported metrics show the subscription separately.
     pub labelled: bool,
 }
 
@@ -174,7 +176,7 @@ impl Outlet {
         }
     }
 
-    /// What decides whether it may send.
+    /// Limits that the subscription's endpoint puts on sending: rate and probation.
     pub(crate) fn sender(&self) -> Sender {
         let nobody = Sender {
             obeys: false,
@@ -183,7 +185,7 @@ impl Outlet {
         self.plan().map_or(nobody, |plan| plan.sender())
     }
 
-    /// Ends parked lanes and the wait for late answers; attempts under way end by themselves.
+    /// Ends parked lanes and the wait for late answers; attempts in flight end by themselves.
     fn close(&self) {
         self.lanes.close();
         self.closed.cancel();
@@ -193,13 +195,13 @@ impl Outlet {
         self.plan.read().expect("no panic holds it").clone()
     }
 
-    /// Whether this is the plan that is in force.
+    /// Whether this plan is still in force.
     fn has_plan(&self, plan: &Plan) -> bool {
         let now = self.plan.read().expect("no panic holds it");
         now.as_ref().is_some_and(|now| std::ptr::eq(&**now, plan))
     }
 
-    /// The pauses that there have been by now, where others may have come since the lane took its plan.
+    /// The current pauses: new ones may have come since the lane took its plan.
     fn pauses(&self, plan: &Plan) -> Pauses {
         let now = self.plan.read().expect("no panic holds it");
         let subscription = now.as_ref().map_or(&plan.subscription, |now| &now.subscription);
@@ -211,9 +213,9 @@ impl Outlet {
 #[derive(Default)]
 struct Outlets {
     by_id: FxHashMap<SubscriptionId, Arc<Outlet>>,
-    /// Removed subscriptions whose lanes or late answers may still be under way.
+    /// Removed subscriptions whose lanes or late answers may still be in progress.
     removed: Vec<Weak<Outlet>>,
-    /// The dispatcher has stopped: lanes of every outlet end, also of those that are still put.
+    /// Set once the dispatcher has stopped: lanes end, including those of subscriptions put later.
     stopped: bool,
 }
 
@@ -221,40 +223,40 @@ pub struct Dispatcher {
     log: Arc<dyn EventLog>,
     transport: Arc<dyn Transport>,
     clock: Arc<dyn Clock>,
-    /// The machine's clock, for what others check against theirs.
+    /// The machine's clock, for times that other systems compare with theirs.
     wall: Arc<dyn Clock>,
     config: Config,
-    /// Where other nodes change subscriptions, too.
+    /// The catalog, if other nodes change it too.
     shared_catalog: Option<Arc<dyn Catalog>>,
     recorder: Arc<dyn Recorder>,
     outlets: RwLock<Outlets>,
     endpoints: Mutex<Endpoints>,
-    /// Endpoints and subscriptions to be looked at again at a point in time.
+    /// Endpoints and subscriptions to be checked again at a point in time.
     alarms: Mutex<BTreeMap<(Timestamp, u64), Alarm>>,
     alarm_number: AtomicU64,
     changed: Notify,
-    /// There may be dead letters to write.
+    /// Notified when there may be dead letters to write.
     pub(crate) letters_changed: Notify,
-    /// When it is next looked at what is due, in nanoseconds.
+    /// When due work is next looked for, in nanoseconds.
     looks_at: AtomicI64,
-    /// When it was last said that nothing can be claimed, in nanoseconds.
+    /// When a failing claim was last logged, in nanoseconds.
     claim_trouble_said: AtomicI64,
     pub(crate) delays: Delays,
     reports: Reports,
     late_room: Arc<Semaphore>,
     pub in_flight: InFlightBudget,
-    /// Late answers that are being seen to.
+    /// Late answers that are being processed.
     late_busy: AtomicUsize,
     pub(crate) tasks: TaskRegistry,
-    /// No further claims.
+    /// Cancelled to stop further claims.
     pub(crate) stop: CancellationToken,
-    /// Attempts under way are given up.
+    /// Cancelled to abort attempts in flight.
     pub(crate) abort: CancellationToken,
     pub counters: Counters,
     pub meter: Meter,
     pub unlabelled: Unlabelled,
     pub replay_outcomes: ReplayOutcomes,
-    /// Which this is part of: dead letters are written and withdrawn there.
+    /// The engine that this dispatcher belongs to: it writes and withdraws dead letters.
     engine: OnceLock<Weak<Engine>>,
 }
 
@@ -310,13 +312,15 @@ impl Dispatcher {
         dispatcher
     }
 
-    /// Which engine this is part of. To be said once, before anything is delivered.
+    /// Sets the engine that this dispatcher belongs to. To be called once, before anything is
+    /// delivered.
     pub(crate) fn belongs_to(&self, engine: Weak<Engine>) {
-        // Said twice, the first holds.
+        // A second call has no effect.
         let _ = self.engine.set(engine);
     }
 
-    /// The trace that a publish request without one began, by the position of its first event. None if nobody sees it.
+    /// The trace that a publish request without a trace context began, by the position of its first
+    /// event. None without span export.
     pub fn trace_begun(&self, first: Position) -> Option<Context> {
         let ids = Ids {
             log: self.log.identity(),
@@ -325,13 +329,13 @@ impl Dispatcher {
         context.sampled().then_some(context)
     }
 
-    /// What is known about destinations that subscriptions only name.
+    /// The configured destinations.
     pub fn destinations(&self) -> &Destinations {
         &self.config.destinations
     }
 
-    /// Takes up a subscription, or what has changed about it. A new one gets a lane only if something waits for
-    /// it already: it may be one of very many that nothing is published for.
+    /// Adds a subscription, or applies its changes. A new one gets a lane only if work is waiting:
+    /// it may be one of very many that nothing is published for.
     pub fn put(
         self: &Arc<Self>,
         subscription: Arc<Subscription>,
@@ -376,16 +380,16 @@ impl Dispatcher {
             }
             self.forget_unless_used(before);
         }
-        // Its old endpoint may have been holding it up.
+        // The subscription may have been waiting for its old endpoint.
         outlet.waiting.store(false, Relaxed);
         outlet.replanned.notify_waiters();
         if paused {
-            // What waits need not wait in memory.
+            // A paused backlog need not stay in memory.
             self.log.rest(id);
             outlet.lanes.end_parked();
             return;
         }
-        // After the plan is there: what comes from now on wakes it by itself.
+        // Read after the plan is set: any work that arrives later wakes a lane by itself.
         let waits = |backlog: Backlog| backlog.waiting + backlog.retrying > 0;
         if resumed {
             self.wake(&outlet, self.config.in_flight_per_endpoint_max);
@@ -394,14 +398,14 @@ impl Dispatcher {
         }
     }
 
-    /// Looks whether there is something to claim for a subscription that was put.
+    /// Looks for work for a subscription that was put.
     pub(crate) fn begin(self: &Arc<Self>, id: SubscriptionId) {
         if let Some(outlet) = self.outlet(id) {
             self.wake(&outlet, 1);
         }
     }
 
-    /// Lets go of a subscription. Attempts under way end, but nothing follows them.
+    /// Removes a subscription. Attempts in flight end, but nothing follows from them.
     pub async fn remove(&self, id: SubscriptionId, reason: Reason) {
         let outlet = self.outlets.write().expect("no panic holds it").remove(id);
         if let Some(outlet) = outlet {
@@ -422,8 +426,8 @@ impl Dispatcher {
         outlets.by_id.get(&id).cloned()
     }
 
-    /// Tasks under way for subscriptions that have been removed: attempts whose answer is awaited, or
-    /// tasks that should have ended.
+    /// Tasks still running for removed subscriptions: attempts whose answer is awaited, or tasks
+    /// that should have ended.
     pub fn orphaned_tasks(&self) -> usize {
         let outlets = self.outlets.read().expect("no panic holds it");
         let removed = outlets.removed.iter().filter_map(Weak::upgrade);
@@ -443,7 +447,7 @@ impl Dispatcher {
         self.start_lanes(outlet, count);
     }
 
-    /// Starts as many lanes as `count` deliveries need and the endpoint has room for.
+    /// Starts as many lanes as `count` deliveries need and the endpoint admits.
     fn start_lanes(self: &Arc<Self>, outlet: &Arc<Outlet>, count: usize) {
         let waits = outlet.waiting.load(Relaxed) || outlet.waits_for_memory.load(Acquire);
         if self.stop.is_cancelled() || waits {
@@ -453,7 +457,7 @@ impl Dispatcher {
             return;
         };
         let mut wanted = count.div_ceil(plan.want.events_max).min(plan.endpoint.room());
-        // Without a lane nobody would learn that there is room again, or that a delay is over.
+        // At least one lane must learn that the endpoint admits again, or that a delay is over.
         if wanted == 0 && outlet.lanes.is_idle() {
             wanted = 1;
         }
@@ -464,7 +468,7 @@ impl Dispatcher {
         }
     }
 
-    /// Puts one more lane to work. Returns whether there was one to be had.
+    /// Puts one more lane to work. Returns whether a lane was available.
     fn start_lane(self: &Arc<Self>, outlet: &Arc<Outlet>) -> bool {
         match outlet.lanes.start_lane(self.config.in_flight_per_endpoint_max) {
             LaneStart::Woken => true,
@@ -481,7 +485,7 @@ impl Dispatcher {
         self.tasks.spawn(TaskKind::DeliveryLane, lane);
     }
 
-    /// A lane that has found work calls for another one if there is more and a place to send it.
+    /// A lane that has found work starts another one if there is more and the endpoint admits it.
     fn wake_sibling(self: &Arc<Self>, outlet: &Arc<Outlet>, plan: &Plan, claimed: usize) {
         let more = outlet.lanes.claimed(claimed);
         if more && plan.endpoint.room() > 0 && !self.stop.is_cancelled() {
@@ -489,8 +493,8 @@ impl Dispatcher {
         }
     }
 
-    /// Claims, attempts and settles until there is nothing to claim or no place to send it.
-    /// `admitted`: this endpoint has given a place already.
+    /// Claims, attempts and settles until nothing can be claimed or sent. `admitted` is a pass that
+    /// an endpoint has already granted.
     async fn lane(self: Arc<Self>, outlet: Arc<Outlet>, mut admitted: Option<(Arc<Endpoint>, Pass)>) {
         loop {
             let epoch = outlet.lanes.epoch();
@@ -545,13 +549,14 @@ impl Dispatcher {
                 self.leave_unsent(&plan, outlet, pass);
                 return LaneStep::MayNotSend;
             }
-            // The next step takes the plan that is in force now, if there is one.
+            // The next step uses the plan then in force, if there is one.
             ClaimOutcome::Replanned => {
                 self.leave_unsent(&plan, outlet, pass);
                 return LaneStep::Settled;
             }
         };
-        // The subscription may have been paused or changed during the await above: nothing goes to an old endpoint.
+        // The subscription may have been paused or changed during the await above: nothing may be
+        // sent to an old endpoint.
         let now = outlet.plan();
         if !now.as_ref().is_some_and(|now| Arc::ptr_eq(now, &plan)) {
             self.log.release(outlet.id, claims);
@@ -588,13 +593,14 @@ impl Dispatcher {
             Admission::Go(pass) => Some(pass),
             Admission::Full => None,
             Admission::ProbeUnderWay => {
-                // The probe may fail, and prolong the delay.
+                // The probe in flight may fail, and prolong the delay.
                 self.alarm_before_expiry(plan, outlet, None);
                 None
             }
             Admission::Delayed(until) => {
                 self.alarm_before_expiry(plan, outlet, None);
-                // One that is only paced goes on so soon that its events may stay in memory.
+                // A subscription limited only by its rate continues soon enough to keep its events
+                // in memory.
                 if until.since(self.clock.now()) > REST_FROM {
                     self.log.rest(outlet.id);
                 }
@@ -604,15 +610,16 @@ impl Dispatcher {
         }
     }
 
-    /// When the first event expires of those that wait for an outlet; where none does, of those that may come.
+    /// When the oldest waiting event of a subscription expires; without a waiting event, when a new
+    /// one would.
     fn next_expiry(&self, plan: &Plan, outlet: &Outlet, now: Timestamp) -> Timestamp {
         let oldest = self.log.backlog(outlet.id).oldest;
         let received = oldest.map_or(now, |oldest| outlet.pauses(plan).effective(oldest, now));
         received + plan.policy.time_to_live
     }
 
-    /// Has an outlet that its endpoint holds back looked at just before its next event expires, and not before
-    /// `earliest`.
+    /// Schedules a check of a delayed subscription just before its next event expires, not earlier
+    /// than `earliest`.
     fn alarm_before_expiry(&self, plan: &Plan, outlet: &Arc<Outlet>, earliest: Option<Timestamp>) {
         if !plan.sender().obeys {
             return;
@@ -620,7 +627,7 @@ impl Dispatcher {
         let now = self.clock.now();
         let expires = self.next_expiry(plan, outlet, now);
         let at = (expires - EXPIRY_PROBE_LEAD).max(earliest.unwrap_or(now));
-        // A single alarm is enough: later changes are seen when it goes off.
+        // A single alarm is enough: it reads later changes when it goes off.
         let is_sooner = |known: i64| (at.nanos() < known || known < now.nanos()).then_some(at.nanos());
         if outlet
             .expiry_alarm
@@ -631,7 +638,7 @@ impl Dispatcher {
         }
     }
 
-    /// Probes an endpoint with an event that would expire while it is left alone.
+    /// Probes an endpoint on probation with an event that would expire before the delay is over.
     fn probe_before_expiry(self: &Arc<Self>, outlet: &Arc<Outlet>) {
         outlet.expiry_alarm.store(i64::MAX, Release);
         if self.stop.is_cancelled() || !outlet.waiting.load(Relaxed) {
@@ -670,8 +677,8 @@ impl Dispatcher {
             want.events_max = want.events_max.min(max);
         }
         match self.log.claim(outlet.id, now, want).await {
-            // It was told to stop while the log was reading. What other lanes have given back since may be among
-            // these: it would be sent twice.
+            // The stop came during the await above. Other lanes have released claims since, which
+            // may be among these: sending them would deliver twice.
             Ok(claims) if self.stop.is_cancelled() => {
                 self.log.release(outlet.id, claims);
                 Vec::new()
@@ -685,7 +692,7 @@ impl Dispatcher {
                 claims
             }
             Err(e) => {
-                // Every lane of every subscription meets the same trouble.
+                // Every lane of every subscription runs into the same failure: log it rarely.
                 let said = self.claim_trouble_said.load(Relaxed);
                 let say = now.nanos().saturating_sub(said) >= TROUBLE_SAID_EVERY.as_nanos() as i64;
                 if say && self.claim_trouble_said.swap(now.nanos(), Relaxed) == said {
@@ -697,7 +704,8 @@ impl Dispatcher {
         }
     }
 
-    /// Claims what may be attempted together, as soon as the budget for bytes in flight has room for it.
+    /// Claims events that may be attempted together, as soon as the budget of bytes in flight
+    /// admits them.
     async fn claim_within_budget(
         self: &Arc<Self>,
         plan: &Plan,
@@ -716,7 +724,7 @@ impl Dispatcher {
                 Ok(charge) => return ClaimOutcome::Claimed(claims, Arc::new(charge)),
                 Err(shortage) => shortage,
             };
-            // Who waits for memory must not hold any.
+            // A lane that waits for memory must not hold any.
             self.log.release(outlet.id, claims);
             self.log.rest(outlet.id);
             if outlet.waits_for_memory.swap(true, AcqRel) {
@@ -748,7 +756,7 @@ impl Dispatcher {
         }
     }
 
-    /// Makes one attempt for the claims that are still in time, and settles all of them.
+    /// Makes one attempt for the claims that have not expired, and settles all of them.
     async fn deliver(
         self: &Arc<Self>,
         plan: &Arc<Plan>,
@@ -770,7 +778,7 @@ impl Dispatcher {
         };
         if claims.is_empty() {
             if pass.before_expiry {
-                // Events that are in time are behind these in the log.
+                // Events that have not expired come after these in the log.
                 self.settle(outlet, settled, None).await;
                 return Delivered::NothingInTime(pass);
             }
@@ -833,7 +841,8 @@ impl Dispatcher {
             settled.push(self.follow_up(plan, outlet, &pauses, claim, attempted, ended_at));
         }
         let listening = if attempted == Attempted::TIMED_OUT {
-            // Nobody can answer what was not sent, and others wait for the memory that it takes.
+            // A request that was not fully sent gets no answer, and other attempts wait for its
+            // memory.
             let unsent = Arc::strong_count(&charge) > 1;
             match unsent && self.in_flight.is_short() {
                 true => None,
@@ -896,7 +905,7 @@ impl Dispatcher {
             },
         };
         drop(resting);
-        // Not before: whoever moves a test's clock must see this lane as either asleep or at work.
+        // Dropped only now: whoever moves a test clock must see this lane either asleep or at work.
         drop(deadline);
         waited
     }
@@ -920,7 +929,8 @@ impl Dispatcher {
         let attempt = attempted.number(number);
         let received = pauses.effective(claim.received(), now);
         let profile = match pauses.is_paused() {
-            // Nobody knows when its time will be over: that is looked at when it is due.
+            // How long the pause lasts is unknown: the time to live is checked when the retry is
+            // due.
             true => &Profile {
                 time_to_live_rule: TimeToLiveRule::WhenDue,
                 ..*plan.profile
@@ -931,7 +941,7 @@ impl Dispatcher {
             .policy
             .next(profile, plan.kind, attempt, received, now, chance);
         if !outlet.late.is_empty() {
-            // An earlier attempt may have been answered with success while this one was under way.
+            // An earlier attempt may have been answered with success while this one was in flight.
             if next != Next::Done && outlet.late.take_answered(position) {
                 next = Next::Done;
                 for counters in [&self.counters, &outlet.counters] {
@@ -954,9 +964,9 @@ impl Dispatcher {
         }
     }
 
-    /// Gives the events of a request back that was too large as a whole, to be sent again in halves. That is the same
-    /// attempt going on: no event loses one, nor any time, because of its neighbours. Returns what was handed in if
-    /// the request is not of that kind.
+    /// Releases the events of a request that was too large as a whole, to be sent again in halves.
+    /// The halves continue the same attempt: no event loses an attempt, nor time, because of its
+    /// neighbours. Returns the arguments if the request was not refused for its size.
     async fn send_in_halves<'a>(
         self: &Arc<Self>,
         outlet: &Arc<Outlet>,
@@ -968,7 +978,8 @@ impl Dispatcher {
         if !refused || !sent.plan.profile.splits(attempted.status, claims.len()) {
             return Some((claims, sent));
         }
-        // Until they are given back: what the log is told after the subscription is gone would be forgotten uncounted.
+        // Held until they are released: a settlement after the removal would be lost without being
+        // counted.
         let gone = outlet.gone.read().await;
         if gone.is_some() {
             drop(gone);
@@ -995,7 +1006,7 @@ impl Dispatcher {
         }
     }
 
-    /// `sent` is the attempt that some of them were part of.
+    /// Settles deliveries. `sent` is the attempt that some of them were part of.
     async fn settle(
         self: &Arc<Self>,
         outlet: &Arc<Outlet>,
@@ -1036,7 +1047,7 @@ impl Dispatcher {
             self.report(outlet, &settled, sent.as_ref());
         }
         if self.recorder.on() {
-            // Before the log knows: what follows from it is recorded after it.
+            // Before the log is told: what follows from the settlement must be recorded after it.
             self.note(outlet.id, &settled, sent);
         }
         let retry = |one: &Settled| match one.next {
@@ -1055,8 +1066,8 @@ impl Dispatcher {
         if !letters.is_empty() {
             self.letters_settled(outlet, &letters);
         }
-        // The log tells when the earliest retry of all has changed. It need not have: an earlier one may be held
-        // back, and the clock may have been set back.
+        // The log reports when the earliest retry of all changes, which these retries need not be:
+        // an earlier one may be held back, or the clock may have been set back.
         if let Some(due) = soonest
             && due.nanos() < self.looks_at.load(Acquire)
         {
@@ -1064,8 +1075,8 @@ impl Dispatcher {
         }
     }
 
-    /// The place that an endpoint has given to an outlet, unless the outlet points elsewhere by now: then the next
-    /// in line has it.
+    /// Keeps the pass that an endpoint granted to a subscription, or passes it on to the next in
+    /// the queue if the subscription has another endpoint by now.
     fn keep_place(
         self: &Arc<Self>,
         outlet: &Arc<Outlet>,
@@ -1105,7 +1116,7 @@ impl Dispatcher {
                     next.lanes.add_lane();
                     self.spawn_lane(next, Some((endpoint.clone(), pass)));
                 }
-                // It points elsewhere now: it asks there.
+                // The subscription has another endpoint by now, and has to ask there.
                 None => self.wake(&next, 1),
             }
         }
@@ -1117,7 +1128,7 @@ impl Dispatcher {
         Ok(self.log.flush().await?)
     }
 
-    /// Claims nothing more, waits for attempts under way until `patience` is over, gives up the rest.
+    /// Stops claiming, waits for attempts in flight until `patience` is over, and aborts the rest.
     /// Fails with the names of tasks that have not ended [`ABORT_PATIENCE`] after that.
     pub async fn stop(&self, patience: impl Future<Output = ()>) -> Result<(), Error> {
         self.stop.cancel();
@@ -1148,7 +1159,7 @@ impl Dispatcher {
     }
 }
 
-/// Counts a lane as one that only waits, for the test clock.
+/// Counts a lane as waiting, for the test clock.
 struct Resting<'a>(&'a AtomicUsize);
 
 impl<'a> Resting<'a> {
@@ -1166,38 +1177,39 @@ impl Drop for Resting<'_> {
 
 enum ClaimOutcome {
     Claimed(Vec<Claim>, Arc<InFlightCharge>),
-    /// There is nothing to claim, or nothing is to be claimed any more.
+    /// No delivery can be claimed, or the dispatcher is stopping.
     Nothing,
-    /// Another lane of the subscription waits for room in the budget.
+    /// Another lane of the subscription already waits for the budget.
     BehindAnother,
-    /// The subscription was changed meanwhile.
+    /// The subscription was changed in the meantime.
     Replanned,
 }
 
-/// How a wait for room in the budget for bytes in flight has ended.
+/// How a wait for the budget of bytes in flight ended.
 enum RoomWait {
     Room(InFlightPermits),
-    /// The subscription was changed: it may go elsewhere now, or nowhere.
+    /// The subscription was changed: it may have another endpoint now, or none.
     Replanned,
     /// The subscription is gone, or the server is stopping.
     Over,
 }
 
-/// What one round of a lane came to.
+/// The result of one round of a lane.
 enum LaneStep {
     /// Deliveries were claimed and settled; there may be more.
     Settled,
     NothingToClaim,
-    /// All that was claimed had expired. The place at the endpoint is kept for what has not.
+    /// All claimed events had expired. The pass is kept for events that have not.
     NothingInTime(Arc<Endpoint>, Pass),
-    /// The subscription is gone or paused, its endpoint admits no request, or the engine stops.
+    /// The subscription is gone or paused, its endpoint admits no request, or the engine is
+    /// stopping.
     MayNotSend,
 }
 
-/// The end of an attempt to deliver claims.
+/// The result of delivering claims.
 enum Delivered {
     Settled,
-    /// All had expired, and the place is to be used for others: see [`Pass::before_expiry`].
+    /// All events had expired, and the pass is to be used for others: see [`Pass::before_expiry`].
     NothingInTime(Pass),
     /// The engine is being torn down.
     TornDown,
@@ -1214,17 +1226,17 @@ impl Outlets {
     }
 }
 
-/// How waiting for an answer ended.
+/// How the wait for an answer ended.
 enum Waited {
     Answered(Attempted, Heard),
     TimedOut,
-    /// Nothing was sent: what held when the attempt began holds no more.
+    /// Nothing was sent: the conditions under which the attempt began no longer hold.
     Withdrawn,
     TornDown,
 }
 
-/// Takes out the claims that are not to be attempted: too late, or delivered by an attempt whose answer
-/// came late. Returns what follows those, and the others.
+/// Separates the claims that must not be attempted: expired, looping, or delivered by an attempt
+/// whose answer came late. Returns their settlements, and the remaining claims.
 fn set_aside(
     plan: &Plan,
     outlet: &Outlet,
@@ -1240,7 +1252,7 @@ fn set_aside(
         let next = if outlet.late.take_answered(position) {
             Some(Next::Done)
         } else if claim.entry.batch.hops > hops_max {
-            // Its dead letter would only lead into the loop again.
+            // A dead letter of the event would only re-enter the loop.
             Some(Next::Drop(Reason::TooManyHops))
         } else {
             plan.policy.expired(pauses.effective(claim.received(), now), now)
@@ -1261,7 +1273,7 @@ fn set_aside(
     (settled, timely)
 }
 
-/// What the log tells the dispatcher.
+/// The dispatcher's listener for events from the log.
 struct Ears(Weak<Dispatcher>);
 
 impl Listener for Ears {

@@ -1,4 +1,5 @@
-//! One endpoint's health: how much may be in flight there, and when to leave it alone.
+//! The health of one endpoint: how many requests may be in flight there, and when it is on
+//! probation.
 
 use crate::dispatch::Outlet;
 use crate::in_flight::{EndpointStanding, EndpointUsage};
@@ -16,59 +17,62 @@ use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 use tokio::sync::watch;
 
-/// An endpoint that has not answered yet gets this many requests at once, and no fewer unless it says that
-/// it is busy.
+/// The in-flight window of an endpoint that has not answered yet. The window shrinks below this
+/// only if the endpoint says that it is busy.
 const WINDOW_FIRST: usize = 16;
-/// One that answers gets as many as this: enough to catch up after a pause, on either side.
+/// The in-flight window that an answering endpoint reaches at least: enough to catch up after a
+/// pause, on either side.
 const WINDOW_ANSWERING: usize = 32;
-/// Beyond that the window is wide enough for this many requests a second at the endpoint's own pace. More at
-/// once would only wait there, and cost us connections and wake-ups.
+/// Beyond that, the window grows until this many requests a second fit at the endpoint's own
+/// latency. More requests at once would only wait there, and cost connections and wake-ups.
 const REQUESTS_PER_SECOND: f64 = 16_000.0;
-/// After this many answers the quickest one is measured anew: endpoints change.
+/// The quickest answer is measured again after this many answers: endpoints change.
 const QUICKEST_OF: u32 = 2048;
-/// Requests whose rate is limited may come early by as much: more often than this nobody is woken for one.
+/// How early a rate-limited request may be sent: lanes are woken no more often than this for the
+/// rate.
 const PACED_EARLY: Duration = Duration::from_millis(100);
 
-/// An event that would expire while its endpoint is left alone is attempted this much earlier: what was published with
-/// it must be in time as well, if that finds the endpoint well.
+/// How long before its expiry an event is attempted that would expire while its endpoint is on
+/// probation. The lead leaves time for events published with it, if the probe finds the endpoint
+/// well.
 pub const EXPIRY_PROBE_LEAD: Duration = Duration::from_secs(10);
 
-/// A value that changes only by what is said to it; the time comes in as an argument.
+/// A pure value: it changes only through its methods, and time is an argument.
 #[derive(Clone, Debug)]
 pub struct Health {
     window: usize,
     window_max: usize,
     in_flight: usize,
     breaker: CircuitBreaker,
-    /// The last request failed.
+    /// Whether the last request failed.
     failed_last: bool,
     pace: Pace,
-    /// When the next request is due of those whose rate is limited.
+    /// When the next rate-limited request is due.
     next_paced: Timestamp,
-    /// Other nodes send to it as well.
+    /// This node's share of the rate, if other nodes send to the endpoint as well.
     sharing: Sharing,
 }
 
-/// Failures in a row, and whether deliveries are held back because of them.
+/// The failures in a row, and the delay that they have led to.
 #[derive(Clone, Debug, Default)]
 struct CircuitBreaker {
-    /// Different deliveries that have failed since the last success. One that fails again and again says
-    /// something about itself rather than about the endpoint.
+    /// The different deliveries that have failed since the last success. A delivery that fails
+    /// repeatedly counts once: its failures say more about the delivery than about the endpoint.
     failing: FxHashSet<Delivery>,
     delay: Option<Delay>,
     /// The delay is over and a probe is under way.
     probing: bool,
-    /// A probe is wanted before the delay is over.
+    /// Whether a probe is wanted before the delay is over.
     probe_wanted: bool,
-    /// When a probe last went out early because an event was about to expire.
+    /// When a probe was last sent early because an event was about to expire.
     expiry_probe_at: Option<Timestamp>,
 }
 
-/// What a circuit breaker lets through.
+/// The requests that a circuit breaker lets through.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Gate {
     Open,
-    /// One request, as a probe; `early` if the delay is not over.
+    /// A single request, as a probe; `early` if the delay is not over.
     Probe {
         early: bool,
     },
@@ -96,13 +100,14 @@ impl CircuitBreaker {
         }
     }
 
-    /// Whether deliveries are held back at this time.
+    /// Whether deliveries are delayed at this time.
     fn holds_at(&self, now: Timestamp) -> bool {
         self.delay.is_some_and(|delay| now < delay.until)
     }
 
-    /// When the next probe for an event that is about to expire may go out: no sooner after the last one than the
-    /// endpoint is left alone at first for the cause, lest events that expire one by one undo the delay.
+    /// When the next probe for an expiring event may be sent. The interval to the last one is at
+    /// least the first delay for the cause, so that events that expire one by one do not undo the
+    /// delay.
     fn next_expiry_probe(&self, rules: &Probation, now: Timestamp) -> Timestamp {
         let Some(delay) = self.delay else {
             return now;
@@ -110,7 +115,7 @@ impl CircuitBreaker {
         let wait = rules.first(delay.cause);
         match self.expiry_probe_at {
             _ if self.probing => now + wait,
-            // The clock may have been set back.
+            // The clock may have been set back since the last probe.
             Some(last) if last <= now => (last + wait).max(now),
             _ => now,
         }
@@ -121,7 +126,7 @@ impl CircuitBreaker {
         self.probe_wanted = false;
     }
 
-    /// A request with this kind of probe was not sent after all.
+    /// A request that was admitted as this kind of probe was not sent.
     fn probe_unsent(&mut self, early: bool) {
         self.probe_wanted |= early && self.delay.is_some();
     }
@@ -129,8 +134,8 @@ impl CircuitBreaker {
     fn fail(&mut self, probe: bool, ended: &Ended<'_>, rules: &Probation, now: Timestamp) {
         let cause = ended.outcome;
         match self.delay {
-            // The endpoint is left alone for as long as it would have been: asking costs nothing. So does a probe that
-            // has failed elsewhere meanwhile.
+            // An early probe that failed leaves the delay as it is, so that asking costs nothing.
+            // The same holds for a probe that failed after another node had prolonged the delay.
             Some(delay) if probe && now < delay.until => {}
             Some(delay) if probe => {
                 self.delay = Some(Delay {
@@ -138,7 +143,7 @@ impl CircuitBreaker {
                     ..rules.prolong(delay, cause, now)
                 });
             }
-            // Sent before the delay began.
+            // The request was sent before the delay began.
             Some(_) => {}
             None => {
                 let deliveries = ended.events.iter().map(|event| (ended.of, *event));
@@ -161,44 +166,46 @@ impl CircuitBreaker {
         self.expiry_probe_at = None;
     }
 
-    /// Another node holds deliveries back. A probe under way still tells how the endpoint is.
+    /// Applies a delay of another node. A probe in flight still tells how the endpoint is.
     fn hold(&mut self, delay: Delay) {
         self.failing.clear();
         self.delay = Some(delay);
     }
 
-    /// Wants a probe though the delay is not over. Whether there is one to wait for.
+    /// Requests a probe although the delay is not over. Returns whether there is a probe to wait
+    /// for.
     fn want_probe(&mut self, now: Timestamp) -> bool {
         self.probe_wanted = !self.probing && self.delay.is_some_and(|delay| now < delay.until);
         self.probe_wanted
     }
 }
 
-/// One event for one subscription.
+/// An event for one subscription.
 pub type Delivery = (SubscriptionId, Position);
 
-/// The permission to send one request, to be brought back when the request has ended.
+/// The permission to send one request, to be returned when the request has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
 pub struct Pass {
-    /// How the endpoint stood when the pass was given.
+    /// The endpoint's standing when the pass was granted.
     pub standing: EndpointStanding,
     /// Set if the request probes the endpoint; true if the delay was not over.
     probe: Option<bool>,
-    /// The same for the subscription, whose own deliveries are held back.
+    /// Set if the request probes for the subscription alone, whose own deliveries are delayed.
     own_probe: Option<bool>,
-    /// How much of the time it takes up, if it is one of those whose rate is limited.
+    /// The time that the request takes of the rate, if it is rate-limited.
     share: Duration,
-    /// The pass was given before the delay is over, because an event is about to expire.
+    /// Whether the pass was granted before the end of the delay, because an event is about to
+    /// expire.
     pub before_expiry: bool,
 }
 
-/// Who asks to send, as far as that decides whether it may.
+/// Limits that a subscription's profile and webhook put on its sending.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Sender {
-    /// Its rules know delayed delivery.
+    /// Whether its profile has probation.
     pub obeys: bool,
-    /// The most requests a minute that the webhook asked for.
+    /// The most requests a minute that the webhook allows.
     pub rate_max: Option<u32>,
 }
 
@@ -206,44 +213,44 @@ pub struct Sender {
 #[derive(Clone, Copy, Debug)]
 pub struct Ended<'a> {
     pub outcome: Outcome,
-    /// Of the answer, if there was one.
+    /// The status of the answer, if there was one.
     pub status: Option<u16>,
     pub took: Duration,
     /// The subscription that sent the request.
     pub of: SubscriptionId,
-    /// The request's events: each is a delivery of its own. May be left out where it was a success.
+    /// The request's events: each is a delivery of its own. May be left out for a success.
     pub events: &'a [Position],
-    /// The rules of the subscription that sent it; without any its failures do not count.
+    /// The probation rules of the subscription; without them its failures do not count.
     pub rules: Option<&'a Probation>,
 }
 
 impl Sender {
-    /// How much of the time one request takes up, whoever sends it; none where the rate is not limited.
+    /// The interval between two requests, whichever node sends them; none without a rate limit.
     fn interval(self) -> Option<Duration> {
         let rate = self.rate_max.filter(|rate| *rate > 0);
         rate.map(|rate| Duration::from_secs(60) / rate)
     }
 }
 
-/// Whether a request may go whose rate is limited.
+/// Whether a rate-limited request may be sent.
 enum Paced {
-    /// It may; the next one not before then.
+    /// The request may be sent; the next one not before `next`.
     Go {
         next: Timestamp,
     },
     Wait(Timestamp),
 }
 
-/// How quickly an endpoint answers.
+/// The response times of an endpoint.
 #[derive(Clone, Copy, Debug, Default)]
 struct Pace {
-    /// The quickest answer lately, in seconds: the way there and back with the least waiting.
+    /// The quickest recent answer, in seconds: the round trip with the least waiting.
     quickest: f64,
     quickest_next: f64,
     answers: u32,
-    /// Answers since the window was last looked at.
+    /// Answers since the window was last adjusted.
     since_look: usize,
-    /// The window was full at some time since then.
+    /// Whether the window was full at some time since then.
     was_full: bool,
 }
 
@@ -268,18 +275,18 @@ impl Pace {
         self.since_look += 1;
     }
 
-    /// How many requests at once make sense.
+    /// The useful number of requests at once.
     fn window(&self, max: usize) -> usize {
         let enough = (self.quickest * REQUESTS_PER_SECOND).ceil() as usize;
         enough.clamp(WINDOW_ANSWERING.min(max), max)
     }
 }
 
-/// Whether a request may go before the delay is over, because an event is about to expire.
+/// Whether a request may be sent before the delay is over, because an event is about to expire.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ExpiryProbe {
     Go(Pass),
-    /// Another probe was too recently, or is under way: not before then.
+    /// Not before this time: another probe was sent too recently, or is in flight.
     Later(Timestamp),
     /// Nothing holds the event back until it expires.
     NotNeeded,
@@ -288,16 +295,16 @@ pub enum ExpiryProbe {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Admission {
     Go(Pass),
-    /// As many as allowed are in flight; one of them will make room.
+    /// The in-flight window is full; a request that ends makes space.
     Full,
-    /// A probe is under way; what comes of it decides.
+    /// A probe is in flight; its result decides.
     ProbeUnderWay,
-    /// Left alone until then.
+    /// On probation, or limited by the rate, until then.
     Delayed(Timestamp),
 }
 
 impl Health {
-    /// `delay`: what is known from an earlier life.
+    /// `delay` is the delay that was stored by an earlier process.
     pub fn new(window_max: usize, delay: Option<Delay>) -> Health {
         Health {
             window: WINDOW_FIRST.min(window_max),
@@ -311,7 +318,7 @@ impl Health {
         }
     }
 
-    /// As many nodes as this send to the endpoint now, and this one takes these turns among them.
+    /// Sets which of the nodes that send to the endpoint this one is.
     pub fn share(&mut self, sharing: Sharing) {
         self.sharing = sharing;
     }
@@ -338,8 +345,8 @@ impl Health {
         }
     }
 
-    /// Asks to send one request. Only a sender whose rules know delayed delivery is held back by it, and only one
-    /// whose webhook asked for it is held to a rate.
+    /// Asks to send one request. Only a sender whose profile has probation is held back by a delay,
+    /// and only one whose webhook set a rate is held to a rate.
     pub fn enter(&mut self, sender: Sender, now: Timestamp) -> Admission {
         let gate = match sender.obeys {
             true => self.breaker.gate(now),
@@ -377,19 +384,20 @@ impl Health {
         })
     }
 
-    /// Whether a request may go where all nodes together may send one in every `interval`.
+    /// Whether a request may be sent where all nodes together may send one in every `interval`.
     fn paced(&self, interval: Duration, now: Timestamp) -> Paced {
         let share = interval * self.sharing.of();
-        // A slow one is never early: it would come too often.
+        // A long interval allows no early request: the rate would be exceeded.
         let early = if share < PACED_EARLY {
             PACED_EARLY
         } else {
             Duration::ZERO
         };
-        // Fewer nodes may send than when it was last decided: then it is due sooner.
+        // The time was computed for more nodes than send now: with fewer the request is due sooner.
         let next = self.next_paced.min(now + early + share);
         if self.sharing.of() > 1 && interval >= PACED_EARLY {
-            // So few that several nodes which all begin at once would send too many: each waits for its own turn.
+            // At a rate this low, nodes that all begin at once would send too many: each waits for
+            // its own slot.
             let current = now - interval + Duration::from_nanos(1);
             let turn = self.sharing.slot_from(next.max(current), interval);
             return match turn > now {
@@ -397,7 +405,7 @@ impl Health {
                 false => Paced::Go { next: turn + share },
             };
         }
-        // Whoever has to wait then waits for a whole portion.
+        // A request that would come too early waits until a full interval has passed.
         match next > now + early {
             true => Paced::Wait(next),
             false => Paced::Go {
@@ -406,28 +414,29 @@ impl Health {
         }
     }
 
-    /// A request that was admitted has ended, or was not sent after all (none).
+    /// A request that was admitted has ended, or (none) was not sent.
     pub fn leave(&mut self, pass: Pass, ended: Option<Ended<'_>>, now: Timestamp) {
         self.in_flight -= 1;
         if pass.probe.is_some() {
             self.breaker.probing = false;
         }
         let Some(ended) = ended else {
-            // Nothing was sent: the next need not wait for it.
+            // The next request need not wait for one that was not sent.
             self.breaker.probe_unsent(pass.probe == Some(true));
             self.next_paced = self.next_paced - pass.share;
             return;
         };
         match ended.outcome {
-            // Nothing was learned about the endpoint. A probe that was asked for is not repeated at once: every
-            // waiting delivery would cost itself an attempt while the proxy is away.
+            // The attempt says nothing about the endpoint. A requested probe is not repeated at
+            // once: every waiting delivery would spend an attempt while the proxy is away.
             Outcome::ProxyError => {}
-            // What is wrong with these is the event or the subscription: the endpoint is well enough to say so.
+            // The fault lies with the event or the subscription: the endpoint is well enough to say
+            // so.
             outcome if is_well(outcome) || (is_own(outcome) && outcome != Outcome::GenericError) => {
                 self.breaker.recover();
                 self.failed_last = false;
                 self.pace.answered(ended.took);
-                // Looked at once for every window's worth of answers, so that each change can show.
+                // Adjusted once per window's worth of answers, so that each change can take effect.
                 if self.pace.since_look >= self.window {
                     self.pace.since_look = 0;
                     let was_full = std::mem::take(&mut self.pace.was_full);
@@ -440,7 +449,8 @@ impl Health {
                 }
             }
             cause => {
-                // An endpoint that has answered is there, whatever it thinks of one subscription's request.
+                // An endpoint that has answered is up, whatever it thinks of one subscription's
+                // request.
                 self.failed_last = !is_own(cause);
                 let least = if cause == Outcome::Busy {
                     1
@@ -449,7 +459,7 @@ impl Health {
                 };
                 self.window = (self.window / 2).max(least);
                 if is_own(cause) {
-                    // It was answered: the endpoint is there.
+                    // An answer shows that the endpoint is up.
                     self.breaker.recover();
                 } else if let Some(rules) = ended.rules {
                     let probe = pass.probe.is_some();
@@ -460,7 +470,7 @@ impl Health {
     }
 }
 
-/// Answers that show nothing wrong with the endpoint, nor with what it was sent besides the event.
+/// Answers that show no fault of the endpoint, nor of the request apart from the event.
 fn is_well(outcome: Outcome) -> bool {
     matches!(
         outcome,
@@ -468,9 +478,9 @@ fn is_well(outcome: Outcome) -> bool {
     )
 }
 
-/// Failures that the endpoint itself has answered, but for "busy" and "timed out": they count for the
-/// subscription that sent the request, because what it sent along (a code in the query, a header) may be at
-/// fault. Others that the endpoint serves are not held back by them.
+/// Failures that the endpoint itself has answered, except "busy" and "timed out". They count for
+/// the subscription alone, because its part of the request (a code in the query, a header) may be
+/// at fault; they do not delay other subscriptions of the endpoint.
 fn is_own(outcome: Outcome) -> bool {
     match outcome {
         Outcome::Success | Outcome::BadRequest | Outcome::PayloadTooLarge | Outcome::ProxyError => false,
@@ -491,9 +501,9 @@ fn is_own(outcome: Outcome) -> bool {
 
 /// An endpoint that subscriptions share: scheme, host, port and path.
 pub struct Endpoint {
-    /// Without the query string.
+    /// The name, without the query string.
     pub name: Arc<str>,
-    /// Of the budget for bytes in flight.
+    /// The endpoint's use of the budget of bytes in flight.
     pub(crate) in_flight: Arc<EndpointUsage>,
     sharing: watch::Receiver<Sharing>,
     inner: Mutex<Inner>,
@@ -503,14 +513,15 @@ struct Inner {
     health: Health,
     /// The latest request that has ended since the start.
     last: Option<LastAttempt>,
-    /// Of subscriptions whose requests the endpoint has answered with a failure since their last success.
+    /// The circuit breakers of subscriptions whose requests the endpoint has answered with a
+    /// failure since their last success.
     own_breakers: FxHashMap<SubscriptionId, CircuitBreaker>,
-    /// Subscriptions that want to send and may not, in the order in which they asked.
+    /// Subscriptions that wait to send, in the order in which they asked.
     waiting: VecDeque<Weak<Outlet>>,
 }
 
-/// What is the same for all subscriptions that point to one endpoint: scheme, host, port and path. A port that
-/// goes without saying is left out.
+/// The identity that subscriptions with the same endpoint share: scheme, host, port and path. A
+/// default port is left out.
 pub fn name(url: &Uri) -> String {
     let scheme = url.scheme_str().unwrap_or("http");
     let host = url.host().unwrap_or("").to_lowercase();
@@ -521,14 +532,14 @@ pub fn name(url: &Uri) -> String {
     format!("{scheme}://{host}{port}{}", url.path())
 }
 
-/// What a lane that has left the endpoint must see to.
+/// The work that a request leaves to its lane when it has ended.
 #[derive(Default)]
 pub struct Left {
-    /// These may send now; a place is kept for each.
+    /// Subscriptions that may send now, each with its pass.
     pub admitted: Vec<(Arc<Outlet>, Pass)>,
-    /// Delays that are other than before: of the endpoint, or of the subscription that has left.
+    /// Delays that have changed: of the endpoint, or of the subscription.
     pub changed: Vec<DelayChange>,
-    /// Someone waits whose rate lets it go only then.
+    /// When the next rate-limited subscription in the queue may send.
     pub again: Option<Timestamp>,
 }
 
@@ -539,19 +550,19 @@ pub struct DelayChange {
     pub delay: Option<Delay>,
 }
 
-/// Whose deliveries to an endpoint are held back.
+/// The deliveries to an endpoint that a delay holds back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DelayScope {
-    /// All subscriptions'.
+    /// The deliveries of all subscriptions.
     Endpoint,
-    /// Only this one's, whose requests the endpoint answers with failures.
+    /// Deliveries of this subscription only, whose requests the endpoint answers with failures.
     Subscription(SubscriptionId),
 }
 
 impl DelayScope {
     const MARK: &str = " (subscription ";
 
-    /// The name under which a delay of this scope is kept and shown.
+    /// The name under which a delay of this scope is stored and shown.
     pub fn name(self, endpoint: &str) -> String {
         match self {
             DelayScope::Endpoint => endpoint.to_owned(),
@@ -559,7 +570,7 @@ impl DelayScope {
         }
     }
 
-    /// The endpoint and the scope that a name stands for.
+    /// The endpoint and the scope of a name.
     pub fn parse(name: &str) -> (&str, DelayScope) {
         let own = name.split_once(DelayScope::MARK).and_then(|(endpoint, id)| {
             let id = id.strip_suffix(')')?.parse().ok()?;
@@ -569,7 +580,7 @@ impl DelayScope {
     }
 }
 
-/// How an endpoint is, for whoever looks.
+/// The state of an endpoint, for reports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct State {
     pub in_flight: usize,
@@ -601,7 +612,7 @@ impl Endpoint {
         self.inner.lock().expect("no panic holds it")
     }
 
-    /// Asks to send one request for an outlet. If it may not, it will be woken when it may.
+    /// Asks to send one request. A subscription that may not send is queued and woken later.
     pub fn enter(&self, outlet: &Arc<Outlet>, sender: Sender, now: Timestamp) -> Admission {
         let mut inner = self.inner();
         let admission = self.ask_for_place(&mut inner, outlet.id, sender, now);
@@ -611,7 +622,7 @@ impl Endpoint {
         admission
     }
 
-    /// Asks to probe with an event of an outlet that expires before the delay is over.
+    /// Asks to probe with an event that expires before the delay is over.
     pub fn enter_before_expiry(
         &self,
         outlet: &Arc<Outlet>,
@@ -636,7 +647,7 @@ impl Endpoint {
             .map(|delay| rules.first(delay.cause))
             .max()
             .unwrap_or_default();
-        // An event that expired earlier waits for its retry, and says nothing of the others.
+        // An event that expired earlier waits for its retry, and says nothing about other events.
         if now > expires + wait + EXPIRY_PROBE_LEAD {
             return ExpiryProbe::NotNeeded;
         }
@@ -655,7 +666,8 @@ impl Endpoint {
             .breakers_of(outlet.id)
             .filter(|breaker| breaker.holds_at(now))
         {
-            // Only this event was meant: if it is not sent after all, no other one is probed with.
+            // The probe was granted for this event only: if it is not sent, no other event becomes
+            // the probe.
             breaker.probe_wanted = false;
             breaker.expiry_probe_at = Some(now);
         }
@@ -710,7 +722,8 @@ impl Endpoint {
         self.inner().health.room()
     }
 
-    /// A request of `leaving` has ended; places that are free now go to those who have waited longest.
+    /// A request of `leaving` has ended; free places in the window go to those that have waited
+    /// longest.
     pub fn leave(&self, leaving: &Arc<Outlet>, pass: Pass, ended: Option<Ended<'_>>, now: Timestamp) -> Left {
         let mut inner = self.inner();
         if let Some(ended) = &ended {
@@ -750,7 +763,8 @@ impl Endpoint {
                     outlet.waiting.store(false, Relaxed);
                     left.admitted.push((outlet, pass));
                 }
-                // The delay holds it back, not the window: those behind it may know nothing of delays.
+                // A delay holds this one back, not the window: those behind it may not have
+                // probation.
                 _ if sender.obeys && after.is_some() => place += 1,
                 Admission::ProbeUnderWay => place += 1,
                 Admission::Delayed(until) => {
@@ -763,15 +777,15 @@ impl Endpoint {
         left
     }
 
-    /// Lets go of a place that was kept for an outlet which no longer sends here.
+    /// Returns a pass that was granted to a subscription which no longer sends here.
     pub fn give_back(&self, of: SubscriptionId, pass: Pass, now: Timestamp) {
         let mut inner = self.inner();
         inner.health.leave(pass, None, now);
         inner.leave_own(of, pass, None, now);
     }
 
-    /// The endpoint has taken a delivery of this subscription, or an operator says that all is well (none).
-    /// Returns the delays that this ended.
+    /// The endpoint accepted a delivery of this subscription, or (none) an operator says that it is
+    /// well. Returns the delays that this ended.
     pub fn recover(&self, of: Option<SubscriptionId>) -> Vec<DelayChange> {
         let mut inner = self.inner();
         let mut ended = Vec::new();
@@ -790,7 +804,7 @@ impl Endpoint {
         ended.into_iter().map(over).collect()
     }
 
-    /// Ends one delay, which another node has found to be over. Whether there was one.
+    /// Ends a delay that another node has found to be over. Returns whether there was one.
     pub fn release(&self, scope: DelayScope) -> bool {
         let mut inner = self.inner();
         match scope {
@@ -806,7 +820,7 @@ impl Endpoint {
         }
     }
 
-    /// Holds deliveries back as another node does, or as an earlier life did.
+    /// Applies a delay that another node has set, or an earlier process has stored.
     pub fn hold(&self, scope: DelayScope, delay: Delay) {
         let mut inner = self.inner();
         match scope {
@@ -815,13 +829,14 @@ impl Endpoint {
         }
     }
 
-    /// Forgets a subscription that no longer sends here. Whether its deliveries were held back.
+    /// Forgets a subscription that no longer sends here. Returns whether its own deliveries were
+    /// delayed.
     pub fn forget(&self, of: SubscriptionId) -> bool {
         self.release(DelayScope::Subscription(of))
     }
 
-    /// Has the endpoint probed by the subscription's next delivery, whether or not the delay is over. Whether
-    /// deliveries were held back.
+    /// Probes the endpoint with the subscription's next delivery, whether or not the delay is over.
+    /// Returns whether deliveries were delayed.
     pub fn want_probe(&self, of: SubscriptionId, now: Timestamp) -> bool {
         let mut inner = self.inner();
         let own = inner.own_breakers.get_mut(&of);
@@ -830,7 +845,8 @@ impl Endpoint {
         own || shared
     }
 
-    /// Everyone who waits, to be woken: the delay is over, or something else has changed.
+    /// Takes all waiting subscriptions to be woken: the delay is over, or something else has
+    /// changed.
     pub fn take_waiting(&self) -> Vec<Arc<Outlet>> {
         let mut inner = self.inner();
         let waiting = std::mem::take(&mut inner.waiting);
@@ -855,12 +871,12 @@ impl Endpoint {
         self.inner().last
     }
 
-    /// How the endpoint is for one subscription.
+    /// The state of the endpoint for one subscription.
     pub fn state_for(&self, of: SubscriptionId) -> State {
         self.own_state(of).unwrap_or_else(|| self.state())
     }
 
-    /// The state of a subscription whose own deliveries are held back.
+    /// The state of a subscription whose own deliveries are delayed.
     pub fn own_state(&self, of: SubscriptionId) -> Option<State> {
         let inner = self.inner();
         let own = inner.own_breakers.get(&of).filter(|own| own.delay.is_some())?;
@@ -873,13 +889,14 @@ impl Endpoint {
 }
 
 impl Inner {
-    /// Reasons that hold deliveries of a subscription back.
+    /// The circuit breakers that apply to a subscription.
     fn breakers_of(&mut self, of: SubscriptionId) -> impl Iterator<Item = &mut CircuitBreaker> {
         let own = self.own_breakers.get_mut(&of);
         own.into_iter().chain([&mut self.health.breaker])
     }
 
-    /// Counts a request for the subscription that sent it. Returns its own delay, if it is another one.
+    /// Counts a request for the subscription that sent it. Returns its own delay, if that has
+    /// changed.
     fn leave_own(
         &mut self,
         of: SubscriptionId,
@@ -903,8 +920,8 @@ impl Inner {
             _ => {
                 if let (Some(early), Some(own)) = (pass.own_probe, self.own_breakers.get_mut(&of)) {
                     own.probing = false;
-                    // Only what was not sent is still wanted: one that has failed for another reason would be
-                    // repeated at once, to an endpoint that is sick.
+                    // Only a probe that was not sent is still wanted: one that failed for another
+                    // reason would be repeated at once, to an endpoint that is failing.
                     own.probe_unsent(early && ended.is_none());
                 }
             }
@@ -935,7 +952,7 @@ mod tests {
         rate_max: None,
     };
 
-    /// Makes one request, for an event of its own.
+    /// Makes one request, for a new event.
     fn send(health: &mut Health, event: u64, now: Timestamp, outcome: Outcome) {
         let Admission::Go(pass) = health.enter(OBEYS, now) else {
             panic!("not admitted");
@@ -973,7 +990,8 @@ mod tests {
         check("http://user:pass@127.0.0.1:9000/x", "http://127.0.0.1:9000/x");
     }
 
-    // One 500 for one subscription cost all others at the endpoint their room in the budget for bytes in flight.
+    // Regression: one 500 for one subscription cost all others at the endpoint their share of the
+    // budget of bytes in flight.
     #[test]
     fn an_endpoint_that_answers_with_an_error_of_its_own_is_not_failing() {
         let mut health = Health::new(64, None);
@@ -1012,7 +1030,7 @@ mod tests {
         let _ = go(health.enter(OBEYS, at(91)));
     }
 
-    /// Ten failures: left alone from 0 to 30.
+    /// An endpoint after ten failures: delayed from 0 to 30.
     fn delayed() -> Health {
         let mut health = Health::new(64, None);
         for event in 0..10 {
@@ -1047,7 +1065,7 @@ mod tests {
         health.leave(probe, Some(ended(11, Outcome::TimedOut)), at(6));
         assert_eq!(health.delay(), before);
         assert_eq!(health.enter(OBEYS, at(7)), Admission::Delayed(at(30)));
-        // Its own probe doubles the delay as ever.
+        // The regular probe doubles the delay as usual.
         send(&mut health, 12, at(30), Outcome::SocketError);
         assert_eq!(health.enter(OBEYS, at(31)), Admission::Delayed(at(90)));
     }
@@ -1071,7 +1089,7 @@ mod tests {
         };
         assert!(!outlet.waiting.load(Relaxed) && endpoint.take_waiting().is_empty());
         assert_eq!(ask(30, 6), ExpiryProbe::Later(at(36)), "one at a time");
-        // Nothing was sent: nobody else is to be probed with instead.
+        // Nothing was sent, and no other event becomes the probe.
         drop(endpoint.leave(&outlet, pass, None, at(6)));
         assert_eq!(endpoint.enter(&outlet, OBEYS, at(6)), Admission::Delayed(at(30)));
         assert_eq!(ask(30, 7), ExpiryProbe::Later(at(35)), "as long as at first");
@@ -1106,7 +1124,7 @@ mod tests {
         health.breaker.hold(set_elsewhere);
         health.leave(probe, Some(ended(10, Outcome::TimedOut)), at(60));
         assert_eq!(health.delay(), Some(set_elsewhere));
-        // A success counts, whoever was first.
+        // A success ends the delay, whichever request it came from.
         let mut health = delayed();
         let probe = go(health.enter(OBEYS, at(30)));
         health.breaker.hold(set_elsewhere);
@@ -1180,13 +1198,13 @@ mod tests {
             send(&mut health, event, at(0), Outcome::ProxyError);
         }
         assert_eq!(health.delay(), None);
-        // Nor does it end a delay: the next delivery is the probe.
+        // A proxy error ends no delay either: the next delivery is the probe.
         let mut health = delayed();
         let before = health.delay();
         send(&mut health, 20, at(30), Outcome::ProxyError);
         assert_eq!(health.delay(), before);
         let _ = go(health.enter(OBEYS, at(31)));
-        // One that was asked for is not repeated at once.
+        // A requested probe is not repeated at once.
         let mut health = delayed();
         assert!(health.breaker.want_probe(at(5)));
         send(&mut health, 21, at(5), Outcome::ProxyError);
@@ -1256,14 +1274,14 @@ mod tests {
         assert_eq!(health.enter(OBEYS, at(1)), Admission::Delayed(at(30)));
         health.leave(pass, Some(lawless(40)), at(1));
         assert_eq!(health.delay().unwrap().until, at(30));
-        // That it answers is news for everyone.
+        // An answer from any sender ends the delay for all.
         let pass = go(health.enter(FREE, at(2)));
         health.leave(pass, Some(ended(41, Outcome::Success)), at(2));
         assert_eq!(health.delay(), None);
     }
 
-    /// The window after many answers from an endpoint whose answers take this long, given how many
-    /// requests are with it.
+    /// The window after many answers from an endpoint whose latency depends on the number of
+    /// requests in flight.
     fn window_at(takes: impl Fn(usize) -> Duration) -> usize {
         let mut health = Health::new(64, None);
         for _ in 0..2000 {
@@ -1286,7 +1304,7 @@ mod tests {
     #[test]
     fn a_distant_endpoint_gets_a_wide_window_and_a_busy_one_a_narrow_one() {
         assert_eq!(window_at(|_| Duration::from_millis(200)), 64);
-        // It answers one request after the other: more at once only wait there.
+        // The endpoint answers one request after another: further requests only wait there.
         let busy = window_at(|entered| Duration::from_micros(50) * entered as u32);
         assert_eq!(busy, WINDOW_ANSWERING);
     }
@@ -1297,7 +1315,7 @@ mod tests {
             obeys: true,
             rate_max: Some(rate),
         };
-        // All that a sender gets in five minutes of asking whenever it may.
+        // The requests of a sender that asks for five minutes whenever it may.
         let sent = |rate: u32| {
             let mut health = Health::new(64, None);
             let mut now = at(0);
@@ -1337,16 +1355,16 @@ mod tests {
 
         let mut health = Health::new(64, None);
         let pass = go(health.enter(per_minute(1), at(0)));
-        // Others are not held up by it, nor do they take its turn.
+        // Senders without a rate are not held up, and do not take the rate's turn.
         let other = go(health.enter(OBEYS, at(1)));
         health.leave(other, Some(ended(1, Outcome::Success)), at(1));
         assert_eq!(health.enter(per_minute(1), at(1)), Admission::Delayed(at(60)));
-        // What was not sent after all does not count.
+        // A request that was not sent does not count.
         health.leave(pass, None, at(2));
         let _ = go(health.enter(per_minute(1), at(2)));
     }
 
-    /// Several nodes ask whenever they may, each with its own share; when and how often that lets them go.
+    /// The times at which several nodes send that ask whenever they may, each with its own share.
     fn all_sent(rate: u32, sharing: impl Fn(usize, Timestamp) -> Sharing, from: &[i64]) -> Vec<Timestamp> {
         let sender = Sender {
             obeys: true,
@@ -1386,7 +1404,7 @@ mod tests {
     #[test]
     fn nodes_together_keep_the_rate_that_was_asked_for() {
         for (rate, nodes) in [(1, 2), (1, 3), (7, 3), (60, 2), (600, 5), (6_000, 3), (60_000, 4)] {
-            // None of them begins when another does.
+            // Each node begins at a different time.
             let from: Vec<i64> = (0..nodes).map(|node| node as i64 * 17).collect();
             let times = all_sent(rate, |node, _| Sharing::new(node, nodes), &from);
             let burst = (rate / 600) as usize * nodes + nodes * usize::from(rate > 600) + 1;
@@ -1402,7 +1420,7 @@ mod tests {
 
     #[test]
     fn a_node_that_is_left_alone_has_the_whole_rate_again() {
-        // The second dies after ten minutes; the first hears of it.
+        // The second node dies after ten minutes; the first learns of it.
         let alone_from = at(600);
         let sharing = |_: usize, now: Timestamp| match now < alone_from {
             true => Sharing::new(0, 3),

@@ -1,7 +1,9 @@
-//! Changes that other nodes have made: durable already, to be visible here and acted upon.
+//! Applies changes that other nodes have made: they are durable already, and become visible and
+//! effective here.
 //!
-//! They take the same turns as changes of this node, so that what is seen last is what was stored last: whoever has a
-//! turn here while another node's change waits for it is refused by the catalogue, and decides anew.
+//! These changes take the same turns as changes of this node, so that the last visible state is the
+//! last stored one. A local change that has its turn while another node's change waits for it is
+//! refused by the catalog, and decided again.
 
 use crate::Engine;
 use crate::tasks::TaskKind;
@@ -14,7 +16,7 @@ use postrider_store::{Change, Follower};
 use rustc_hash::FxHashSet;
 use std::sync::{Arc, Weak};
 
-/// Puts in force what other nodes change, until the engine stops.
+/// Applies the changes of other nodes until the engine stops.
 pub(crate) async fn run(engine: Arc<Engine>) {
     let (catalog, stop) = (engine.catalog.clone(), engine.dispatcher.stop.clone());
     let following = Arc::new(Following(Arc::downgrade(&engine)));
@@ -51,7 +53,7 @@ impl Engine {
                 _ => None,
             })
             .collect();
-        // Ended well is a handshake whose subscription is put in the same commit.
+        // A handshake has succeeded if its subscription is put in the same commit.
         let puts_any = changes
             .iter()
             .any(|change| matches!(change, Change::PutSubscription(_)));
@@ -75,7 +77,7 @@ impl Engine {
                 Change::PutSubscription(subscription) => self.show_put(subscription).await,
                 Change::DeleteSubscription(id) => {
                     let known = self.directory.subscription_by_id(id);
-                    // A topic takes its subscriptions with it, all at once.
+                    // The deletion of a topic removes its subscriptions, all at once.
                     if let Some(known) = known.filter(|known| !topics_gone.contains(&known.topic)) {
                         self.show_gone(&known).await;
                     }
@@ -88,11 +90,11 @@ impl Engine {
                 }
                 Change::DeleteHandshake(operation) => {
                     let Some((topic, trial)) = self.handshakes.topic_of(&operation) else {
-                        // One that had failed.
+                        // The handshake had failed.
                         self.handshakes.deleted_elsewhere(&operation, false);
                         continue;
                     };
-                    // Nobody here may be about to grant it.
+                    // The turn keeps this node from granting the same handshake.
                     let _turn = self.turns.alone(Key::Topic(topic)).await;
                     self.handshakes.deleted_elsewhere(&operation, puts_any || trial);
                 }
@@ -107,7 +109,7 @@ impl Engine {
             self.directory.delete_topic(id);
             subscriptions
         };
-        // There may be very many, and what waits for them is of no use to anyone.
+        // Retired in the background: there may be very many, and their backlog is of no use.
         let engine = self.clone();
         self.dispatcher
             .tasks
@@ -126,7 +128,7 @@ impl Engine {
         let Some(entry) = self.directory.topic_by_id(topic) else {
             return;
         };
-        // Without it nothing is kept for the subscription; the log says so when events come.
+        // Without this the log keeps nothing for the subscription, and says so when events come.
         if let Err(e) = self.log.open_subscription(subscription.id).await {
             tracing::error!(error = %e, subscription = %subscription.name, "the log does not take a subscription");
         }

@@ -1,7 +1,9 @@
-//! Asking webhooks whether they want the events of a subscription, before it is in force.
+//! Handshakes: asking webhooks whether they want the events of a subscription, before it is in
+//! force.
 //!
-//! Each question is a task of its own, and only that task ends it: a visit to the callback, a cancellation and a newer
-//! question for the same subscription are said to it, and whoever said so waits until it has seen to it.
+//! Each handshake has a task of its own, and only that task ends it. A visit to the callback, a
+//! cancellation and a newer handshake for the same subscription are signalled to the task, and the
+//! signaller waits until the task has acted.
 
 mod notice;
 mod places;
@@ -28,34 +30,35 @@ use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
-/// Handshakes under way, those that wait for a visit included. Beyond it no more are begun.
+/// Handshakes in progress, those that wait for a visit included. Beyond this no more are begun.
 const UNDER_WAY_MAX: usize = 20_000;
-/// Of these, handshakes of one caller.
+/// The part of them that one caller may have.
 const UNDER_WAY_PER_CALLER_MAX: usize = 2_000;
 /// Failed handshakes that are kept, and for how long.
 const FAILED_MAX: usize = 1_000;
 const FAILED_FOR: Duration = Duration::from_secs(7 * 24 * 3600);
-/// Handshakes that ended well or were cancelled and are remembered until a restart.
+/// Successful or cancelled handshakes that are remembered until a restart.
 const ENDED_MAX: usize = 1_000;
-/// A visit may overtake the answer of the webhook that made it by this much, in real time.
+/// How early a visit may come before the answer of the webhook that made it, in real time.
 const OVERTAKING: Duration = Duration::from_secs(1);
-/// So long, in real time, whoever visits waits for the subscription to be in force.
+/// How long a visitor waits for the subscription to be in force, in real time.
 const IN_FORCE_WITHIN: Duration = Duration::from_secs(20);
 
-/// How webhooks are asked.
+/// The settings of handshakes.
 #[derive(Clone)]
 pub struct Rules {
-    /// Without it subscriptions are in force at once, and nobody is told of their deletion.
+    /// If false, subscriptions are in force at once, and webhooks are not notified of their
+    /// deletion.
     pub enabled: bool,
-    /// Who asks.
+    /// The origin that requests name.
     pub origin: String,
-    /// How many requests a minute are asked for.
+    /// The requests per minute that are asked for.
     pub rate: u32,
     pub patience: Patience,
     pub response_timeout: Duration,
-    /// Where codes, tokens and ids come from. Nobody may be able to guess them.
+    /// The source of codes, tokens and ids. Must be unpredictable.
     pub guids: Arc<dyn Fn() -> Uuid + Send + Sync>,
-    /// Where the names of operations come from: guids in lower case.
+    /// The source of operation names: guids in lower case.
     pub operations: Arc<dyn Fn() -> String + Send + Sync>,
 }
 
@@ -82,7 +85,7 @@ impl Rules {
     }
 }
 
-/// How an operation stands that makes or changes a subscription.
+/// The state of an operation that creates or changes a subscription.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum OperationState {
     InProgress,
@@ -91,11 +94,11 @@ pub enum OperationState {
     Canceled,
 }
 
-/// A handshake and how it stands, for whoever looks.
+/// A handshake and its state, for reports.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Seen {
     pub handshake: Arc<Handshake>,
-    /// How it ended, if it did and not by failing.
+    /// How the handshake ended, unless it failed or is in progress.
     pub ended: Option<(Timestamp, Ended)>,
 }
 
@@ -108,7 +111,7 @@ pub enum Ended {
 /// Why a visit to the callback changed nothing.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NotConfirmed {
-    /// Nothing is said to someone who does not know the token.
+    /// A visitor without the right token learns nothing more.
     #[error("there is no such validation, or the token is not the one that was sent")]
     Unknown,
     #[error("the endpoint has not answered the validation request yet: answer it first, then visit this URL")]
@@ -123,7 +126,7 @@ pub enum NotConfirmed {
     Unavailable,
 }
 
-/// What a subscription is known by: its topic, its domain topic and its name, in lower case.
+/// The identity of a subscription by name: its topic, its domain topic and its name, in lower case.
 type Key = (TopicId, Option<String>, String);
 
 fn key(topic: TopicId, domain_topic: Option<&str>, name: &str) -> Key {
@@ -138,22 +141,22 @@ fn key_of(subscription: &Subscription) -> Key {
     )
 }
 
-/// What is said to the task of a handshake.
+/// The signals to the task of a handshake.
 struct Said {
-    /// Caller and topic to charge for the question.
+    /// The caller and topic that the request is charged to.
     owner: Owner,
     cancelled: CancellationToken,
-    /// Another question for the same subscription follows at once.
+    /// Whether another handshake for the same subscription follows at once.
     superseded: AtomicBool,
-    /// Whoever knows the token has visited the callback.
+    /// Cancelled once a visitor with the right token has come to the callback.
     confirmed: CancellationToken,
-    /// The question was answered, or put again.
+    /// Notified when the webhook has answered, or is asked again.
     moved: Notify,
-    /// The task has ended.
+    /// Cancelled once the task has ended.
     over: CancellationToken,
-    /// Another node asks: there is no task here.
+    /// Whether another node asks: then there is no task here.
     elsewhere: AtomicBool,
-    /// What ends it is stored already, or it is another node's by now.
+    /// Whether the end of the handshake is already stored, or belongs to another node by now.
     settled: AtomicBool,
 }
 
@@ -174,13 +177,13 @@ impl Said {
 
 #[derive(Default)]
 struct Book {
-    /// Under way, by operation.
+    /// In progress, by operation.
     under_way: BTreeMap<String, (Arc<Handshake>, Arc<Said>)>,
-    /// The operation that is to put a subscription in force; trials are not among them.
+    /// The operation that is to put each subscription in force; trials are not included.
     current: BTreeMap<Key, String>,
-    /// By the time of failure and the operation.
+    /// Ordered by the time of failure and the operation.
     failed: BTreeMap<(Timestamp, String), Arc<Handshake>>,
-    /// The latest at the end.
+    /// The latest is last.
     ended: VecDeque<Seen>,
 }
 
@@ -197,7 +200,7 @@ impl Book {
             .or_else(|| self.ended.iter().rev().find(|one| is(&one.handshake)).cloned())
     }
 
-    /// Why no more handshakes may be begun on this account, if so.
+    /// Why no more handshakes may be begun for this owner, if so.
     fn objection(&self, owner: &Owner) -> Option<String> {
         if self.under_way.len() >= UNDER_WAY_MAX {
             return Some(format!("{UNDER_WAY_MAX} webhook validations are under way"));
@@ -246,7 +249,7 @@ impl Book {
         }
     }
 
-    /// Takes out the failed ones that are too old or too many.
+    /// Removes failed handshakes that are too old or too many.
     fn prune(&mut self, now: Timestamp) -> Vec<Change> {
         let mut changes = Vec::new();
         while let Some(((at, operation), _)) = self.failed.first_key_value() {
@@ -260,7 +263,7 @@ impl Book {
     }
 }
 
-/// All handshakes that are known.
+/// All known handshakes.
 pub struct Handshakes {
     rules: Rules,
     transport: Arc<dyn Transport>,
@@ -271,7 +274,7 @@ pub struct Handshakes {
     notices: notice::Notices,
     /// Tasks that do something other than wait.
     busy: AtomicUsize,
-    /// Handshakes that are going to ask.
+    /// Handshakes that have yet to ask.
     asking: AtomicUsize,
 }
 
@@ -299,14 +302,15 @@ impl Handshakes {
         self.book.lock().expect("no panic holds it")
     }
 
-    /// The handshake under way that is to put this subscription in force.
+    /// The handshake in progress that is to put this subscription in force.
     pub fn pending(&self, topic: TopicId, domain_topic: Option<&str>, name: &str) -> Option<Arc<Handshake>> {
         let book = self.book();
         let operation = book.current.get(&key(topic, domain_topic, name))?;
         book.under_way.get(operation).map(|(one, _)| one.clone())
     }
 
-    /// The handshakes under way that are to put subscriptions of a topic in force, by domain topic and name.
+    /// The handshakes in progress that are to put subscriptions of a topic in force, by domain
+    /// topic and name.
     pub fn pending_of(&self, topic: TopicId) -> Vec<Arc<Handshake>> {
         let book = self.book();
         let of_topic = book.current.range((topic, None, String::new())..);
@@ -315,7 +319,7 @@ impl Handshakes {
         found.map(|(one, _)| one.clone()).collect()
     }
 
-    /// Every handshake under way that is to put a subscription in force.
+    /// All handshakes in progress that are to put a subscription in force.
     pub fn all_pending(&self) -> Vec<Arc<Handshake>> {
         let book = self.book();
         let found = book.current.values();
@@ -340,7 +344,7 @@ impl Handshakes {
         self.book().find(&operation.to_lowercase())
     }
 
-    /// Everything that is known, the latest first.
+    /// All known handshakes, the latest first.
     pub fn all(&self) -> Vec<Seen> {
         let book = self.book();
         let under_way = book.under_way.values().map(|(one, _)| one);
@@ -358,8 +362,9 @@ impl Handshakes {
         all
     }
 
-    /// Cancels the handshake that is to put this subscription in force. On return it has ended, one way or the other:
-    /// look then whether the subscription is in force.
+    /// Cancels the handshake that is to put this subscription in force. On return the handshake has
+    /// ended in one way or the other; the caller then has to check whether the subscription is in
+    /// force.
     pub async fn cancel(&self, topic: TopicId, domain_topic: Option<&str>, name: &str) -> Result<(), Error> {
         self.cancel_key(&key(topic, domain_topic, name), false).await
     }
@@ -379,7 +384,8 @@ impl Handshakes {
         }
     }
 
-    /// Cancels all handshakes of a topic, or of one topic inside a domain. On return they have ended.
+    /// Cancels all handshakes of a topic, or of one topic inside a domain. On return they have
+    /// ended.
     pub(crate) async fn cancel_of(&self, topic: TopicId, inside: Option<&str>) -> Result<(), Error> {
         let of_topic = |one: &Handshake| {
             let of = &one.subscription;
@@ -404,7 +410,8 @@ impl Handshakes {
         Ok(())
     }
 
-    /// Forgets the failed handshakes of a topic that goes; what makes that durable.
+    /// Forgets the failed handshakes of a deleted topic; returns the changes that make this
+    /// durable.
     pub(crate) fn forget(&self, topic: TopicId) -> Vec<Change> {
         let mut changes = Vec::new();
         self.book().failed.retain(|_, one| {
@@ -429,7 +436,7 @@ impl Handshakes {
         Ok(())
     }
 
-    /// Takes a handshake from the node that asks, which learns of it.
+    /// Cancels a handshake of another node, which learns of it through the catalog.
     async fn cancel_elsewhere(&self, handshake: &Handshake, said: &Said) -> Result<(), Error> {
         let gone = Change::DeleteHandshake(handshake.operation.clone());
         self.catalog.commit(vec![gone]).await?;
@@ -438,7 +445,7 @@ impl Handshakes {
         Ok(())
     }
 
-    /// A handshake has ended of which this node has no task, or need not have one any more.
+    /// Ends a handshake that has no task on this node, or no longer needs it.
     fn ended_elsewhere(&self, operation: &str, how: Ended) {
         let now = self.clock.now();
         let mut book = self.book();
@@ -457,7 +464,7 @@ impl Handshakes {
         }
     }
 
-    /// Another node has begun a handshake, or says how it stands.
+    /// Applies a handshake that another node has begun or changed.
     pub(crate) fn put_elsewhere(&self, handshake: Handshake) {
         let mut book = self.book();
         let known = book.under_way.get(&handshake.operation).cloned();
@@ -465,7 +472,7 @@ impl Handshakes {
         if let Some((_, said)) = &known
             && !said.elsewhere.load(Acquire)
         {
-            // It was taken for dead.
+            // This node was taken for dead, and another node has taken the handshake over.
             said.settled.store(true, Release);
             said.cancelled.cancel();
         }
@@ -490,14 +497,14 @@ impl Handshakes {
         said.moved.notify_waiters();
     }
 
-    /// Whether it is this node that asks.
+    /// Whether this node runs the handshake.
     fn runs_here(&self, operation: &str) -> bool {
         let book = self.book();
         let known = book.under_way.get(operation);
         known.is_some_and(|(_, said)| !said.elsewhere.load(Acquire))
     }
 
-    /// Another node has ended a handshake.
+    /// Applies the end of a handshake on another node.
     pub(crate) fn deleted_elsewhere(&self, operation: &str, granted: bool) {
         let how = match granted {
             true => Ended::Granted,
@@ -506,7 +513,7 @@ impl Handshakes {
         self.ended_elsewhere(operation, how);
     }
 
-    /// Of which topic a handshake under way is, and whether it is only a trial.
+    /// The topic of a handshake in progress, and whether it is only a trial.
     pub(crate) fn topic_of(&self, operation: &str) -> Option<(TopicId, bool)> {
         let book = self.book();
         let (one, _) = book.under_way.get(operation)?;
@@ -517,17 +524,17 @@ impl Handshakes {
         self.book().under_way.contains_key(operation)
     }
 
-    /// Whether a task does something other than wait for an answer, a visit or the time.
+    /// Whether a task does something other than wait for an answer, a visit or a time.
     pub(crate) fn is_busy(&self) -> bool {
         self.busy.load(Acquire) > 0
     }
 
-    /// Whether a question is still to be put, or put again.
+    /// Whether a webhook is still to be asked, or asked again.
     pub(crate) fn asks(&self) -> bool {
         self.asking.load(Acquire) > 0
     }
 
-    /// How many are under way, trials among them.
+    /// The number of handshakes in progress, trials included.
     pub fn under_way(&self) -> usize {
         self.book().under_way.len()
     }
@@ -539,20 +546,21 @@ impl Handshakes {
 }
 
 impl Engine {
-    /// Whether a webhook has to be asked before a subscription with this destination is in force, if the management
-    /// API makes or changes it.
+    /// Whether a webhook has to be asked before a subscription with this destination is in force,
+    /// when the management API creates or changes it.
     pub fn needs_handshake(&self, destination: &Destination) -> bool {
         self.handshakes.rules.enabled && matches!(destination, Destination::WebHook(_))
     }
 
-    /// What a subscription is to become is settled otherwise.
+    /// Cancels the handshake of a subscription that is changed without one.
     pub(crate) async fn supersede_handshake(&self, subscription: &Subscription) -> Result<(), Error> {
         self.handshakes.cancel_key(&key_of(subscription), true).await
     }
 
-    /// Begins to ask the webhook of a subscription, which is in force once that has ended well. Durable on return; a
-    /// handshake under way for the same subscription is cancelled. Whoever calls makes sure that nobody else does for the same
-    /// subscription. `callback_base` is what the URL to be visited begins with.
+    /// Begins a handshake with the webhook of a subscription, which is in force once the handshake
+    /// succeeds. Durable on return. Cancels a handshake in progress for the same subscription. The
+    /// caller must have the only turn at the subscription's name. `callback_base` is the beginning
+    /// of the callback URL.
     pub async fn ask(
         self: &Arc<Self>,
         subscription: Subscription,
@@ -565,8 +573,7 @@ impl Engine {
         self.begin(question, None, caller).await
     }
 
-    /// The same unless the subscription is not what it was when it was decided what is to become of it: another
-    /// node may have changed it.
+    /// Like [`Engine::ask`], unless another node has changed the subscription since `read`.
     pub async fn ask_over(
         self: &Arc<Self>,
         subscription: Subscription,
@@ -581,7 +588,8 @@ impl Engine {
         self.begin(question, Some(read), caller).await
     }
 
-    /// Asks the webhook of a subscription that is in force once more, without changing anything.
+    /// Repeats the handshake with the webhook of a subscription in force, without changing
+    /// anything.
     pub async fn ask_again(
         self: &Arc<Self>,
         subscription: &Subscription,
@@ -609,7 +617,7 @@ impl Engine {
         let (topic, domain_topic, name) = key_of(&subscription);
         let known = self.directory.subscription(topic, domain_topic.as_deref(), &name);
         if let Some(known) = &known {
-            // One that came in force while this was being put together stays the same one.
+            // A subscription put in force in the meantime keeps its identity.
             subscription.id = known.id;
             subscription.created = known.created;
         }
@@ -662,7 +670,7 @@ impl Engine {
         Ok(self.take_up_handshake(handshake, owner))
     }
 
-    /// Takes up a handshake of which it is not known who asked for it.
+    /// Restores a handshake whose caller is not known.
     fn restore_handshake(self: &Arc<Self>, handshake: Handshake) {
         let owner = Owner::new("", handshake.subscription.topic);
         self.take_up_handshake(handshake, owner);
@@ -679,24 +687,24 @@ impl Engine {
         handshake
     }
 
-    /// Something about a handshake was stored that this node does not know of.
+    /// Applies a stored handshake that this node does not know.
     pub(crate) fn put_handshake_elsewhere(self: &Arc<Self>, handshake: Handshake) {
         let failed = matches!(handshake.state, HandshakeState::Failed { .. });
         if failed || !self.node.is_me(handshake.by.as_deref()) {
             self.handshakes.put_elsewhere(handshake);
         } else if !self.handshakes.runs_here(&handshake.operation) {
-            // It was this node that said so, and gave up waiting for it to be stored.
+            // This node stored the handshake itself, and gave up waiting for the confirmation.
             self.restore_handshake(handshake);
         }
     }
 
-    /// Takes up what was under way when the life before ended.
+    /// Restores the handshakes that were in progress when the earlier process ended.
     pub(crate) async fn restore_handshakes(self: &Arc<Self>, loaded: Vec<Handshake>) -> Result<(), Error> {
         let mut changes = Vec::new();
         for handshake in loaded {
             let topic = self.directory.topic_by_id(handshake.subscription.topic);
             if topic.is_none() {
-                // Its topic went while the power did.
+                // The topic was deleted while the handshake was not.
                 changes.push(Change::DeleteHandshake(handshake.operation));
             } else if matches!(handshake.state, HandshakeState::Failed { .. }) {
                 self.handshakes.book().failed(handshake);
@@ -713,7 +721,7 @@ impl Engine {
         Ok(())
     }
 
-    /// Takes up the handshakes of nodes that are not there any more, or of a server that was alone.
+    /// Takes over the handshakes of nodes that are gone, or of a server without a cluster.
     pub async fn take_up_handshakes(
         self: &Arc<Self>,
         gone: impl Fn(Option<&str>) -> bool,
@@ -731,7 +739,7 @@ impl Engine {
             let change = Change::PutHandshake(handshake.clone());
             match self.catalog.commit(vec![change]).await {
                 Ok(()) => {}
-                // Something has become of it; that is in force in a moment.
+                // The handshake has changed, and the change is applied here in a moment.
                 Err(postrider_store::Error::Conflict(_)) => continue,
                 Err(e) => return Err(e.into()),
             }
@@ -749,13 +757,14 @@ impl Engine {
         Ok(())
     }
 
-    /// Puts the subscription of another node's handshake in force: whoever may has visited the callback here.
+    /// Puts the subscription of another node's handshake in force: a visitor with the right token
+    /// came to the callback here.
     fn grant_here(&self, operation: &str, said: &Arc<Said>) {
         let Some(engine) = self.me.upgrade() else {
             return;
         };
         let known = self.handshakes.book().under_way.get(operation).cloned();
-        // Once, however often it is visited.
+        // Granted once, however often the callback is visited.
         if let Some((handshake, _)) = known
             && !said.confirmed.is_cancelled()
         {
@@ -766,7 +775,7 @@ impl Engine {
         }
     }
 
-    /// Someone has visited the callback of a handshake. `Ok` when its subscription is in force.
+    /// Handles a visit to the callback of a handshake. `Ok` once its subscription is in force.
     pub async fn confirm(
         &self,
         name: &str,
@@ -806,13 +815,13 @@ impl Engine {
         }
         match outcome(&seen) {
             Err(why) => Err(why),
-            // It ended between the two looks; the next one will know how.
+            // The handshake ended between the two lookups; the next visit will see how.
             Ok(()) => Err(NotConfirmed::Unavailable),
         }
     }
 }
 
-/// How a handshake has ended, if it has.
+/// The result of a handshake that has ended.
 fn outcome(seen: &Seen) -> Result<(), NotConfirmed> {
     match (&seen.handshake.state, seen.ended) {
         (_, Some((_, Ended::Granted))) => Err(NotConfirmed::Already),
@@ -823,8 +832,8 @@ fn outcome(seen: &Seen) -> Result<(), NotConfirmed> {
 }
 
 impl Handshakes {
-    /// CloudEvents webhooks answer first and visit then: one that visits while it is being asked is refused, unless
-    /// its answer is only just on the way.
+    /// Whether a visit is allowed now. CloudEvents webhooks answer first and visit then: a visit
+    /// before the answer is refused, unless the answer arrives shortly.
     async fn may_be_visited(
         &self,
         operation: &str,
@@ -852,7 +861,7 @@ impl Handshakes {
     }
 }
 
-/// Takes the same time wherever the two differ.
+/// Compares in constant time.
 fn same(one: &str, other: &str) -> bool {
     let differ = one.bytes().zip(other.bytes()).fold(0, |d, (a, b)| d | (a ^ b));
     one.len() == other.len() && differ == 0

@@ -1,13 +1,13 @@
 //! The budget for bytes in flight: how much memory deliveries under way may hold, all together.
 //!
 //! Every attempt is charged for what it keeps in memory: a fixed overhead, the bytes written for it
-//! alone, and the stored events that it refers to. A large stored entry is charged once, however many
-//! deliveries refer to it. An attempt that does not fit waits in line, without its events.
+//! alone, and the stored events that it refers to. A large stored entry is charged once, however
+//! many deliveries refer to it. An attempt that does not fit waits in line, without its events.
 //!
-//! Endpoints that fail may not use up the budget: a part of it is open only to endpoints that have not
-//! failed, and another part only to those that have answered. An endpoint that holds a large part of what
-//! is free counts as a failing one for what it wants besides, and a last part is open only to endpoints that
-//! hold nothing: however many take what they can get, something stays free for another.
+//! Failing endpoints cannot use up the budget: one part of it is reserved for endpoints that have
+//! not failed, and another part for those that have answered. An endpoint that holds a large share
+//! of what is free is treated as failing for anything more. A last part is reserved for endpoints
+//! that hold nothing, so that something stays free for a newcomer however much the others take.
 
 use postrider_core::ids::Position;
 use rustc_hash::FxHashMap;
@@ -18,22 +18,22 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 /// Charged for every attempt: its task, its connection's buffers and its headers.
 pub const ATTEMPT_OVERHEAD: usize = 24 * 1024;
-/// Stored entries from this size on are charged once for all deliveries that refer to them. Smaller ones
-/// are charged to each: the bookkeeping would cost more than it saves.
+/// Stored entries from this size on are charged once for all deliveries that refer to them. Smaller
+/// ones are charged to each: the bookkeeping would cost more than it saves.
 pub const SHARED_ENTRY_MIN: usize = 64 * 1024;
-/// A budget below this could not hold a few of the largest events.
+/// The smallest budget: it must hold a few of the largest events.
 pub const BUDGET_BYTES_MIN: usize = 16 << 20;
 pub const BUDGET_BYTES_DEFAULT: usize = 256 << 20;
 /// Permits are given out in units of this many bytes.
 const UNIT: usize = 1024;
-/// Parts of the budget, each inside the next.
+/// Parts of the budget, each contained in the next.
 const PARTS: usize = 4;
-/// The divisor of the share that is kept for endpoints which hold nothing.
+/// The divisor of the share reserved for endpoints that hold nothing.
 const FIRST_ATTEMPTS_SHARE: u32 = 8;
-/// Beyond its first attempt an endpoint may hold one part in so many of what is free.
+/// Beyond its first attempt, an endpoint may hold at most what is free divided by this.
 const ENDPOINT_SHARE: u32 = 4;
 
-/// How an endpoint has answered lately, which decides how much of the budget is open to it.
+/// An endpoint's recent answers, which decide how much of the budget it may use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EndpointStanding {
     /// The last answer was no failure of the endpoint: all of the budget.
@@ -44,20 +44,20 @@ pub enum EndpointStanding {
     Failing,
 }
 
-/// Which parts of the budget an attempt is taken from.
+/// The parts of the budget that an attempt is charged to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct AttemptClass {
     standing: EndpointStanding,
-    /// The endpoint holds something already.
+    /// Whether the endpoint holds something already.
     further: bool,
 }
 
-/// What an attempt keeps in memory.
+/// The memory that an attempt keeps.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct InFlightNeed {
     /// Bytes that only this attempt keeps.
     pub own: usize,
-    /// Large stored entries that it refers to, by their first position, with their sizes.
+    /// Large stored entries that the attempt refers to, by their first position, with their sizes.
     pub shared: Vec<(Position, usize)>,
 }
 
@@ -68,7 +68,8 @@ pub struct InFlightBudget {
     not_failing: Arc<Semaphore>,
     failing: Arc<Semaphore>,
     units: u32,
-    /// Charged for an attempt at least: each takes a connection, and there may be few of those.
+    /// The least charge of an attempt: each takes a connection, and connections may be scarcer than
+    /// memory.
     attempt_units: u32,
     entries: Arc<SharedEntries>,
     waiting: AtomicUsize,
@@ -79,7 +80,7 @@ struct SharedEntries {
     charged: Mutex<FxHashMap<Position, Weak<EntryCharge>>>,
 }
 
-/// What an attempt was charged; given back when the last clone of it is dropped.
+/// The charge of an attempt, released when its last clone is dropped.
 #[derive(Debug, Default)]
 pub struct InFlightCharge {
     _own: InFlightPermits,
@@ -87,7 +88,8 @@ pub struct InFlightCharge {
     _of_endpoint: EndpointCharge,
 }
 
-/// Units that the attempts of one endpoint hold. A stored entry counts for the one that was charged for it.
+/// The units that the attempts of one endpoint hold. A shared stored entry counts for the endpoint
+/// that was charged for it.
 #[derive(Debug, Default)]
 pub struct EndpointUsage {
     units: AtomicU32,
@@ -122,11 +124,11 @@ struct EntryCharge {
     _permits: InFlightPermits,
 }
 
-/// Units of the budget, from each part of it that they had to be taken from.
+/// Units of the budget, with permits from each part that they are charged to.
 #[derive(Debug, Default)]
 pub struct InFlightPermits {
     units: u32,
-    /// As many as one attempt may have, for one that is larger.
+    /// Whether the permits are the most that an attempt can get, for an attempt larger than that.
     alone: bool,
     parts: [Option<OwnedSemaphorePermit>; PARTS],
 }
@@ -143,7 +145,7 @@ impl InFlightPermits {
     }
 }
 
-/// The budget is used up for now: this much more would be needed.
+/// The units that are missing because the budget is used up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BudgetShortage {
     units: u32,
@@ -155,12 +157,12 @@ pub struct BudgetShortage {
 pub struct InFlightUsage {
     pub bytes: usize,
     pub bytes_max: usize,
-    /// Attempts that wait for room.
+    /// Attempts that wait for the budget.
     pub waiting: usize,
 }
 
 impl InFlightBudget {
-    /// `attempts_max`: attempts that may be under way at once, however little memory they take.
+    /// `attempts_max` bounds the attempts in flight, however little memory they take.
     pub fn new(bytes: usize, attempts_max: usize) -> InFlightBudget {
         let units = (bytes / UNIT).clamp(1, u32::MAX as usize / 2) as u32;
         let part = |share: u32| Arc::new(Semaphore::new((units / 4 * share).max(1) as usize));
@@ -176,8 +178,8 @@ impl InFlightBudget {
         }
     }
 
-    /// The parts of the budget that an attempt is taken from, the narrowest first, and how many units the
-    /// narrowest has.
+    /// The parts of the budget that an attempt is charged to, the narrowest first, and the size of
+    /// the narrowest in units.
     fn parts(&self, class: AttemptClass) -> ([Option<&Arc<Semaphore>>; PARTS], u32) {
         let (not_failing, failing) = (Some(&self.not_failing), Some(&self.failing));
         let (all, further) = (Some(&self.all), class.further.then_some(&self.further));
@@ -193,7 +195,7 @@ impl InFlightBudget {
         }
     }
 
-    /// As what an endpoint is charged that holds this many units and wants so many more.
+    /// The class of an attempt at an endpoint that holds this many units and wants so many more.
     fn class_of(&self, standing: EndpointStanding, held: u32, wanted: u32) -> AttemptClass {
         let free = self.all.available_permits().min(self.units as usize) as u32;
         let further = held > 0;
@@ -208,8 +210,8 @@ impl InFlightBudget {
         }
     }
 
-    /// Charges an attempt at an endpoint, with permits that were waited for or with none. Fails with what is
-    /// missing.
+    /// Charges an attempt at an endpoint, using permits that it has waited for, if any. Fails with
+    /// the units that are missing.
     pub fn try_charge(
         &self,
         standing: EndpointStanding,
@@ -217,7 +219,8 @@ impl InFlightBudget {
         need: &InFlightNeed,
         mut permits: InFlightPermits,
     ) -> Result<InFlightCharge, BudgetShortage> {
-        // Declared before the lock, so that it is dropped after it: the last reference to a charge locks.
+        // Declared before the lock, and so dropped after it: dropping the last reference to a
+        // charge takes the lock.
         let mut shared = Vec::with_capacity(need.shared.len());
         let mut missing = Vec::new();
         let mut charged = match need.shared.is_empty() {
@@ -236,7 +239,7 @@ impl InFlightBudget {
         let wanted = units_of(need.own).saturating_add(missing_units);
         let wanted = wanted.max(self.attempt_units);
         let class = self.class_of(standing, usage.units.load(Acquire), wanted);
-        // One attempt that is larger than the budget goes alone.
+        // An attempt larger than the budget is admitted alone.
         let (_, units_max) = self.parts(class);
         if permits.units < wanted && !permits.alone {
             drop(permits);
@@ -275,7 +278,7 @@ impl InFlightBudget {
         Ok(permits)
     }
 
-    /// Waits in line for what was missing. First come, first served, among endpoints of one standing.
+    /// Waits for the missing units. First come, first served, among endpoints of the same class.
     pub async fn wait(&self, shortage: BudgetShortage) -> InFlightPermits {
         let _counted = WaitingCount::of(&self.waiting);
         let mut permits = InFlightPermits::default();
@@ -290,7 +293,7 @@ impl InFlightBudget {
         permits
     }
 
-    /// Whether attempts wait for room.
+    /// Whether attempts wait for the budget.
     pub fn is_short(&self) -> bool {
         self.waiting.load(Acquire) > 0
     }
@@ -330,7 +333,7 @@ impl Drop for EntryCharge {
             return;
         };
         let mut charged = entries.charged.lock().expect("no panic while it is locked");
-        // Another attempt may have charged the entry anew since the last reference went.
+        // Another attempt may have charged the entry again since the last reference was dropped.
         if charged
             .get(&self.entry)
             .is_some_and(|known| known.strong_count() == 0)
@@ -400,7 +403,8 @@ mod tests {
         assert!(charge(&budget, Answering, &own(UNIT)).is_err());
     }
 
-    // Four endpoints that had answered once and then read nothing held all of the budget.
+    // Regression: four endpoints that had answered once and then read nothing held all of the
+    // budget.
     #[test]
     fn however_many_endpoints_hold_what_they_can_get_another_finds_room() {
         let budget = InFlightBudget::new(10_000 * UNIT, usize::MAX);
@@ -421,7 +425,7 @@ mod tests {
         }
     }
 
-    // 10 900 attempts fit into the memory, and took every file descriptor.
+    // Regression: 10 900 attempts fit into the memory, and used up all file descriptors.
     #[test]
     fn attempts_are_no_more_than_there_are_connections_for() {
         let budget = InFlightBudget::new(100 * UNIT, 10);
@@ -477,7 +481,7 @@ mod tests {
         );
     }
 
-    /// Polls once.
+    /// Polls a future once.
     async fn futures_poll<F: Future>(future: std::pin::Pin<&mut F>) -> Option<F::Output> {
         let mut future = Some(future);
         std::future::poll_fn(move |context| {

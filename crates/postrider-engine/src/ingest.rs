@@ -1,4 +1,5 @@
-//! Accepting events: what was routed is appended; the call returns when it is durable.
+//! Accepting events: the routed events are appended to the log; the call returns once they are
+//! durable.
 
 use crate::counters::add;
 use crate::directory::{Routed, Router, TopicEntry};
@@ -11,7 +12,7 @@ use postrider_core::time::Timestamp;
 use std::sync::Arc;
 
 impl Engine {
-    /// Decides for the events of one request who gets them.
+    /// A router for the events of one publish request.
     pub fn router<'a>(&self, topic: &'a TopicEntry, now: Timestamp, budget: FilterBudget) -> Router<'a> {
         if self.recorder.on() {
             Router::noting(topic, now, budget)
@@ -20,8 +21,8 @@ impl Engine {
         }
     }
 
-    /// Makes the events of one publish request durable. After `Ok` they will reach every
-    /// subscription that they matched, or be set aside with a reason.
+    /// Makes the events of one publish request durable. After `Ok`, each reaches every subscription
+    /// that it matched, or is given up with a reason.
     pub async fn accept(&self, topic: &TopicEntry, batch: Batch, routed: Routed) -> Result<(), Error> {
         if self.stopping.is_cancelled() {
             return Err(Error::Stopping);
@@ -32,10 +33,10 @@ impl Engine {
             audience,
         } = routed;
         let (events, received) = (batch.events.len(), batch.received);
-        // The text itself is shared.
+        // A cheap clone: the events' text is shared.
         let kept = self.recorder.on().then(|| Arc::new(batch.clone()));
         let mut first = None;
-        // Events that nobody wants are counted and need no place on disk.
+        // Events without a matching subscription are counted and need no space on disk.
         if unmatched < events {
             let wanted = Wanted::of(&batch);
             first = Some(self.log.append(batch).await?);

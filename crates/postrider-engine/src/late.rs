@@ -1,4 +1,4 @@
-//! Answers that come after the time for them: an attempt that timed out may still turn out to have succeeded.
+//! Late answers: an attempt that timed out may still turn out to have succeeded.
 
 use postrider_core::ids::Position;
 use postrider_core::retry::Next;
@@ -9,10 +9,11 @@ use std::sync::Mutex;
 use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering::{Acquire, Release};
 
-/// The deliveries of one subscription that someone still listens for, although they are to be retried or were given up.
+/// The deliveries of one subscription with a timed-out attempt whose answer is still awaited. They
+/// wait for a retry or were given up.
 #[derive(Default)]
 pub struct LateBook {
-    /// How many there are, so that nobody need take the lock while there are none.
+    /// The number of entries, readable without the lock.
     count: AtomicUsize,
     entries: Mutex<FxHashMap<Position, Entry>>,
 }
@@ -20,27 +21,27 @@ pub struct LateBook {
 struct Entry {
     /// Attempts that may still be answered.
     listeners: usize,
-    /// Where the log has the delivery, if that is known.
+    /// The delivery's state in the log, if that is known.
     stands: Stands,
-    /// One of the attempts was answered with success: there is nothing left to attempt.
+    /// Whether one of the attempts was answered with success: no further attempt is needed.
     answered: bool,
 }
 
-/// Where the log has a delivery.
+/// The state of a delivery in the log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Stands {
     /// The delivery is being attempted, or its settlement is not written yet.
     Undecided,
-    /// The delivery waits for its next attempt, due then.
+    /// The delivery waits for a retry that is due then.
     Retrying(Timestamp),
-    /// The delivery was given up; its dead letter waits to be written since then.
+    /// The delivery was given up; its dead letter is pending since then.
     GivenUp(Timestamp),
 }
 
-/// Deliveries that late successes take out of the log.
+/// Deliveries to be taken out of the log because of late successes.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct LateSuccesses {
-    /// Deliveries that wait to be retried, with the times at which they are due.
+    /// Deliveries that wait for a retry, with the times at which they are due.
     pub retries: Vec<(Timestamp, Position)>,
     pub letters: Vec<LetterKey>,
 }
@@ -57,8 +58,9 @@ impl LateBook {
         result
     }
 
-    /// Someone listens for an answer to an attempt of these deliveries. Each comes with the time of its next attempt;
-    /// without one it was given up, and [`LateBook::letters_settled`] says when the log has its letter.
+    /// Begins to wait for the answer to an attempt of these deliveries. Each comes with the time of
+    /// its retry; a delivery without one was given up, and [`LateBook::letters_settled`] reports
+    /// when the log has its dead letter.
     pub fn listen(&self, deliveries: &[(Position, Option<Timestamp>)]) {
         self.change(|entries| {
             for (position, due) in deliveries {
@@ -73,7 +75,7 @@ impl LateBook {
         });
     }
 
-    /// That answer never came, or was no success.
+    /// Ends the wait for an answer that never came, or was no success.
     pub fn unheard(&self, deliveries: &[(Position, Option<Timestamp>)]) {
         self.change(|entries| {
             for (position, _) in deliveries {
@@ -87,8 +89,8 @@ impl LateBook {
         });
     }
 
-    /// A late answer was a success. Returns the deliveries that the log still has: the others are being attempted again,
-    /// or have ended.
+    /// Handles a late success. Returns the deliveries that still wait in the log: the others are
+    /// being attempted again, or have ended.
     pub fn heard(&self, deliveries: &[(Position, Option<Timestamp>)]) -> LateSuccesses {
         self.change(|entries| {
             let mut found = LateSuccesses::default();
@@ -103,7 +105,8 @@ impl LateBook {
                     Stands::Retrying(due) => found.retries.push((due, *position)),
                     Stands::GivenUp(since) => {
                         found.letters.push((since, *position));
-                        // Nobody will claim it again and ask.
+                        // The delivery will not be claimed, so no one would ask for the entry
+                        // again.
                         entries.remove(position);
                     }
                 }
@@ -112,7 +115,7 @@ impl LateBook {
         })
     }
 
-    /// These will not be attempted again.
+    /// Forgets deliveries that will not be attempted again here.
     pub fn forget(&self, positions: &[Position]) {
         self.change(|entries| {
             for position in positions {
@@ -121,8 +124,8 @@ impl LateBook {
         });
     }
 
-    /// Whether a delivery that is about to be attempted, or has just failed again, was delivered meanwhile.
-    /// It is forgotten then.
+    /// Whether a delivery that is about to be attempted, or has just failed again, has been
+    /// answered with success in the meantime. Forgets it in that case.
     pub fn take_answered(&self, position: Position) -> bool {
         self.change(|entries| {
             let answered = entries.get(&position).is_some_and(|entry| entry.answered);
@@ -133,7 +136,7 @@ impl LateBook {
         })
     }
 
-    /// The decision about a delivery that was attempted again or given up.
+    /// Records the decision about a delivery that was attempted again or given up.
     pub fn decided(&self, position: Position, next: Next) {
         self.change(|entries| match next {
             Next::RetryAt(due) => {
@@ -141,7 +144,7 @@ impl LateBook {
                     entry.stands = Stands::Retrying(due);
                 }
             }
-            // A late answer may still withdraw the letter.
+            // A late answer may still withdraw the dead letter.
             Next::DeadLetter(_) => {
                 if let Some(entry) = entries.get_mut(&position) {
                     entry.stands = Stands::Undecided;
@@ -153,7 +156,8 @@ impl LateBook {
         });
     }
 
-    /// The log was told of these letters. Returns those whose deliveries were answered with success meanwhile.
+    /// Records dead letters that the log now has. Returns those whose deliveries have been answered
+    /// with success in the meantime.
     pub fn letters_settled(&self, letters: &[LetterKey]) -> Vec<LetterKey> {
         self.change(|entries| {
             let mut delivered = Vec::new();
@@ -243,7 +247,7 @@ mod tests {
             retries: Vec::new(),
             letters: all.to_vec(),
         };
-        // The last attempt itself; or one before it, while the last has failed.
+        // The late answer is to the last attempt, or to an earlier one while the last has failed.
         for earlier in [false, true] {
             let book = LateBook::default();
             if earlier {
@@ -256,14 +260,14 @@ mod tests {
             assert_eq!(book.heard(&RETRY), letters(&[(at(70), ONE)]));
             assert!(book.is_empty());
         }
-        // Before the log has the letter nobody could withdraw it.
+        // A success that comes before the log has the dead letter withdraws it afterwards.
         let book = LateBook::default();
         book.listen(&RETRY);
         book.decided(ONE, given_up);
         assert_eq!(book.heard(&RETRY), LateSuccesses::default());
         assert_eq!(book.letters_settled(&[(at(70), ONE)]), [(at(70), ONE)]);
         assert!(book.is_empty());
-        // Nothing comes: nothing is kept.
+        // No answer comes: nothing is kept.
         book.listen(&[(ONE, None)]);
         book.letters_settled(&[(at(70), ONE)]);
         book.unheard(&RETRY);

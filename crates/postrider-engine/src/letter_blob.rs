@@ -1,14 +1,14 @@
-//! Dead letters as their blob holds them, compared with what the archive says about the blob.
+//! Reads dead letters from their blob, and checks them against the archive's record of it.
 
 use crate::blobs::BlobError;
 use postrider_core::json::{Kind, Raw};
 use postrider_store::{BlobFault, BlobRecord, Mark};
 
-/// Why a letter of the archive cannot be read.
+/// Why an archived dead letter cannot be read.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LetterFault {
     pub fault: BlobFault,
-    /// For people.
+    /// The reason, for people.
     pub reason: String,
 }
 
@@ -20,8 +20,8 @@ impl LetterFault {
         }
     }
 
-    /// None for a store that is out of reach or refuses the credentials: the blob may be whole, and the
-    /// question is worth asking again.
+    /// None for a store that is out of reach or rejects the credentials: the blob may be intact,
+    /// and reading it may work later.
     pub fn of_error(error: &BlobError) -> Option<LetterFault> {
         let fault = match error {
             BlobError::NotFound(_) | BlobError::NoContainer { .. } => BlobFault::Missing,
@@ -41,8 +41,8 @@ pub fn full_path(blob: &BlobRecord) -> String {
     format!("{}/{}/{}", blob.account, blob.container, blob.path)
 }
 
-/// The letters of a blob in order, if it is what the archive says was written. In an altered blob a letter's place need
-/// not say which one it is.
+/// The dead letters of a blob in order, if the blob is what the archive recorded. In an altered
+/// blob the position of a dead letter would not identify it.
 pub fn letters_of<'a>(blob: &BlobRecord, body: &'a [u8]) -> Result<Vec<Raw<'a>>, LetterFault> {
     let parsed = std::str::from_utf8(body)
         .ok()
@@ -64,7 +64,7 @@ pub fn letters_of<'a>(blob: &BlobRecord, body: &'a [u8]) -> Result<Vec<Raw<'a>>,
             "the blob holds {found} dead letters; {expected} were written"
         )));
     }
-    // Older programs recorded neither.
+    // Records of older versions contain neither length nor hash.
     if blob.bytes > 0 && body.len() as u64 != blob.bytes {
         return Err(LetterFault::damaged(format!(
             "the blob was altered: it has {} bytes; {} were written",
@@ -80,13 +80,14 @@ pub fn letters_of<'a>(blob: &BlobRecord, body: &'a [u8]) -> Result<Vec<Raw<'a>>,
     Ok(letters)
 }
 
-/// The archive's record of a blob's content.
+/// The hash of a blob's content for the archive.
 pub fn sha256(body: &[u8]) -> [u8; 32] {
     let hash = ring::digest::digest(&ring::digest::SHA256, body);
     hash.as_ref().try_into().expect("SHA-256 has 32 bytes")
 }
 
-/// Whether this is the letter that the archive has at its place, as far as its mark tells.
+/// Checks that this is the dead letter that the archive recorded at its index, as far as the mark
+/// tells.
 pub fn check_letter(letter: Raw<'_>, mark: Mark) -> Result<(), LetterFault> {
     let name = match letter.get("specversion") {
         Some(_) => "deadletterreason",
@@ -167,7 +168,7 @@ mod tests {
             br#"[{"data":1},{"data":3}]"#,
             Err("the blob was altered: its SHA-256 is not the one of what was written"),
         );
-        // As an older program recorded it.
+        // The record of an older version.
         (blob.bytes, blob.sha256) = (0, None);
         compare(&blob, b"[{},{}]", Ok(2));
     }

@@ -1,4 +1,4 @@
-//! The path of an event: ingest, dispatch, deliver, settle. No sockets, no files.
+//! The event path: ingest, dispatch, deliver, settle. No sockets, no files.
 
 pub mod ingest;
 pub mod directory;
@@ -52,22 +52,23 @@ use tasks::TaskKind;
 use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 
-/// So many subscriptions are made known to the log at once, at a start.
+/// The subscriptions that are opened in the log at once during a start.
 const OPEN_AT_ONCE: usize = 4096;
-/// So many are taken up by one task.
+/// The subscriptions that one task restores during a start.
 const TAKE_UP_AT_ONCE: usize = 8192;
 
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum Error {
     #[error(transparent)]
     Store(#[from] postrider_store::Error),
-    /// The topic was deleted meanwhile.
+    /// The topic was deleted in the meantime.
     #[error("the topic does not exist any more")]
     Gone,
-    /// A subscription names a topic inside a domain that is not there, and the domain makes none by itself.
+    /// A subscription names a domain topic that does not exist, in a domain that does not create
+    /// them automatically.
     #[error("topic {name:?} does not exist in domain {domain:?}, which makes no topics for subscriptions")]
     DomainTopicMissing { domain: String, name: String },
-    /// A webhook was being asked for a subscription, and that has been ended meanwhile by another node.
+    /// The handshake of a subscription was ended by another node in the meantime.
     #[error("the validation of the webhook has ended meanwhile")]
     HandshakeOver,
     #[error("the server is shutting down")]
@@ -77,34 +78,34 @@ pub enum Error {
     TasksLeft(String),
 }
 
-/// Everything the engine stands on, handed in.
+/// The parts that the engine is built from.
 pub struct Parts {
     pub log: Arc<dyn EventLog>,
     pub catalog: Arc<dyn Catalog>,
     pub transport: Arc<dyn Transport>,
     pub clock: Arc<dyn Clock>,
-    /// The machine's clock, for what is paced in real time whatever the engine's clock shows.
+    /// The machine's clock, for real-time waits whatever the engine's clock shows.
     pub wall: Arc<dyn Clock>,
     pub profiles: Profiles,
-    /// What full resource ids begin with: `/subscriptions/<id>`.
+    /// The prefix of full resource ids: `/subscriptions/<id>`.
     pub id_prefix: String,
     pub dispatch: dispatch::Config,
     pub dead_letters: DeadLetters,
     pub handshake: handshake::Rules,
-    /// Told what happens to events; [`recorder::Nothing`] when nobody wants to know.
+    /// Receives everything that happens to events; [`recorder::Nothing`] to record nothing.
     pub recorder: Arc<dyn Recorder>,
-    /// Which node this is; [`node::Node::alone`] when there is only one.
+    /// This node; [`node::Node::alone`] without a cluster.
     pub node: node::Node,
 }
 
-/// The whole path. Cheap to share behind an `Arc`.
+/// The event path as a whole. Cheap to share behind an `Arc`.
 pub struct Engine {
     pub directory: Directory,
     pub dispatcher: Arc<Dispatcher>,
     pub clock: Arc<dyn Clock>,
     log: Arc<dyn EventLog>,
     catalog: Arc<dyn Catalog>,
-    /// The same.
+    /// The same catalog, with observation.
     watched: Arc<catalogue::Watched>,
     pub profiles: Profiles,
     pub dead_letters: DeadLetters,
@@ -114,9 +115,9 @@ pub struct Engine {
     replays: replay::Replays,
     wall: Arc<dyn Clock>,
     turns: turns::Turns,
-    /// Itself, for changes that go on without whoever asked for them.
+    /// A reference to itself, for changes that continue after their caller has gone.
     me: Weak<Engine>,
-    /// The time at which some subscription expires may have changed.
+    /// Notified when the earliest expiry of a subscription may have changed.
     expiry_changed: Notify,
     replays_ended: Notify,
     stopping: CancellationToken,
@@ -127,7 +128,7 @@ pub struct Engine {
 }
 
 impl Engine {
-    /// Reads the catalogue and takes up deliveries where they were left.
+    /// Reads the catalog and continues deliveries where an earlier process left them.
     pub async fn start(parts: Parts) -> Result<Arc<Engine>, Error> {
         let watched = Arc::new(catalogue::Watched::new(parts.catalog, parts.wall.clone()));
         let loaded = watched.load().await?;
@@ -196,20 +197,20 @@ impl Engine {
         Ok(engine)
     }
 
-    /// Takes up topics and subscriptions where an earlier life left them.
+    /// Restores topics and subscriptions from an earlier process.
     async fn restore(
         &self,
         topics: Vec<Topic>,
         mut domain_topics: Vec<DomainTopic>,
         subscriptions: Vec<Subscription>,
     ) -> Result<(), Error> {
-        // A crash between the catalogue and the log leaves one side behind.
+        // A crash between a commit to the catalog and the log leaves one of the two behind.
         let known: FxHashSet<SubscriptionId> = subscriptions.iter().map(|s| s.id).collect();
         let busy = self.log.subscriptions();
         let letters = self.log.letters_waiting().into_iter().map(|one| one.of);
         let logged: FxHashSet<SubscriptionId> = busy.iter().copied().chain(letters).collect();
         let strays = logged.difference(&known);
-        // Where there are other nodes it is looked for later, when their changes are known.
+        // In a cluster this is done later, when the changes of other nodes are known.
         let strays = strays.filter(|_| self.node.name.is_none());
         let closed = join_all(strays.map(|id| self.retire(*id, Reason::SubscriptionGone))).await;
         closed.into_iter().collect::<Result<(), _>>()?;
@@ -223,11 +224,11 @@ impl Engine {
             unless_done(self.catalog.commit(changes).await)?;
             domain_topics.extend(missing);
         }
-        // Not collected in place: that would keep the room for all of them, whole.
+        // Not collected in place: that would keep the larger allocation.
         let mut shared = Vec::with_capacity(subscriptions.len());
         shared.extend(subscriptions.into_iter().map(Arc::new));
         self.directory.load(topics, domain_topics, shared.clone());
-        // One whose time was over before this life began is retired, with no attempt more.
+        // A subscription that expired before this process began is retired without another attempt.
         let now = self.clock.now();
         shared.retain(|subscription| subscription.expires.is_none_or(|at| now < at));
         self.take_up_all(shared).await?;
@@ -237,7 +238,7 @@ impl Engine {
         Ok(())
     }
 
-    /// Takes up subscriptions, very many of them by all processors at once: nothing else happens yet.
+    /// Restores subscriptions on all processors in parallel: nothing else happens yet.
     async fn take_up_all(&self, mut subscriptions: Vec<Arc<Subscription>>) -> Result<(), Error> {
         let engine = self.me.upgrade().ok_or(Error::Stopping)?;
         let mut taking_up = Vec::new();
@@ -262,7 +263,7 @@ impl Engine {
         }
     }
 
-    /// Tells this observer of every change of the catalogue that this node makes from now on; to be called once.
+    /// Reports every catalog change of this node to the observer from now on; to be called once.
     pub fn observe_changes(&self, observer: Arc<dyn catalogue::ChangeObserver>) {
         self.watched.observe(self.me.clone(), observer);
     }
@@ -281,17 +282,17 @@ impl Engine {
         &*self.log
     }
 
-    /// When and why the last change of topics and subscriptions could not be stored, if it could not.
+    /// When and why the last catalog change could not be stored, if so.
     pub fn catalogue_trouble(&self) -> Option<(Timestamp, String)> {
         self.watched.trouble()
     }
 
-    /// Waits for a while of real time, or until the server stops. Whether it does.
+    /// Waits in real time, or until the server stops. Returns whether the server stops.
     pub async fn nap(&self, real: Duration) -> bool {
         self.pause(real, &self.stopping).await
     }
 
-    /// The tasks that run, by kind, for people: `3 × delivery lane, 1 × replay`.
+    /// The running tasks by kind, for people: `3 × delivery lane, 1 × replay`.
     pub fn running_tasks(&self) -> String {
         self.dispatcher.tasks.describe_running()
     }
@@ -300,12 +301,13 @@ impl Engine {
         self.stopping.is_cancelled()
     }
 
-    /// From now on publishes are refused.
+    /// Refuses publish requests from now on.
     pub fn refuse(&self) {
         self.stopping.cancel();
     }
 
-    /// Refuses publishes, lets attempts end until `patience` is over, makes everything durable.
+    /// Refuses publish requests, lets attempts end until `patience` is over, and makes everything
+    /// durable.
     pub async fn stop(&self, patience: impl Future<Output = ()>) -> Result<(), Error> {
         self.refuse();
         let stopped = self.dispatcher.stop(patience).await;
@@ -314,7 +316,8 @@ impl Engine {
     }
 }
 
-/// Nodes that start together tidy up the same things: what another has done meanwhile is heard of in a moment.
+/// Nodes that start together repair the same things: a conflict means that another node has done
+/// it.
 fn unless_done(stored: Result<(), postrider_store::Error>) -> Result<(), Error> {
     match stored {
         Err(postrider_store::Error::Conflict(_)) => Ok(()),
@@ -322,7 +325,7 @@ fn unless_done(stored: Result<(), postrider_store::Error>) -> Result<(), Error> 
     }
 }
 
-/// Domain topics that subscriptions name and nobody recorded: an older program made none.
+/// Domain topics that subscriptions name but the catalog lacks: older versions did not record them.
 fn unrecorded(
     topics: &[Topic],
     domain_topics: &[DomainTopic],

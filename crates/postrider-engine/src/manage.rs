@@ -1,8 +1,8 @@
-//! Changing the catalogue: durable first, then visible, then acted upon.
+//! Changes of the catalog: first durable, then visible, then effective.
 //!
-//! Changes to different things go side by side, so that the store can make many durable at once; changes to the
-//! same thing take turns, so that what is seen last is what was stored last. A change that has begun is seen
-//! through, even if whoever asked for it goes away meanwhile.
+//! Changes of different resources run in parallel, so that the store can commit many at once.
+//! Changes of the same resource take turns, so that the last visible state is the last stored one.
+//! A change that has begun runs to completion, even if its caller goes away.
 
 use crate::catalogue::{observed_as_here, observer_here};
 use crate::directory::TopicEntry;
@@ -26,51 +26,53 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio_util::sync::CancellationToken;
 
-/// A subscription that could not be retired is tried again this much later.
+/// Wait before retiring a subscription is retried.
 const RETIRE_PAUSE: Duration = Duration::from_secs(10);
-/// So many subscriptions are retired at once.
+/// The number of subscriptions that are retired at once.
 const RETIRE_AT_ONCE: usize = 256;
-/// How often, and after which pause in real time, the topic of a resource is released that other nodes change.
+/// How often, and after which wait in real time, releasing a scope is retried that conflicts with
+/// other nodes' changes.
 const RELEASE_TRIES: u32 = 40;
 const RELEASE_PAUSE: Duration = Duration::from_millis(50);
 
 impl Engine {
-    /// A number for a new topic or subscription.
+    /// An id for a new topic or subscription.
     pub async fn next_id(&self) -> Result<u64, Error> {
         Ok(self.catalog.next_id().await?)
     }
 
-    /// Returns when everything that other nodes have changed before now is in force here.
+    /// Returns once every change that other nodes made before the call is applied here.
     pub async fn catch_up(&self) -> Result<(), Error> {
         Ok(self.catalog.catch_up().await?)
     }
 
-    /// Whether events may be taken in by the topics and subscriptions known here: every change that any node has answered
-    /// is among them.
+    /// Whether events may be accepted by the catalog as it is known here: it includes every change
+    /// that any node has confirmed.
     pub fn is_current(&self) -> bool {
         self.catalog.is_current()
     }
 
-    /// Returns when every change that is in force here is in force at every node, or the node cannot act any more. To be
-    /// awaited before a change is answered.
+    /// Returns once every change applied here is applied at every node, or the node can no longer
+    /// act. To be awaited before a change is confirmed.
     pub async fn in_force_everywhere(&self) -> Result<(), Error> {
         Ok(self.catalog.in_force_everywhere().await?)
     }
 
-    /// Sees a change through, whether or not anyone waits for it: one that is durable must become visible.
+    /// Runs the change to completion even if the caller goes away: a durable change must become
+    /// visible.
     async fn see_through<T, F>(&self, change: impl FnOnce(Arc<Engine>) -> F) -> Result<T, Error>
     where
         T: Send + 'static,
         F: Future<Output = Result<T, Error>> + Send + 'static,
     {
         let engine = self.me.upgrade().ok_or(Error::Stopping)?;
-        // The task is another than the caller's.
+        // The change runs on another task than the caller's.
         let change = observed_as_here(observer_here(), change(engine));
         let done = self.dispatcher.tasks.spawn(TaskKind::CatalogChange, change).await;
         done.map_err(|_| Error::Stopping)?
     }
 
-    /// Makes a topic or replaces one of the same id. Takes effect for the next event.
+    /// Creates a topic, or replaces the one with the same id. Takes effect for the next event.
     pub async fn put_topic(&self, topic: Topic) -> Result<Arc<TopicEntry>, Error> {
         self.see_through(|engine| async move {
             let _turn = engine.turns.alone(Key::Topic(topic.id)).await;
@@ -79,8 +81,8 @@ impl Engine {
         .await
     }
 
-    /// The same, unless the topic is not what it was when it was decided what is to become of it: another node may have
-    /// changed or deleted it. None: it is a new one.
+    /// Like [`Engine::put_topic`], but fails if another node has changed or deleted the topic since
+    /// `read`. None: the topic must not exist yet.
     pub async fn put_topic_over(
         &self,
         topic: Topic,
@@ -102,7 +104,7 @@ impl Engine {
         Ok(self.show_topic(topic).await)
     }
 
-    /// A topic that is in the catalogue is in force from now on.
+    /// Applies a stored topic: it is in force from now on.
     pub(crate) async fn show_topic(&self, topic: Topic) -> Arc<TopicEntry> {
         let before = self.directory.topic_by_id(topic.id);
         let entry = self.directory.put_topic(topic);
@@ -112,17 +114,18 @@ impl Engine {
                 for subscription in some {
                     self.take_up(subscription.clone(), &entry);
                 }
-                // A domain may have very many.
+                // A domain may have very many subscriptions.
                 tokio::task::yield_now().await;
             }
         }
         entry
     }
 
-    /// Deletes a topic with everything in it. What waits for its subscriptions is dropped and counted.
+    /// Deletes a topic with everything in it. The backlog of its subscriptions is dropped and
+    /// counted.
     pub async fn delete_topic(&self, id: TopicId) -> Result<(), Error> {
         self.see_through(move |engine| async move {
-            // Before its turn: one that is just being granted needs a turn too.
+            // Before taking the turn: a handshake that is just being granted needs the turn too.
             engine.handshakes.cancel_of(id, None).await?;
             let turn = engine.turns.alone(Key::Topic(id)).await;
             let entry = engine.directory.topic_by_id(id);
@@ -141,16 +144,16 @@ impl Engine {
                 engine.tell_deleted(subscription, entry.as_deref());
             }
             drop(turn);
-            // Those that were begun meanwhile can come to nothing.
+            // Handshakes begun in the meantime cannot succeed any more.
             engine.handshakes.cancel_of(id, None).await?;
             engine.retire_all(&subscriptions).await
         })
         .await
     }
 
-    /// The unseen topic behind the subscriptions that hang on a resource of another provider: the one there is,
-    /// or a new one. It may go at any time while it has no subscription; whoever is then told that it is gone
-    /// asks again.
+    /// The hidden topic for subscriptions of another provider's resource: the existing one, or a
+    /// new one. A scope without subscriptions may be deleted at any time; a caller that gets
+    /// [`Error::Gone`] then has to ask again.
     pub async fn scope(
         &self,
         source: &str,
@@ -174,7 +177,7 @@ impl Engine {
                 tags: BTreeMap::new(),
                 input_schema: Schema::EventGrid,
                 mapping: None,
-                // Nobody can publish to it with a key.
+                // Publishing to a scope with a key is impossible.
                 keys: [Secret::new(""), Secret::new("")],
                 local_auth_disabled: true,
                 public_network: false,
@@ -190,8 +193,9 @@ impl Engine {
         .await
     }
 
-    /// Cancels the handshake that is to put this subscription in force, whichever node asks. On return it has ended, one
-    /// way or the other. With the last that hung on a resource goes the resource's unseen topic.
+    /// Cancels the handshake that is to put this subscription in force, whichever node runs it. On
+    /// return the handshake has ended. Releases the resource's hidden topic if nothing else belongs
+    /// to it.
     pub async fn cancel_handshake(
         &self,
         topic: TopicId,
@@ -202,14 +206,16 @@ impl Engine {
         self.release_scope(topic).await.map(drop)
     }
 
-    /// Deletes the unseen topic of a resource if nothing hangs on it any more. Whether it did.
+    /// Deletes the hidden topic of a resource if nothing belongs to it any more. Returns whether it
+    /// did.
     pub async fn release_scope(&self, id: TopicId) -> Result<bool, Error> {
         self.see_through(move |engine| async move {
             let mut tries = 1;
             loop {
                 match engine.release_scope_now(id).await {
-                    // Whoever asked for it has done his part and does not ask again. What another node has changed is
-                    // in force in a moment: then it is seen whether something hangs on it.
+                    // The caller will not ask again, so a conflict is retried here: the other
+                    // node's change is applied in a moment, and shows whether the scope is still
+                    // used.
                     Err(Error::Store(postrider_store::Error::Conflict(_))) if tries < RELEASE_TRIES => {
                         tries += 1;
                         engine.wall.sleep_until(engine.wall.now() + RELEASE_PAUSE).await;
@@ -233,7 +239,7 @@ impl Engine {
         Ok(true)
     }
 
-    /// Whether anything hangs on a topic, apart from this subscription.
+    /// Whether a topic has subscriptions or handshakes, apart from this subscription.
     fn is_used(&self, topic: TopicId, apart_from: Option<SubscriptionId>) -> bool {
         let apart = apart_from.and_then(|id| self.directory.subscription_by_id(id));
         let apart = apart.is_some_and(|subscription| subscription.topic == topic);
@@ -241,7 +247,8 @@ impl Engine {
             || !self.handshakes.pending_of(topic).is_empty()
     }
 
-    /// Makes a topic inside a domain. One that is there already stays, and is no longer deleted by itself.
+    /// Creates a topic inside a domain. An existing one stays, and is no longer deleted
+    /// automatically.
     pub async fn put_domain_topic(
         &self,
         domain: TopicId,
@@ -275,7 +282,7 @@ impl Engine {
         .await
     }
 
-    /// Deletes a topic inside a domain with its subscriptions. Whether it was there.
+    /// Deletes a topic inside a domain with its subscriptions. Returns whether it existed.
     pub async fn delete_domain_topic(&self, domain: TopicId, name: &str) -> Result<bool, Error> {
         let name = name.to_owned();
         self.see_through(move |engine| async move {
@@ -312,16 +319,16 @@ impl Engine {
         self.turns.alone(key).await
     }
 
-    /// Makes a subscription or replaces one of the same id. A new one gets the events that are published after
-    /// this has returned. A topic inside a domain that it names is made with it, if the domain allows that. A
-    /// webhook that is being asked for a subscription of this name is asked in vain.
+    /// Creates a subscription, or replaces the one with the same id. A new one gets the events that
+    /// are published after this has returned. Creates the domain topic that it names, if the domain
+    /// allows that. Cancels a handshake for a subscription of this name.
     pub async fn put_subscription(&self, subscription: Subscription) -> Result<Arc<Subscription>, Error> {
         self.supersede_handshake(&subscription).await?;
         self.put_subscription_and(subscription, Vec::new(), None).await
     }
 
-    /// The same, unless the subscription is not what it was when it was decided what is to become of it: another node
-    /// may have changed it.
+    /// Like [`Engine::put_subscription`], but fails if another node has changed the subscription
+    /// since `read`.
     pub async fn put_subscription_over(
         &self,
         subscription: Subscription,
@@ -333,7 +340,7 @@ impl Engine {
             .await
     }
 
-    /// How a subscription stands, to be said again when it is changed by that.
+    /// The state of a subscription, to be passed on with a change that was decided from it.
     pub fn read_subscription(&self, topic: TopicId, domain_topic: Option<&str>, name: &str) -> Read {
         Read {
             in_force: self.directory.subscription(topic, domain_topic, name),
@@ -341,19 +348,19 @@ impl Engine {
         }
     }
 
-    /// How the subscription of this name stands.
+    /// The state of the subscription of this name.
     pub(crate) fn read(&self, one: &Subscription) -> Read {
         self.read_subscription(one.topic, one.domain_topic.as_deref(), &one.name)
     }
 
-    /// A turn at what a subscription is called.
+    /// Takes the turn at a subscription's name.
     pub(crate) async fn name_turn(&self, one: &Subscription) -> Turn {
         let inside = one.domain_topic.as_ref().map(|name| name.to_lowercase());
         let key = Key::Name(one.topic, inside, one.name.to_lowercase());
         self.turns.alone(key).await
     }
 
-    /// The same with other changes in the same commit.
+    /// Puts a subscription together with other changes in the same commit.
     pub(crate) async fn put_subscription_and(
         &self,
         subscription: Subscription,
@@ -384,15 +391,16 @@ impl Engine {
             }
             let mut subscription = subscription;
             if let Some(known) = engine.directory.subscription_by_id(id) {
-                // Whoever writes the rest may know nothing of them, or of those that came meanwhile.
+                // Pauses are kept: the caller may not know them, or not the latest ones.
                 subscription.pauses = known.pauses.clone();
             }
             let made = engine.missing_domain_topic(&entry.topic, &subscription)?;
             let mut changes = also;
             changes.extend(made.clone().map(Change::PutDomainTopic));
             changes.push(Change::PutSubscription(subscription.clone()));
-            // The log must know it before an event can match it, and keeps nothing for it until then. Either of the
-            // two may come first: nothing matches it before both are done, and a start makes up for the other.
+            // The log must know the subscription before an event can match it, and keeps nothing
+            // for it until then. Both may run in either order: nothing matches before both are
+            // done, and a start repairs a half-done pair.
             let (opened, committed) =
                 tokio::join!(engine.log.open_subscription(id), engine.catalog.commit(changes));
             committed?;
@@ -407,7 +415,7 @@ impl Engine {
         .await
     }
 
-    /// A subscription that is in the catalogue is in force from now on.
+    /// Applies a stored subscription: it is in force from now on.
     pub(crate) fn show_subscription(&self, subscription: Arc<Subscription>, entry: &TopicEntry) {
         let expires = subscription.expires.is_some();
         self.directory.put_subscription(subscription.clone());
@@ -417,18 +425,18 @@ impl Engine {
         }
     }
 
-    /// Stops sending for a subscription; events are still accepted for it and wait. Attempts under way end as they
-    /// would. None if there is no such subscription.
+    /// Stops sending for a subscription; events are still accepted for it and wait. Attempts in
+    /// flight end normally. None if there is no such subscription.
     pub async fn pause_subscription(&self, id: SubscriptionId) -> Result<Option<Arc<Subscription>>, Error> {
         self.change_pauses(id, Pauses::begin).await
     }
 
-    /// Goes on sending. None if there is no such subscription.
+    /// Resumes sending. None if there is no such subscription.
     pub async fn resume_subscription(&self, id: SubscriptionId) -> Result<Option<Arc<Subscription>>, Error> {
         self.change_pauses(id, Pauses::end).await
     }
 
-    /// `change` says whether it has changed anything.
+    /// `change` returns whether it has changed anything.
     async fn change_pauses(
         &self,
         id: SubscriptionId,
@@ -468,7 +476,8 @@ impl Engine {
         .await
     }
 
-    /// A turn at a domain topic that is there may be shared; one that is to be made is had alone.
+    /// Takes a shared turn at an existing domain topic, or an exclusive one at a domain topic that
+    /// is to be created.
     async fn domain_topic_turn(&self, domain: TopicId, name: &str) -> Turn {
         let key = Key::DomainTopic(domain, name.to_lowercase());
         let together = self.turns.together(key).await;
@@ -479,7 +488,7 @@ impl Engine {
         self.domain_topic_alone(domain, name).await
     }
 
-    /// The domain topic that comes with a subscription.
+    /// The domain topic that has to be created for a subscription.
     fn missing_domain_topic(
         &self,
         domain: &Topic,
@@ -507,8 +516,8 @@ impl Engine {
         }
     }
 
-    /// Deletes a subscription. What waits for it is dropped and counted. With the last one goes a topic inside a
-    /// domain that was made for them, if the domain says so, and the unseen topic of a resource.
+    /// Deletes a subscription. Its backlog is dropped and counted. The last subscription takes
+    /// along an automatic domain topic, if the domain says so, and the hidden topic of a resource.
     pub async fn delete_subscription(&self, id: SubscriptionId) -> Result<(), Error> {
         self.see_through(move |engine| async move {
             if let Some(known) = engine.directory.subscription_by_id(id) {
@@ -524,7 +533,7 @@ impl Engine {
         .await
     }
 
-    /// Deletes a subscription if it is there and still `meant` once its turn has come.
+    /// Deletes a subscription if it exists and is still `meant` once its turn has come.
     async fn drop_subscription(
         &self,
         id: SubscriptionId,
@@ -573,14 +582,14 @@ impl Engine {
         if reason == Reason::SubscriptionGone {
             self.tell_deleted(&known, entry.as_deref());
         }
-        // It is gone. Only whoever would make one of the same id has to wait until the log knows.
+        // The subscription is gone. Only a change of the same id has to wait until the log knows.
         drop((domain_topic_turn, topic_turn));
         let retired = self.retire(id, reason).await;
         drop(turn);
         retired
     }
 
-    /// Whether a domain topic goes with this subscription of it.
+    /// Whether a domain topic is deleted with this subscription of it.
     fn goes_with(&self, domain: TopicId, name: &str, last: SubscriptionId) -> bool {
         let auto_delete = self.directory.topic_by_id(domain).is_some_and(|entry| {
             matches!(
@@ -601,7 +610,7 @@ impl Engine {
                 .all(|s| s.id == last)
     }
 
-    /// Deletes subscriptions whose time is over, some of them if there are very many.
+    /// Deletes subscriptions that have expired, some of them if there are very many.
     async fn drop_expired(&self) -> Result<(), Error> {
         let now = self.clock.now();
         let expired = self.directory.expired(now, RETIRE_AT_ONCE);
@@ -628,18 +637,18 @@ impl Engine {
         self.dispatcher.put(subscription, topic, profile);
     }
 
-    /// Stops deliveries of subscriptions that are gone from the catalogue.
+    /// Stops deliveries of subscriptions that are no longer in the catalog.
     pub(crate) async fn retire_all(&self, subscriptions: &[Arc<Subscription>]) -> Result<(), Error> {
         let mut result = Ok(());
         for some in subscriptions.chunks(RETIRE_AT_ONCE) {
             let all = some.iter().map(|s| self.retire(s.id, Reason::SubscriptionGone));
-            // One that cannot be closed must not keep the others going.
+            // A subscription that cannot be closed must not keep the others running.
             result = join_all(all).await.into_iter().fold(result, Result::and);
         }
         result
     }
 
-    /// Ends what the log still holds for subscriptions that were deleted while it could not be told.
+    /// Ends what the log still holds for subscriptions whose deletion it never learned of.
     pub async fn retire_strays(&self, strays: Vec<SubscriptionId>) -> Result<(), Error> {
         for id in strays {
             self.retire(id, Reason::SubscriptionGone).await?;
@@ -647,7 +656,7 @@ impl Engine {
         Ok(())
     }
 
-    /// Stops deliveries of a subscription that is gone from the catalogue.
+    /// Stops deliveries of a subscription that is no longer in the catalog.
     pub(crate) async fn retire(&self, id: SubscriptionId, reason: Reason) -> Result<(), Error> {
         self.dispatcher.remove(id, reason).await;
         let dropped = self.log.close_subscription(id).await?;
@@ -675,17 +684,18 @@ impl Engine {
     }
 }
 
-/// How a subscription stood when somebody decided what is to become of it. On one node whoever decides has nobody beside
-/// him; other nodes know nothing of that.
+/// The state of a subscription when a change to it was decided. On one node a turn excludes other
+/// changes; other nodes can still make some.
 #[derive(Clone, Debug, Default)]
 pub struct Read {
     pub in_force: Option<Arc<Subscription>>,
-    /// Its webhook was being asked.
+    /// The handshake that was in progress.
     pub pending: Option<Arc<Handshake>>,
 }
 
 impl Read {
-    /// Whether it stands as it did. What was being asked then may have come in force, or have come to nothing.
+    /// Fails if the subscription has changed since. A handshake that was in progress then may have
+    /// succeeded or failed.
     pub(crate) fn check(&self, read: &Read) -> Result<(), Error> {
         self.check_pending(read)?;
         let now = self.in_force.as_deref();
@@ -696,7 +706,7 @@ impl Read {
         }
     }
 
-    /// Nobody asks who did not then.
+    /// Fails if a handshake is in progress that was not then.
     pub fn check_pending(&self, read: &Read) -> Result<(), Error> {
         let operation = |asked: &Arc<Handshake>| asked.operation.clone();
         let known = read.pending.as_ref().map(operation);
@@ -707,7 +717,8 @@ impl Read {
     }
 }
 
-/// Whether two are the same but for what is not decided with the rest: pauses, and the rate that a webhook allows.
+/// Whether two are the same apart from what changes independently: pauses, and the rate that a
+/// webhook allows.
 fn same(one: Option<&Subscription>, other: Option<&Subscription>) -> bool {
     let decided = |one: &Subscription| {
         let mut one = one.clone();
@@ -724,7 +735,7 @@ fn changed_meanwhile(what: &str) -> Error {
     Error::Store(postrider_store::Error::Conflict(what.into()))
 }
 
-/// Whether deliveries are made the same way for both: then nothing need be taken up anew.
+/// Whether deliveries are made the same way for both: then the subscriptions need no update.
 fn delivers_alike(a: &TopicEntry, b: &TopicEntry) -> bool {
     let (x, y) = (&a.topic, &b.topic);
     a.full_id == b.full_id
@@ -732,7 +743,7 @@ fn delivers_alike(a: &TopicEntry, b: &TopicEntry) -> bool {
             == (&y.name, y.input_schema, &y.mapping, &y.profile)
 }
 
-/// Waits for all of them, side by side; the results are in the same order.
+/// Awaits all futures concurrently; the results are in the same order.
 pub(crate) async fn join_all<F: Future>(futures: impl Iterator<Item = F>) -> Vec<F::Output> {
     let mut pending: Vec<_> = futures.map(|future| (Box::pin(future), None)).collect();
     std::future::poll_fn(|context| {
@@ -751,12 +762,12 @@ pub(crate) async fn join_all<F: Future>(futures: impl Iterator<Item = F>) -> Vec
     pending.into_iter().filter_map(|(_, done)| done).collect()
 }
 
-/// Retires each subscription when its time is over.
+/// Retires each subscription when it expires.
 pub(crate) async fn retire_expired(engine: Arc<Engine>, stop: CancellationToken) {
     let mut again = None;
     let mut steward = engine.node.steward.clone();
     loop {
-        // One node is enough.
+        // Only the coordinator does this.
         let mine = *steward.borrow_and_update();
         let next = engine.directory.next_expiry().max(again).filter(|_| mine);
         let mut time = engine.clock.sleep_until(next.unwrap_or(Timestamp::MAX));

@@ -1,5 +1,5 @@
-//! Secrets that were sent to a receiver, masked by their values in what it answers: receivers echo requests, under any
-//! name and in any encoding.
+//! Masks the secrets of a request, by value, in its answer: receivers echo requests, under any name
+//! and in any encoding.
 
 use base64::Engine as _;
 use base64::prelude::{BASE64_STANDARD_NO_PAD, BASE64_URL_SAFE_NO_PAD};
@@ -10,44 +10,46 @@ use postrider_core::json::write_string;
 use postrider_core::subscription::{AttributeValue, Broker, Destination, Subscription};
 use std::collections::BTreeMap;
 
-/// A shorter secret is masked only where it stands alone: inside of words it is likely to be something else.
+/// A shorter secret is masked only as a whole word: inside a longer word it is likely to be
+/// something else.
 const ANYWHERE_MIN: usize = 6;
 /// Shorter values of query parameters are flags and versions.
 const QUERY_VALUE_MIN: usize = 4;
-/// So much of a secret is recognised where the answer was cut off.
+/// The least part of a secret that is recognized at the point where the answer was truncated.
 const CUT_MIN: usize = 3;
-/// Values of one URL's query that are looked for. Of a request with more of them no answer is shown at all.
+/// The most query values of one URL that are looked for. With more of them, no answer is shown at
+/// all.
 const QUERY_VALUES_MAX: usize = 64;
 
-/// A secret that deliveries carry although their subscription does not hold it: of a `[[destination]]` or a storage
-/// account of the configuration.
+/// A secret that deliveries carry although their subscription does not contain it: one of a
+/// `[[destination]]` or of a storage account in the configuration.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ConfiguredSecret {
     Value(Secret),
-    /// Secret are the parts that [`SentSecrets::add_url`] names.
+    /// Its secrets are the parts that [`SentSecrets::add_url`] names.
     Url(Secret),
 }
 
-/// The values, in every form in which they may come back.
+/// The secrets of a request, in every form in which they may be echoed.
 #[derive(Debug, Default)]
 pub struct SentSecrets {
     /// By their first byte in lower case; the longest first.
     forms: BTreeMap<u8, Vec<Form>>,
-    /// Requests carry signatures, which are others each time.
+    /// Whether requests carry signatures, which differ each time.
     signed: bool,
-    /// There were more values than are looked for.
+    /// Whether there were more values than are looked for.
     too_many: bool,
 }
 
 #[derive(Debug, PartialEq, Eq)]
 struct Form {
     bytes: Vec<u8>,
-    /// Only where it is not part of a longer word.
+    /// Whether to match whole words only.
     alone: bool,
 }
 
 impl SentSecrets {
-    /// Secrets of the subscription itself, without those that the configuration adds.
+    /// The secrets of the subscription itself, and those that the configuration adds.
     pub fn of(subscription: &Subscription, configured: &[ConfiguredSecret]) -> SentSecrets {
         let mut secrets = SentSecrets::default();
         for attribute in subscription.destination.attributes() {
@@ -72,7 +74,7 @@ impl SentSecrets {
             }
             Destination::StorageQueue { resource, .. } => {
                 secrets.signed = true;
-                // Otherwise it is the name or the id of an account.
+                // Without `=` the resource is the name or the id of an account.
                 if resource.contains('=') {
                     secrets.add_connection(resource);
                 }
@@ -92,7 +94,8 @@ impl SentSecrets {
         self.forms.is_empty() && !self.signed && !self.too_many
     }
 
-    /// A connection string of a broker or a storage account, and the parts of it that give access.
+    /// Adds a connection string of a broker or a storage account, and the parts of it that give
+    /// access.
     fn add_connection(&mut self, connection: &str) {
         self.add(connection);
         for name in ["SharedAccessKey", "AccountKey"] {
@@ -107,7 +110,8 @@ impl SentSecrets {
         }
     }
 
-    /// A header's value: with an authorization scheme, its credential too, and the password in that of `Basic`.
+    /// Adds a header's value: with an authorization scheme also its credential, and for `Basic` the
+    /// password in it.
     pub fn add_header(&mut self, value: &str) {
         self.add(value);
         let Some((scheme, credential)) = value.trim().split_once(' ') else {
@@ -127,7 +131,7 @@ impl SentSecrets {
         }
     }
 
-    /// Secret parts of a URL: its query, the values in it, and a password before the host.
+    /// Adds the secret parts of a URL: its query, the values in it, and a password before the host.
     pub fn add_url(&mut self, url: &str) {
         let rest = url.split_once("://").map_or(url, |(_, rest)| rest);
         let authority = rest.split(['/', '?', '#']).next().unwrap_or_default();
@@ -197,7 +201,7 @@ impl SentSecrets {
                 .collect();
             let forms = [plain.to_owned(), encoded, loosely, quoted, slashed, html, unicode];
             forms.into_iter().for_each(|form| self.put(form));
-            // Of a few bytes it would be found by chance.
+            // A shorter one would match by chance.
             if plain.len() >= ANYWHERE_MIN {
                 self.put(BASE64_STANDARD_NO_PAD.encode(plain));
                 self.put(BASE64_URL_SAFE_NO_PAD.encode(plain));
@@ -218,7 +222,8 @@ impl SentSecrets {
         }
     }
 
-    /// The same without the secrets. `cut`: more followed, so that the end may be the beginning of a secret.
+    /// The answer without the secrets. `cut` means that more followed, so that the end may be the
+    /// beginning of a secret.
     pub fn mask(&self, answer: &[u8], cut: bool, mask: &str) -> Vec<u8> {
         if self.too_many && !answer.is_empty() {
             return mask.as_bytes().to_vec();
@@ -249,7 +254,7 @@ impl SentSecrets {
         out
     }
 
-    /// The same for text.
+    /// The text without the secrets.
     pub fn mask_text(&self, text: &str, mask: &str) -> String {
         match self.is_empty() {
             true => text.to_owned(),
@@ -258,8 +263,8 @@ impl SentSecrets {
     }
 }
 
-/// The lengths of a signature's name and of its value where a text begins with one: `sig=…` of a shared access signature,
-/// `SharedKey account:…` of a storage account.
+/// The lengths of the name and the value of a signature at the beginning of a text: `sig=…` of a
+/// shared access signature, `SharedKey account:…` of a storage account.
 fn signature_at(text: &[u8]) -> Option<(usize, usize)> {
     let begins = |name: &str| {
         let begin = text.get(..name.len());
@@ -383,7 +388,7 @@ mod tests {
         let connection =
             "QueueEndpoint=https://a.example;SharedAccessSignature=?sv=2021-12-02&sig=c2lnbmF0dXJl";
         check_masked(&sent_to(queue(connection), &[]), &["c2lnbmF0dXJl"]);
-        // Values derived from a key for each request are known by their names.
+        // Values derived from a key for each request are recognized by their names.
         let echoed =
             "authorization: SharedKey a:c2ln+bmF0/dXJl= and SharedAccessSignature sr=x&SIG=abc%3d&se=1";
         let expected = "authorization: SharedKey *** and SharedAccessSignature sr=x&SIG=***&se=1";
@@ -407,7 +412,7 @@ mod tests {
             check_masked(&secrets, &[&format!("value+{n}"), &format!("value%2b{n}")]);
         }
         assert_eq!(secrets.mask_text("nothing of it", "***"), "nothing of it");
-        // With more than are looked for nothing is shown.
+        // With more values than are looked for, nothing is shown.
         secrets.add_url(&format!("https://h/?{}&more=than+that", parameters.join("&")));
         assert_eq!(secrets.mask_text("nothing of it", "***"), "***");
     }

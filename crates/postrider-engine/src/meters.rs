@@ -1,7 +1,8 @@
-//! How fast and how slow: what has happened minute by minute, kept as it happens so that nobody need scan for it.
+//! Meters: rates and latencies minute by minute, updated as things happen so that nothing has to be
+//! scanned for them.
 //!
-//! A meter takes no room until something is noted on it. Only minutes in which something happened are kept, so that a
-//! clock may leap by years at no cost.
+//! A meter takes no memory until something is noted on it. Only minutes in which something happened
+//! are kept, so that a clock may jump by years at no cost.
 
 use postrider_core::outcome::Outcome;
 use postrider_core::retry::Reason;
@@ -10,34 +11,35 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Mutex, MutexGuard};
 use std::time::Duration;
 
-/// Minutes that are remembered of the whole engine …
+/// Minutes that are kept for the whole engine …
 pub const MINUTES_OF_ALL: usize = 24 * 60;
-/// … and of one topic or subscription: there may be very many.
+/// … and for one topic or subscription, of which there may be very many.
 pub const MINUTES_OF_ONE: usize = 3 * 60;
-/// Percentiles that are shown without saying of when are of so many minutes, the present one included.
+/// The minutes that percentiles cover by default, the present one included.
 pub const LATENCY_MINUTES: usize = 15;
 
-/// Causes of failures that a minute tells apart; further ones are counted without outcome and status.
+/// Causes of failures that are counted separately per minute; further ones are counted without
+/// outcome and status.
 const CAUSES_PER_MINUTE_MAX: usize = 8;
 
-/// Causes of one minute that are taken over from an earlier process: those told apart, and one without details for each
-/// effect and reason.
+/// Causes of one minute that are restored from an earlier process: those counted separately, and
+/// one without details for each effect and reason.
 const CAUSES_RESTORED_MAX: usize = CAUSES_PER_MINUTE_MAX + 1 + 2 * Reason::ALL.len();
 
 const NANOS_PER_MINUTE: i64 = 60_000_000_000;
-/// Rates are counted in steps, so that they follow quickly and fall to nothing within a minute.
+/// Rates are counted in steps, so that they follow quickly and fall to zero within a minute.
 const NANOS_PER_STEP: i64 = 5_000_000_000;
 const STEPS_PER_MINUTE: usize = 12;
-/// Lanes look at the clock before they note: a minute that is this much older may come after a newer one. When more
-/// than that lies in the future, the clock was set back.
+/// How late a minute may come: lanes read the clock before they note. A greater difference means
+/// that the clock was set back.
 const MINUTES_LATE_MAX: i64 = 2;
 
-/// Upper bounds of how long events are on their way, in seconds, as Prometheus gets them.
+/// Upper bounds of the end-to-end latency histogram, in seconds, for Prometheus.
 pub const LATENCY_BOUNDS: [f64; 17] = [
     0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0, 30.0, 60.0, 300.0, 1800.0, 7200.0, 21600.0,
     86400.0,
 ];
-/// Upper bounds of how long requests take.
+/// Upper bounds of the request duration histogram, in seconds.
 pub const DURATION_BOUNDS: [f64; 15] = [
     0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0,
 ];
@@ -49,7 +51,7 @@ pub struct Meter {
     kept: Mutex<Option<Box<Kept>>>,
 }
 
-/// Of one topic or subscription.
+/// A meter of one topic or subscription.
 impl Default for Meter {
     fn default() -> Meter {
         Meter {
@@ -59,21 +61,22 @@ impl Default for Meter {
     }
 }
 
-/// What one delivery request came to, or one look at deliveries that were not sent any more.
+/// The result of one delivery request, or of settling deliveries without sending them.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Noted<'a> {
     pub attempt: Option<Attempt>,
-    /// How long events that have arrived were on their way, and how many took so long.
+    /// The end-to-end latencies of delivered events, with the number of events for each.
     pub delivered: &'a [(Duration, usize)],
     /// Events that were given up, by cause.
     pub given_up: &'a [(FailureCause, usize)],
 }
 
-/// Why something failed, and what that meant for the event.
+/// Why something failed, and the effect on the event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct FailureCause {
     pub effect: FailureEffect,
-    /// The outcome of the attempt; for an event that was given up, of its last attempt if there was one.
+    /// The outcome of the attempt; for an event that was given up, of its last attempt if there was
+    /// one.
     pub outcome: Option<Outcome>,
     pub status: Option<u16>,
 }
@@ -96,10 +99,10 @@ impl FailureCause {
     }
 }
 
-/// What became of events within a number of minutes.
+/// The outcomes of events and requests within a number of minutes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RecentCounts {
-    /// Requests, and those of them that failed.
+    /// Requests, and the failed ones among them.
     pub attempts: u64,
     pub failed: u64,
     /// Events.
@@ -127,20 +130,20 @@ impl RecentCounts {
     }
 }
 
-/// One delivery request.
+/// The measurements of one delivery request.
 #[derive(Clone, Copy, Debug)]
 pub struct Attempt {
     pub outcome: Outcome,
     pub status: Option<u16>,
     pub took: Duration,
-    /// How long its first event had waited, if this was its first attempt.
+    /// How long the request's first event had waited, if this was its first attempt.
     pub waited: Option<Duration>,
 }
 
 #[derive(Debug, Default)]
 struct Kept {
     steps: [Step; STEPS_PER_MINUTE + 1],
-    /// By time; there are no empty ones.
+    /// Ordered by time, without empty ones.
     minutes: VecDeque<MeterMinute>,
     totals: Totals,
 }
@@ -169,7 +172,7 @@ pub struct MeterMinute {
 }
 
 impl MeterMinute {
-    /// Adds what an earlier process has noted of the same minute.
+    /// Adds the counts of an earlier process for the same minute.
     fn absorb(&mut self, earlier: &MeterMinute) {
         self.published += earlier.published;
         self.delivered += earlier.delivered;
@@ -217,24 +220,24 @@ impl MeterMinute {
     }
 }
 
-/// Everything since the start, for those who keep the past themselves.
+/// Totals since the start, for exporters that keep time series themselves.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Totals {
-    /// From accepted to delivered, of each event.
+    /// From acceptance to delivery, for each event.
     pub latency: Histogram<{ LATENCY_BOUNDS.len() }>,
-    /// Of each request.
+    /// For each request.
     pub duration: Histogram<{ DURATION_BOUNDS.len() }>,
-    /// The requests by what they came to.
+    /// The requests by outcome.
     pub outcomes: [u64; Outcome::ALL.len()],
-    /// What successful requests took together, and the others.
+    /// The summed durations of successful and of failed requests.
     pub succeeded: Duration,
     pub failed: Duration,
-    /// Requests that were a first attempt, and how long their events had waited for it together.
+    /// Requests that were a first attempt, and the summed waits of their events.
     pub first_attempts: u64,
     pub waited: Duration,
 }
 
-/// Counts by upper bound; the last are those beyond all of them.
+/// Counts by upper bound; the last one counts values beyond all bounds.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Histogram<const BOUNDS: usize> {
     pub counts: [u64; BOUNDS],
@@ -295,7 +298,7 @@ pub struct Rates {
     pub failed: f64,
 }
 
-/// Of the events that were delivered in a while, so many percent took no longer. Right within an eighth.
+/// Latency percentiles of the events delivered in a period. Accurate to an eighth.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Percentiles {
     pub p50: Duration,
@@ -303,12 +306,12 @@ pub struct Percentiles {
     pub p99: Duration,
 }
 
-/// How often each stretch of time was taken, by number of the stretch: what percentiles are made of. Those of several
-/// meters can be added up, percentiles cannot.
+/// Latency counts by bucket number, from which percentiles are computed. Counts of several meters
+/// can be added up, percentiles cannot.
 pub type Stretches = Vec<(u16, u64)>;
 
 impl Percentiles {
-    /// None if nothing was taken. Stretches may come in any order, and more than once.
+    /// None without any counts. Buckets may come in any order, and more than once.
     pub fn of(stretches: &[(u16, u64)]) -> Option<Percentiles> {
         let mut all = Counts::default();
         for (stretch, count) in stretches {
@@ -320,7 +323,7 @@ impl Percentiles {
     }
 }
 
-/// What happened in one minute.
+/// The counts of one minute.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Tally {
     /// Minutes since 1970.
@@ -333,10 +336,10 @@ pub struct Tally {
     pub latency: Stretches,
 }
 
-/// What happened in each of a number of minutes, the last of them the present one.
+/// The counts of consecutive minutes, the last of them the present one.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Series {
-    /// When the first of them began.
+    /// When the first minute began.
     pub start: Timestamp,
     pub published: Vec<u64>,
     pub delivered: Vec<u64>,
@@ -348,7 +351,8 @@ pub struct Series {
 }
 
 impl Series {
-    /// Of the minutes up to `now`. What several meters have of the same minute is added up.
+    /// The series of the minutes up to `now`. Tallies of the same minute, from several meters, are
+    /// added up.
     pub fn of(now: Timestamp, minutes: usize, tallies: &[Tally]) -> Series {
         let last = now.nanos().div_euclid(NANOS_PER_MINUTE);
         let first = last - minutes as i64 + 1;
@@ -382,7 +386,7 @@ impl Series {
 }
 
 impl Meter {
-    /// Of the whole engine.
+    /// A meter of the whole engine.
     pub fn of_all() -> Meter {
         Meter {
             minutes_max: MINUTES_OF_ALL,
@@ -394,7 +398,7 @@ impl Meter {
         self.kept.lock().expect("no panic holds it")
     }
 
-    /// Events were accepted.
+    /// Counts accepted events.
     pub fn published(&self, now: Timestamp, events: usize) {
         let mut kept = self.lock();
         let kept = kept.get_or_insert_default();
@@ -450,12 +454,13 @@ impl Meter {
             .map_or(Rates::default(), |kept| kept.rates(now))
     }
 
-    /// Of the last minutes, the present one included; none if nothing was delivered in them.
+    /// The latencies of the last minutes, the present one included; none if nothing was delivered
+    /// in them.
     pub fn latency(&self, now: Timestamp, minutes: usize) -> Option<Percentiles> {
         Percentiles::of(&self.stretches(now, minutes))
     }
 
-    /// The same as how often each stretch was taken.
+    /// The same as counts by bucket.
     pub fn stretches(&self, now: Timestamp, minutes: usize) -> Stretches {
         let kept = self.lock();
         let last = now.nanos().div_euclid(NANOS_PER_MINUTE);
@@ -494,7 +499,7 @@ impl Meter {
         minutes.map(tally).collect()
     }
 
-    /// What became of events in the last minutes, the present one included.
+    /// The outcomes of the last minutes, the present one included.
     pub fn recent(&self, now: Timestamp, minutes: usize) -> RecentCounts {
         let last = now.nanos().div_euclid(NANOS_PER_MINUTE);
         let kept = self.lock();
@@ -519,7 +524,7 @@ impl Meter {
         Series::of(now, minutes, &self.tallies(now, minutes))
     }
 
-    /// The last minutes in which something happened, as they are kept.
+    /// The last minutes in which something happened, as they are stored.
     pub fn minutes(&self, now: Timestamp) -> Vec<MeterMinute> {
         let last = now.nanos().div_euclid(NANOS_PER_MINUTE);
         let kept = self.lock();
@@ -535,7 +540,8 @@ impl Meter {
         self.lock().as_ref()?.minutes.back().map(|minute| minute.number)
     }
 
-    /// Adds minutes of an earlier process. Those that are too old, or in the future, are left out.
+    /// Adds minutes of an earlier process. Minutes that are too old, or in the future, are left
+    /// out.
     pub fn restore(&self, now: Timestamp, minutes: &[MeterMinute]) {
         let last = now.nanos().div_euclid(NANOS_PER_MINUTE);
         let first = last.saturating_sub(self.minutes_max as i64) + 1;
@@ -572,7 +578,7 @@ impl Meter {
         self.lock().as_ref().map(|kept| kept.totals.clone())
     }
 
-    /// Adds what another one has counted in all; it is about to go.
+    /// Adds the totals of a meter that is about to be dropped.
     pub fn absorb(&self, other: &Meter) {
         if let Some(more) = other.totals() {
             self.lock().get_or_insert_default().totals.merge(&more);
@@ -622,7 +628,7 @@ impl Kept {
         let into = now.nanos().rem_euclid(NANOS_PER_STEP) as f64 / NANOS_PER_STEP as f64;
         let mut rates = Rates::default();
         for step in &self.steps {
-            // A part of the oldest one lies more than a minute back.
+            // A part of the oldest step lies more than a minute back.
             let share = match step.number {
                 number if number == oldest => 1.0 - into,
                 number if number > oldest && number <= present => 1.0,
@@ -654,7 +660,7 @@ impl Kept {
         if at > 0 && minutes[at - 1].number == number {
             return &mut minutes[at - 1];
         }
-        // Only what is shown is kept, however long ago it was noted.
+        // Minutes that are too old to be shown are removed.
         while minutes
             .front()
             .is_some_and(|first| first.number <= number - minutes_max as i64)
@@ -679,7 +685,7 @@ impl Kept {
     }
 }
 
-/// How often each stretch of time was taken: by number of the stretch, without the empty ones.
+/// Latency counts by bucket number, without empty buckets.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Latencies(pub Vec<(u16, u32)>);
 
@@ -696,7 +702,7 @@ impl Latencies {
     }
 }
 
-/// The same with the empty ones, added up.
+/// Latency counts by bucket number, with empty buckets, added up.
 struct Counts([u64; STRETCHES]);
 
 impl Default for Counts {
@@ -721,7 +727,7 @@ impl Counts {
         })
     }
 
-    /// Within a stretch they are taken to be spread evenly.
+    /// Latencies are assumed to be spread evenly within a bucket.
     fn quantile(&self, all: u64, share: f64) -> Duration {
         let wanted = share * all as f64;
         let mut before = 0.0;
@@ -738,10 +744,10 @@ impl Counts {
     }
 }
 
-/// Stretches double their length every eight; the first is 64 µs long.
+/// Bucket widths double every eight buckets; the first bucket is 64 µs wide.
 const FIRST_STRETCH_BITS: u32 = 6;
 const STRETCHES_PER_DOUBLING: usize = 8;
-/// As many as 64 bits of microseconds need.
+/// Enough buckets for 64 bits of microseconds.
 const STRETCHES: usize = 1 + (u64::BITS - FIRST_STRETCH_BITS) as usize * STRETCHES_PER_DOUBLING;
 
 fn stretch_of(took: Duration) -> u16 {
@@ -755,7 +761,7 @@ fn stretch_of(took: Duration) -> u16 {
     (1 + doublings * STRETCHES_PER_DOUBLING + part) as u16
 }
 
-/// Where a stretch begins, in microseconds.
+/// The lower bound of a bucket, in microseconds.
 fn begin_of(stretch: usize) -> f64 {
     let Some(beyond) = stretch.checked_sub(1) else {
         return 0.0;
@@ -824,7 +830,7 @@ mod tests {
 
     #[test]
     fn stretches_follow_each_other_and_hold_what_they_should() {
-        // Up to a thousand years; beyond that, numbers with fractions are not precise enough to look.
+        // Up to a thousand years; beyond that, floats are not precise enough for the check.
         for stretch in 0..400 {
             let (from, to) = (begin_of(stretch), begin_of(stretch + 1));
             assert!(from < to);
@@ -848,7 +854,7 @@ mod tests {
         about(found.p50, millis(500));
         about(found.p95, millis(950));
         about(found.p99, millis(990));
-        // Whatever took as long takes as long, however many they are.
+        // Equal latencies stay equal, however many there are.
         let meter = Meter::default();
         delivered(&meter, 0, Duration::from_secs(86_400), 5000);
         let found = meter.latency(at(0), 1).unwrap();
@@ -868,12 +874,13 @@ mod tests {
         }
         let rates = meter.rates(at(120));
         assert_eq!((rates.published, rates.delivered, rates.failed), (10.0, 5.0, 1.0));
-        // Nothing more comes: half of it is left after half a minute, and nothing after a whole one.
+        // No further events: half of the rate is left after half a minute, and nothing after a
+        // whole one.
         let half = meter.rates(at(150));
         assert_eq!(half.published, 5.0);
         assert_eq!(meter.rates(at(180)), Rates::default());
         assert_eq!(meter.rates(at(86_400)), Rates::default());
-        // One that came this instant counts already.
+        // An event of this instant counts already.
         meter.published(at(86_400), 60);
         assert_eq!(meter.rates(at(86_400)).published, 1.0);
     }
@@ -940,7 +947,7 @@ mod tests {
         let refused = given_up(FailureEffect::Dropped(Reason::BadRequest), 400);
         assert_eq!(all.causes, BTreeMap::from([(busy, 1), (refused, 4)]));
         assert_eq!(meter.recent(at(300), 5).dropped, 2, "the first is too old");
-        // More causes than are told apart are still counted.
+        // Causes beyond the separate ones are still counted.
         for status in 400..500 {
             dropped(300, status);
         }
@@ -991,7 +998,7 @@ mod tests {
         about(found.p50, millis(10));
         about(found.p95, millis(2000));
         assert_eq!(Percentiles::of(&[]), None);
-        // What cannot be from a meter is passed over.
+        // Bucket numbers that no meter writes are ignored.
         assert_eq!(Percentiles::of(&[(u16::MAX, 5)]), None);
         let old = Tally {
             number: 0,
@@ -1011,12 +1018,12 @@ mod tests {
         assert_eq!(count(&meter), MINUTES_OF_ONE);
         let series = meter.series(at(999 * 60), MINUTES_OF_ALL);
         assert_eq!(series.published.iter().sum::<u64>(), MINUTES_OF_ONE as u64);
-        // A hundred years on, nothing of it is left.
+        // A hundred years later, nothing is left.
         let later = 100 * 365 * 86_400;
         meter.published(at(later), 7);
         assert_eq!(count(&meter), 1);
         assert_eq!(meter.series(at(later), 3).published, [0, 0, 7]);
-        // The clock is set back: what it showed before never was.
+        // After the clock is set back, minutes that are now in the future are discarded.
         meter.published(at(0), 1);
         assert_eq!(meter.series(at(0), 1).published, [1]);
         assert_eq!(count(&meter), 1);
@@ -1054,7 +1061,7 @@ mod tests {
             "what others count starts anew"
         );
         assert_eq!(meter.last_minute(), kept.last().map(|minute| minute.number));
-        // Something has happened meanwhile, in the same minute.
+        // Events were counted since the restart, in the same minute.
         let meter = Meter::default();
         delivered(&meter, 70, millis(10), 7);
         failed(&meter, 130);
@@ -1062,13 +1069,13 @@ mod tests {
         let recent = meter.recent(at(131), 5);
         assert_eq!((recent.delivered, recent.dropped, recent.failed), (9, 25, 2));
         assert_eq!(meter.series(at(131), 3).delivered, [2, 7, 0]);
-        // The clock was set back since, or very much later.
+        // The clock was set back since, or far forward.
         for now in [at(-60), at(86_400)] {
             let meter = Meter::default();
             meter.restore(now, &kept);
             assert_eq!(meter.minutes(now), []);
         }
-        // What no meter has written does no harm.
+        // Values that no meter writes do no harm.
         let meter = Meter::default();
         let strange = MeterMinute {
             latency: Latencies(vec![(u16::MAX, 5), (3, u32::MAX)]),

@@ -1,4 +1,4 @@
-//! Which of several nodes this one is.
+//! The identity of this node within a cluster.
 
 use postrider_core::time::Timestamp;
 use std::sync::Arc;
@@ -7,16 +7,17 @@ use tokio::sync::watch;
 
 #[derive(Clone, Debug)]
 pub struct Node {
-    /// By which the others know it; none if there are no others.
+    /// The name by which other nodes know this one; none without a cluster.
     pub name: Option<Arc<str>>,
-    /// Whether this is the node that does what only one may do: it ends what has expired, runs replays, and takes up
-    /// what dead nodes have left.
+    /// Whether this node is the coordinator, which does what only one node may do: it ends what has
+    /// expired, runs replays, and takes over the work of dead nodes.
     pub steward: watch::Receiver<bool>,
-    /// Which part of the rates that webhooks allow is this node's.
+    /// This node's part of the rates that webhooks allow.
     pub sharing: watch::Receiver<Sharing>,
 }
 
-/// Which of the nodes that send this one is. They take turns where a webhook allows only so many requests a minute.
+/// The rank of this node among the nodes that send. They take turns where a webhook limits requests
+/// per minute.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Sharing {
     rank: u32,
@@ -24,22 +25,23 @@ pub struct Sharing {
 }
 
 impl Sharing {
-    /// Nobody else sends.
+    /// The only node that sends.
     pub const ALONE: Sharing = Sharing { rank: 0, of: 1 };
 
-    /// One of `of` nodes that send; `rank` of them come before it in an order that all of them know.
+    /// A node among `of` sending nodes, `rank` of which come before it in an order known to all.
     pub fn new(rank: usize, of: usize) -> Sharing {
         let of = u32::try_from(of).unwrap_or(u32::MAX).max(1);
         let rank = u32::try_from(rank).unwrap_or(u32::MAX) % of;
         Sharing { rank, of }
     }
 
-    /// How many nodes send.
+    /// The number of nodes that send.
     pub fn of(self) -> u32 {
         self.of
     }
 
-    /// Time is cut into slots that go round among the nodes: when the next one of this node begins, not before `from`.
+    /// Time is divided into slots that rotate among the nodes: when this node's next slot begins,
+    /// not before `from`.
     pub(crate) fn slot_from(self, from: Timestamp, slot: Duration) -> Timestamp {
         let slot = i64::try_from(slot.as_nanos()).unwrap_or(i64::MAX).max(1);
         let of = i64::from(self.of);
@@ -51,7 +53,7 @@ impl Sharing {
 }
 
 impl Node {
-    /// There is no other.
+    /// A node without a cluster.
     pub fn alone() -> Node {
         let (_, steward) = watch::channel(true);
         let (_, sharing) = watch::channel(Sharing::ALONE);
@@ -66,13 +68,13 @@ impl Node {
         *self.steward.borrow()
     }
 
-    /// Whether something that is marked with who has done it was done by this node.
+    /// Whether this node is the one named in a record.
     pub(crate) fn is_me(&self, by: Option<&str>) -> bool {
         self.name.as_deref() == by
     }
 }
 
-/// Waits until this node has become the steward or is it no longer; for ever if that cannot happen.
+/// Waits until this node becomes or ceases to be the coordinator; forever if that cannot happen.
 pub(crate) async fn changed(steward: &mut watch::Receiver<bool>) {
     if steward.changed().await.is_err() {
         std::future::pending().await

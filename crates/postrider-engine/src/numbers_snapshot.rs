@@ -7,13 +7,14 @@ use postrider_core::ids::{SubscriptionId, TopicId};
 use postrider_core::time::Timestamp;
 use std::collections::BTreeMap;
 
-/// Subscriptions of a snapshot, and topics. Beyond that those are left out in which nothing has happened for longest.
+/// The most subscriptions, and the most topics, of a snapshot. The ones that have been idle for
+/// longest are left out.
 pub const ENTRIES_MAX: usize = 20_000;
-/// Minutes of all topics and subscriptions of a snapshot together. Those with the latest activity come first; of the
-/// others only the totals are kept.
+/// The most minutes of all topics and subscriptions of a snapshot together. The most recently
+/// active ones come first; of the others only the totals are kept.
 pub const MINUTES_MAX: usize = 100_000;
 
-/// Counts of an engine since [`NumbersSnapshot::since`], over restarts.
+/// Counts of an engine since [`NumbersSnapshot::since`], across restarts.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct NumbersSnapshot {
     pub since: Timestamp,
@@ -31,7 +32,8 @@ pub struct Counted<T> {
 }
 
 impl Engine {
-    /// When counting began: with the first start, or with the first after the snapshot was lost.
+    /// When counting began: with the first start, or with the first start after the snapshot was
+    /// lost.
     pub fn counted_since(&self) -> Timestamp {
         self.counted_since.get().copied().unwrap_or(self.started)
     }
@@ -91,8 +93,8 @@ impl Engine {
         }
     }
 
-    /// Goes on counting where an earlier process has stopped; to be called once. Topics and subscriptions that are gone
-    /// are left out.
+    /// Continues the counts of an earlier process; to be called once. Topics and subscriptions that
+    /// are gone are left out.
     pub fn restore_numbers(&self, snapshot: NumbersSnapshot) {
         let now = self.clock.now();
         let since = snapshot.since.min(self.started);

@@ -1,4 +1,5 @@
-//! What the flight recorder is told, and what it can be asked. The engine tells; it never waits for it.
+//! The interfaces of the flight recorder: what the engine reports to it, and what can be queried.
+//! The engine never waits for it.
 
 use bytes::Bytes;
 use http::HeaderValue;
@@ -21,30 +22,30 @@ use crate::attempt::trace::AttemptSpan;
 use crate::deliver::Timings;
 use crate::subscription_health::words_of;
 
-/// Told of everything that happens to events. Called on the hot path from anywhere: never blocks, never fails;
-/// what it cannot take it loses and counts.
+/// Receives everything that happens to events. Called on the hot path from any thread: never
+/// blocks, never fails; records that do not fit are lost and counted.
 pub trait Recorder: Send + Sync {
-    /// Whether anything is kept. What costs something to collect is collected only then.
+    /// Whether anything is recorded. Data that is expensive to collect is collected only then.
     fn on(&self) -> bool;
     /// Once per publish request, when it is durable.
     fn accepted(&self, accepted: Accepted);
-    /// Once per delivery request, when it is decided what follows.
+    /// Once per delivery request, when its consequences are decided.
     fn attempted(&self, attempted: Attempted);
     /// Deliveries that ended without an attempt of their own.
     fn ended(&self, ended: Ended);
-    /// A subscription is gone, and with it whatever waited for it.
+    /// A subscription is gone, and its backlog with it.
     fn retired(&self, retired: Retired);
-    /// An endpoint is left alone for a while, or for longer than was said before.
+    /// An endpoint is on probation, or its probation was prolonged.
     fn held(&self, held: Held);
-    /// Deliveries to an endpoint go on.
+    /// Deliveries to an endpoint continue.
     fn released(&self, released: Released);
     /// Dead letters are in a blob.
     fn blob(&self, blob: BlobWritten);
-    /// Dead letters were appended anew.
+    /// Dead letters were appended to the log again.
     fn replayed(&self, replayed: Replayed);
 }
 
-/// A topic as routing saw it: the names for what an accepted request refers to.
+/// A topic and its subscriptions as routing saw them: the names that an accepted request refers to.
 #[derive(Debug)]
 pub struct Audience {
     pub topic: TopicId,
@@ -70,13 +71,13 @@ impl Audience {
     }
 }
 
-/// What routing said about one event and one subscription.
+/// The routing verdict for one event and one subscription.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Verdict {
     Matched,
-    /// The subscription's own time was over.
+    /// The subscription had expired.
     Expired,
-    /// It is attached to another topic of the domain.
+    /// The subscription is attached to another topic of the domain.
     DomainTopic,
     EventType,
     SubjectBeginsWith,
@@ -99,23 +100,25 @@ impl From<Mismatch> for Verdict {
 /// The verdicts on the events of one request.
 #[derive(Clone, Debug, Default)]
 pub struct Verdicts {
-    /// The distinct lists, each with a verdict for every subscription of the audience, or for the first of them
-    /// where the others are too many. Empty when no subscription looks at the event: all have matched.
+    /// The distinct lists, each with a verdict for every subscription of the audience, or for the
+    /// first of them where there are too many. Empty when no subscription filters events: all have
+    /// matched.
     pub lists: Vec<Box<[Verdict]>>,
-    /// For each event the number of its list. As empty as `lists`.
+    /// The number of each event's list. Empty when `lists` is.
     pub of_event: Vec<u32>,
 }
 
 #[derive(Clone, Debug)]
 pub struct Accepted {
-    /// Of the request's first event; none when nobody wanted any of them and nothing was stored.
+    /// The position of the request's first event; none when no event matched and nothing was
+    /// stored.
     pub first: Option<Position>,
     pub batch: Arc<Batch>,
     pub audience: Arc<Audience>,
     pub verdicts: Verdicts,
 }
 
-/// An event by the position of its request's first event and its place in the request.
+/// An event, identified by the position of its request's first event and its index in the request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Place {
     pub first: Position,
@@ -146,14 +149,14 @@ impl FromStr for Place {
     }
 }
 
-/// Neighbouring events of one publish request that fared alike in one delivery request.
+/// Consecutive events of one publish request with the same result in one delivery request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Run {
     pub start: Place,
     pub count: u32,
-    /// Which attempt of theirs it was. The first is 1.
+    /// The number of the attempt. The first is 1.
     pub number: u32,
-    /// Since when they could have been attempted: when they were accepted, or their retry came due.
+    /// Since when the attempt could have been made: the acceptance, or the due time of the retry.
     pub since: Timestamp,
     pub decision: Decision,
 }
@@ -167,24 +170,24 @@ pub struct Attempted {
     pub ended: Timestamp,
     pub outcome: Outcome,
     pub status: Option<u16>,
-    /// As far as the transport measured them; the total is known in any case.
+    /// As far as the transport measured them; the total is always known.
     pub timings: Option<Timings>,
     pub answer: Option<AnswerBody>,
     /// Why no answer came, for people.
     pub failure: Option<Box<str>>,
-    /// Where it stands in traces, if its span is exported.
+    /// The span of the attempt, if it is exported.
     pub span: Option<Box<AttemptSpan>>,
     pub runs: Vec<Run>,
 }
 
-/// The beginning of what was answered. It is cut and redacted before it is kept.
+/// The beginning of a response body. Truncated and redacted before it is stored.
 #[derive(Clone, Debug)]
 pub struct AnswerBody {
     pub content_type: Option<HeaderValue>,
     pub body: Bytes,
 }
 
-/// What follows an attempt, and why then.
+/// The consequence of an attempt, with the rule behind a retry's time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Decision {
     Done,
@@ -194,7 +197,7 @@ pub enum Decision {
 }
 
 impl Decision {
-    /// `why` is asked only when there is a retry.
+    /// `why` is called only for a retry.
     pub fn new(next: Next, why: impl FnOnce(Timestamp) -> Why) -> Decision {
         match next {
             Next::Done => Decision::Done,
@@ -205,7 +208,7 @@ impl Decision {
     }
 }
 
-/// Which rule set the time of a retry.
+/// The rule that set the time of a retry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Why {
     /// The schedule's wait after this many attempts.
@@ -214,14 +217,16 @@ pub enum Why {
     Floor { wait: Duration },
     /// The receiver asked for this wait.
     RetryAfter { asked: Duration },
-    /// The receiver asked to wait beyond the end of the event's time: it is looked at then.
+    /// The receiver asked to wait beyond the end of the event's time to live: the event is checked
+    /// then.
     EndOfLife,
-    /// The request was too large as a whole: its events are sent again in halves, as the same attempt.
+    /// The request was too large as a whole: its events are sent again in halves, as the same
+    /// attempt.
     Halved,
 }
 
 impl Why {
-    /// The rule behind the decision that an attempt which ended at `now` is followed by another at `due`.
+    /// The rule by which an attempt that ended at `now` is followed by another at `due`.
     pub fn of(
         policy: &RetryPolicy,
         profile: &Profile,
@@ -236,7 +241,7 @@ impl Why {
             StatusRule::RetryAfter(floor) | StatusRule::FinalIfDeadLettered(floor) => floor,
             StatusRule::Final => Duration::ZERO,
         };
-        // Chance only lengthens a step, and only by so much.
+        // Jitter only lengthens a step, and by no more than this.
         let longest = wait.mul_f64(1.0 + f64::from(profile.jitter_percent) / 100.0);
         let by_rule = now + longest.max(floor);
         if let Some(asked) = attempt.retry_after
@@ -297,7 +302,7 @@ pub struct Ended {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Disposition {
     Delivered,
-    /// The answer came after the time for it.
+    /// The answer was late.
     DeliveredLate,
     DeadLettered(Reason),
     Dropped(Reason),
@@ -341,7 +346,7 @@ pub struct Released {
     pub at: Timestamp,
 }
 
-/// Where a blob is.
+/// The location of a blob.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BlobPlace {
     pub account: String,
@@ -361,14 +366,14 @@ pub struct BlobWritten {
 pub struct Replayed {
     pub subscription: SubscriptionId,
     pub at: Timestamp,
-    /// Where the letters were read.
+    /// The blob that the dead letters were read from.
     pub blob: Arc<BlobPlace>,
-    /// The position of the first event of the request that they became, and how many they are.
+    /// The position of the first event of the new request, and the number of its events.
     pub first: Position,
     pub count: u32,
 }
 
-/// Tells two; only the second is told of spans.
+/// Forwards to two recorders; only the second gets spans.
 pub struct Tee(pub Arc<dyn Recorder>, pub Arc<dyn Recorder>);
 
 impl Recorder for Tee {
@@ -410,14 +415,14 @@ impl Recorder for Tee {
     }
 }
 
-/// Spans that were made, and what became of them.
+/// Spans that were made, exported and dropped.
 #[derive(Debug, Default)]
 pub struct SpanCounts {
     pub exported: AtomicU64,
     pub dropped: AtomicU64,
 }
 
-/// Keeps nothing and knows nothing.
+/// A recorder that stores nothing.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Nothing;
 
@@ -446,7 +451,7 @@ impl Recordings for Nothing {
         Vec::new()
     }
     fn subscribe(&self) -> broadcast::Receiver<Arc<Line>> {
-        // Nobody sends: the receiver is told at once that it is over.
+        // The sender is dropped, so that the receiver sees the end of the stream at once.
         broadcast::channel(1).1
     }
     fn status(&self) -> RecorderStatus {
@@ -454,26 +459,27 @@ impl Recordings for Nothing {
     }
 }
 
-/// Answers what became of events. What was recorded before a question is found by it. The calls read files and may
-/// wait for the writer: not to be made where nothing may block.
+/// Queries of the flight recorder. A query finds everything that was recorded before it. The calls
+/// read files and may wait for the writer: they must not run where blocking is forbidden.
 pub trait Recordings: Send + Sync {
     /// Everything known about the events with this id, the latest first.
     fn trace(&self, id: &str) -> Vec<EventStory>;
-    /// One page, the latest recorded first. Does a bounded amount of work: a page may hold fewer events than were
-    /// asked for, or none, and still have a cursor.
+    /// A page, the latest recorded first. Does a bounded amount of work: a page may have fewer
+    /// events than requested, or none, and still have a cursor.
     fn search(&self, query: &Query) -> Page;
-    /// What happened here to events that were accepted at these times, here or by another node, in the same order.
-    /// Only deliveries to which something happened are told.
+    /// Everything that this node recorded about events that were accepted, here or at another node,
+    /// at these times; in the same order. Contains only deliveries with recorded activity.
     fn happened(&self, events: &[(Place, Timestamp)]) -> Vec<Vec<SubscriptionStory>> {
         events.iter().map(|_| Vec::new()).collect()
     }
-    /// The events at these places, as far as their acceptance is recorded here. Nothing is told of what became of them.
+    /// The events at these places, as far as their acceptance is recorded here, without their
+    /// deliveries.
     fn events_at(&self, places: &[Place]) -> Vec<Option<EventStory>> {
         places.iter().map(|_| None).collect()
     }
     /// The latest events with their content, the latest first, as far as they are still in memory.
     fn recent(&self, topic: Option<TopicId>, max: usize) -> Vec<Recent>;
-    /// What happens from now on. Who reads too slowly loses lines and is told how many.
+    /// The live stream of what happens from now on. A slow reader loses lines and learns how many.
     fn subscribe(&self) -> broadcast::Receiver<Arc<Line>>;
     fn status(&self) -> RecorderStatus;
 }
@@ -481,13 +487,13 @@ pub trait Recordings: Send + Sync {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RecorderStatus {
     pub on: bool,
-    /// Records that were not kept because they came faster than they could be written.
+    /// Records that were dropped because they came faster than they could be written.
     pub lost: u64,
     pub segments: u64,
     pub bytes: u64,
-    /// The begin of what is kept.
+    /// The beginning of what is kept.
     pub oldest: Option<Timestamp>,
-    /// Segments that are being indexed after a crash; what is in them is not found yet.
+    /// Segments that are being indexed after a crash; their content is not found yet.
     pub indexing: u64,
     /// Why nothing can be written, if so.
     pub trouble: Option<String>,
@@ -499,21 +505,21 @@ pub struct Query {
     pub topic: Option<TopicId>,
     pub subscription: Option<SubscriptionId>,
     pub event_type: Option<String>,
-    /// What the subject begins with.
+    /// The beginning of the subject.
     pub subject: Option<String>,
     pub state: Option<EventState>,
-    /// Some attempt came to this.
+    /// The outcome of at least one attempt.
     pub outcome: Option<Outcome>,
-    /// Only events with such an attempt; the lines of their deliveries carry these attempts.
+    /// Only events with such an attempt; their deliveries list these attempts.
     pub attempts: Option<AttemptFilter>,
     pub since: Option<Timestamp>,
-    /// Not included.
+    /// Exclusive.
     pub until: Option<Timestamp>,
     pub cursor: Option<Cursor>,
     pub limit: usize,
 }
 
-/// Attempts that a search lists.
+/// The attempts that a search lists.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AttemptFilter {
     All,
@@ -566,29 +572,29 @@ impl FromStr for Cursor {
 pub struct Page {
     pub events: Vec<EventLine>,
     pub cursor: Option<Cursor>,
-    /// The times of acceptance between which the search has looked, the earlier first.
+    /// The range of acceptance times that the search has covered, the earlier first.
     pub searched: Option<(Timestamp, Timestamp)>,
     pub work: Work,
 }
 
-/// What a query cost.
+/// The work that a query took.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Work {
-    /// Entries of indexes that were looked at one after the other.
+    /// Index entries that were read sequentially.
     pub cards: u64,
-    /// Searches of an index for one position or id.
+    /// Index searches for one position or id.
     pub lookups: u64,
-    /// Pieces of index files that were read.
+    /// Blocks of index files that were read.
     pub blocks: u64,
     pub frames: u64,
 }
 
-/// One event in a list.
+/// An event in a list of search results.
 #[derive(Clone, Debug, PartialEq)]
 pub struct EventLine {
-    /// Where a page begins that goes on behind it.
+    /// The cursor of a page that begins after this event.
     pub behind: Cursor,
-    /// None for an event that nobody wanted.
+    /// None for an event that matched no subscription.
     pub place: Option<Place>,
     pub id: String,
     pub topic: TopicId,
@@ -598,7 +604,7 @@ pub struct EventLine {
     pub subject: String,
     pub accepted: Timestamp,
     pub state: EventState,
-    /// Of all subscriptions together.
+    /// The attempts of all subscriptions together.
     pub attempts: u32,
     pub subscriptions: Vec<DeliveryLine>,
 }
@@ -609,11 +615,11 @@ pub struct DeliveryLine {
     pub name: String,
     pub state: DeliveryState,
     pub last_outcome: Option<Outcome>,
-    /// The attempts that [`Query::attempts`] asks for, in the order of time; none without it.
+    /// The attempts that [`Query::attempts`] selects, in chronological order; empty without it.
     pub attempts: Vec<AttemptStory>,
 }
 
-/// One event that was published, and what became of it.
+/// A published event with its history.
 #[derive(Clone, Debug, PartialEq)]
 pub struct EventStory {
     pub id: String,
@@ -623,28 +629,28 @@ pub struct EventStory {
     pub domain_topic: Option<String>,
     pub event_type: String,
     pub subject: String,
-    /// Of a CloudEvent.
+    /// Set for a CloudEvent.
     pub source: Option<String>,
     pub schema: Schema,
     pub accepted: Timestamp,
     pub publisher: String,
     pub bytes: u64,
-    /// The context that it came with, as `traceparent` writes it.
+    /// The trace context that the event came with, in the form of `traceparent`.
     pub trace: Option<String>,
     pub replay: u32,
-    /// The blob it was read from, if it is a dead letter that was sent on its way again.
+    /// The blob that the event was read from, if it is a replayed dead letter.
     pub replayed_from: Option<BlobPlace>,
-    /// None for an event that nobody wanted.
+    /// None for an event that matched no subscription.
     pub place: Option<Place>,
     pub state: EventState,
-    /// Those that matched first.
+    /// Matching subscriptions come first.
     pub subscriptions: Vec<SubscriptionStory>,
 }
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct SubscriptionStory {
     pub id: SubscriptionId,
-    /// As it was called then. Empty if that is not known.
+    /// The subscription's name at that time. Empty if unknown.
     pub name: String,
     pub domain_topic: Option<String>,
     pub fate: Fate,
@@ -676,7 +682,7 @@ impl Verdict {
         }
     }
 
-    /// The verdict in words, by the filter that gave it.
+    /// The verdict in words, naming the filter that gave it.
     pub fn text(self, subscription: &Subscription) -> String {
         let filter: &Filter = &subscription.filter;
         match self {
@@ -732,20 +738,20 @@ fn in_words(AdvancedFilter { key, test }: &AdvancedFilter) -> String {
     format!("{key} {}{operands}", test.operator())
 }
 
-/// One event for one subscription.
+/// An event for one subscription, with its attempts and its end.
 #[derive(Clone, Debug, PartialEq)]
 pub struct DeliveryStory {
     pub state: DeliveryState,
-    /// In the order of time.
+    /// In chronological order.
     pub attempts: Vec<AttemptStory>,
     pub next: Option<NextAttempt>,
     pub end: Option<End>,
-    /// When its endpoint was left alone meanwhile.
+    /// The times at which its endpoint was on probation meanwhile.
     pub holds: Vec<Hold>,
 }
 
 impl DeliveryStory {
-    /// Since when the event waits to be written to a blob, if it was dead-lettered and no blob is recorded.
+    /// Since when the event's dead letter is pending, if no blob is recorded for it.
     pub fn letter_since(&self) -> Option<Timestamp> {
         let end = self.end.as_ref().filter(|end| end.blob.is_none())?;
         match (end.disposition, self.attempts.last()) {
@@ -767,7 +773,7 @@ pub struct NextAttempt {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NextWhy {
     Rule(Why),
-    /// The endpoint is left alone until then.
+    /// The endpoint is on probation until then.
     Probation {
         cause: Outcome,
     },
@@ -801,16 +807,16 @@ impl fmt::Display for NextWhy {
 pub struct End {
     pub at: Timestamp,
     pub disposition: Disposition,
-    /// Where the dead letter is, once it is written.
+    /// The blob of the dead letter, once it is written.
     pub blob: Option<BlobPlace>,
 }
 
-/// A time during which an endpoint was left alone.
+/// A time during which an endpoint was on probation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Hold {
     pub cause: Outcome,
     pub since: Timestamp,
-    /// When it is, or was, to be tried again.
+    /// When the endpoint is, or was, to be tried again.
     pub until: Timestamp,
     pub released: Option<Timestamp>,
 }
@@ -820,12 +826,12 @@ pub struct AttemptStory {
     pub number: u32,
     pub begun: Timestamp,
     pub ended: Timestamp,
-    /// How long it could have been attempted before it was.
+    /// How long the attempt could have been made before it was.
     pub queued: Duration,
     pub endpoint: String,
     pub outcome: Outcome,
     pub status: Option<u16>,
-    /// Events in the request.
+    /// The number of events in the request.
     pub batch: u32,
     pub timings: Option<Timings>,
     pub response: Option<Snippet>,
@@ -833,7 +839,7 @@ pub struct AttemptStory {
     pub decision: Decision,
 }
 
-/// The beginning of a response, as text, with what looks like a secret taken out. Hostile input all the same.
+/// The beginning of a response as text, redacted. Still hostile input.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Snippet {
     pub content_type: Option<String>,
@@ -847,7 +853,7 @@ pub enum DeliveryState {
     /// Not attempted yet.
     Pending,
     Retrying,
-    /// Its endpoint is left alone.
+    /// The endpoint is on probation.
     Held,
     DeadLettered,
     Dropped,
@@ -866,10 +872,10 @@ impl DeliveryState {
     }
 }
 
-/// An event in view of all its subscriptions.
+/// The state of an event over all its subscriptions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum EventState {
-    /// All of its deliveries are in this state.
+    /// All deliveries are in this state.
     All(DeliveryState),
     Unmatched,
     Mixed,
@@ -914,16 +920,16 @@ impl EventState {
     }
 }
 
-/// An event with its content, for trying filters on.
+/// An event with its content, for trying out filters.
 #[derive(Clone, Debug)]
 pub struct Recent {
     pub audience: Arc<Audience>,
     pub batch: Arc<Batch>,
-    /// Which event of the request.
+    /// The event's index in the request.
     pub index: usize,
 }
 
-/// Something that has just happened.
+/// A line of the live stream.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Line {
     pub what: Happening,
@@ -935,13 +941,13 @@ pub struct Line {
     pub event_type: String,
     pub subject: String,
     pub subscription: Option<(SubscriptionId, String)>,
-    /// Where to ask for the event if it was accepted by another node: what is said of it here is empty then.
+    /// Where to look up an event that another node accepted: its fields are empty here.
     pub elsewhere: Option<Place>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Happening {
-    /// For this many subscriptions.
+    /// The number of matching subscriptions.
     Accepted {
         matched: u32,
     },

@@ -1,4 +1,5 @@
-//! Dead letters back on their way: read from their blobs, appended anew for one subscription.
+//! Replays: dead letters are read from their blobs and appended to the log again, for one
+//! subscription.
 
 use crate::attempt::Plan;
 use crate::blobs::BlobError;
@@ -24,29 +25,29 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::time::Duration;
 use tokio_util::sync::CancellationToken;
 
-/// Letters that are appended together.
+/// Dead letters that are appended together.
 const LETTERS_PER_APPEND_MAX: usize = 100;
-/// With a rate, letters go in portions of this much time.
+/// With a rate, dead letters are appended in portions of this much time.
 const PORTIONS_PER_SECOND: u32 = 10;
-/// Replays at the same time.
+/// Replays that run at the same time.
 const REPLAYS_MAX: usize = 8;
-/// An append that was refused, or a blob that could not be read, is tried again this much later.
+/// Wait before a refused append or a failed read of a blob is retried.
 const TRY_AGAIN: Duration = Duration::from_secs(1);
 
-/// A dead letter by its blob and its place in it.
+/// A dead letter, identified by its blob and its index in it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct LetterId {
     pub blob: BlobId,
     pub place: u32,
 }
 
-/// Which letters are meant.
+/// Selects dead letters in blobs.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct LetterFilter {
     pub subscription: Option<SubscriptionId>,
     pub reason: Option<Reason>,
     pub since: Option<Timestamp>,
-    /// Just this one.
+    /// Only this dead letter.
     pub letter: Option<LetterId>,
 }
 
@@ -59,27 +60,27 @@ impl LetterFilter {
         }
     }
 
-    /// Whether it takes the letter at this place of a blob that it takes.
+    /// Whether the filter selects the dead letter at this index, in a blob that it selects.
     pub fn takes(&self, place: usize, mark: Mark) -> bool {
         let asked = self.letter.is_none_or(|letter| letter.place as usize == place);
         asked && !mark.purged && self.reason.is_none_or(|reason| mark.reason == reason)
     }
 }
 
-/// What a replay does.
+/// The parameters of a replay.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ReplayRequest {
     pub filter: LetterFilter,
-    /// For another subscription than the letters were for.
+    /// Another target than the subscription of the dead letters.
     pub to: Option<SubscriptionId>,
-    /// Letters a second.
+    /// Dead letters per second.
     pub rate: Option<u32>,
 }
 
-/// Reads what a replay was asked to do from the words that are kept with it.
+/// Parses the parameters of a replay from its stored request.
 pub type ReadRequest = Box<dyn Fn(&ReplayJob) -> Option<ReplayRequest> + Send + Sync>;
 
-/// Replays under way on this node.
+/// Replays in progress on this node.
 #[derive(Default)]
 pub struct Replays {
     running: Mutex<BTreeMap<u64, Arc<Run>>>,
@@ -89,7 +90,7 @@ pub struct Replays {
 #[derive(Default)]
 struct Run {
     stop: CancellationToken,
-    /// Somebody wants it stopped; otherwise whoever is the steward next goes on with it.
+    /// Whether a person stopped the replay; otherwise the next coordinator continues it.
     by_hand: AtomicBool,
 }
 
@@ -111,7 +112,7 @@ pub enum Refusal {
 }
 
 impl Engine {
-    /// Blobs that a filter takes, in order, after `after`.
+    /// Blobs that a filter selects, in order, after `after`.
     pub async fn letter_blobs(
         &self,
         filter: &LetterFilter,
@@ -127,7 +128,7 @@ impl Engine {
         Ok(archive.list(&filter.blobs(), after, max).await?)
     }
 
-    /// How many letters in blobs a filter takes.
+    /// The number of dead letters in blobs that a filter selects.
     pub async fn count_letters(&self, filter: &LetterFilter) -> Result<u64, Error> {
         const PAGE: usize = 100;
         let (mut count, mut after) = (0, None);
@@ -144,13 +145,14 @@ impl Engine {
         }
     }
 
-    /// The letters of a blob, as they are there.
+    /// The content of a blob, as stored.
     pub async fn read_blob(&self, blob: &BlobRecord) -> Result<Bytes, BlobError> {
         let blobs = &self.dead_letters.blobs;
         blobs.get(&blob.account, &blob.container, &blob.path).await
     }
 
-    /// Hides letters for good; a blob of which nothing is left is deleted. Returns how many were hidden.
+    /// Hides dead letters permanently; a blob without visible ones is deleted. Returns how many
+    /// were hidden.
     pub async fn purge_letters(&self, filter: &LetterFilter) -> Result<u64, Error> {
         let (mut purged, mut after) = (0, None);
         loop {
@@ -175,7 +177,7 @@ impl Engine {
                 }
                 archive.remove(blob.id).await?;
             } else if !archive.mark_if(blob.id, &was, blob.marks).await? {
-                // Another node has replayed some of them meanwhile: it is looked at again.
+                // Another node has replayed some of them in the meantime: read the blob again.
                 purged -= hidden;
                 continue;
             }
@@ -183,8 +185,8 @@ impl Engine {
         }
     }
 
-    /// Begins a replay, or goes on with one that was cancelled or cut short. `said` is the request in the words
-    /// of whoever made it, kept with it.
+    /// Begins a replay, or continues one that was cancelled or interrupted. `said` is the request
+    /// as its author wrote it, stored with the replay.
     pub async fn start_replay(
         self: &Arc<Self>,
         job: Option<ReplayJob>,
@@ -210,7 +212,7 @@ impl Engine {
         };
         job.state = ReplayState::Running;
         if !self.node.is_steward() {
-            // Whoever is sees it and begins.
+            // The coordinator sees the stored replay and begins it.
             archive.put_job(job.clone(), None).await?;
             return Ok(Ok(job));
         }
@@ -243,13 +245,14 @@ impl Engine {
         Ok(run)
     }
 
-    /// How replays are read that another node has begun; without it they are not run here. To be said once.
+    /// Sets how replays that another node has begun are parsed; without it they do not run here. To
+    /// be called once.
     pub fn read_replays_with(&self, read: ReadRequest) {
-        // Said twice, the first holds.
+        // A second call has no effect.
         let _ = self.replays.read.set(read);
     }
 
-    /// Where there are several nodes: runs the replays of all of them while this is the steward.
+    /// In a cluster: runs the replays of all nodes while this node is the coordinator.
     pub(crate) async fn keep_replays(self: Arc<Self>) {
         let archive = self.dead_letters.archive.clone();
         let mut steward = self.node.steward.clone();
@@ -293,7 +296,7 @@ impl Engine {
                 continue;
             }
             let request = self.replays.read.get().and_then(|read| read(&job));
-            // One beyond the bound begins when another has ended.
+            // Beyond the bound, a replay begins when another has ended.
             if let Some(request) = request
                 && let Ok(run) = self.begin_run(job.id)
             {
@@ -306,13 +309,14 @@ impl Engine {
         Ok(())
     }
 
-    /// Whether a replay is under way, on whichever node.
+    /// Whether a replay is in progress, on any node.
     pub fn is_under_way(&self, job: &ReplayJob) -> bool {
         let elsewhere = self.node.name.is_some() && job.state == ReplayState::Running;
         elsewhere || self.is_replaying(job.id)
     }
 
-    /// Has a replay stopped wherever it runs; that takes a moment. It can be gone on with. Whether it was under way.
+    /// Stops a replay on whichever node runs it, which takes a moment. It can be continued later.
+    /// Returns whether it was in progress.
     pub async fn stop_replay(&self, job: &ReplayJob) -> Result<bool, Error> {
         if self.cancel_replay(job.id) {
             return Ok(true);
@@ -324,12 +328,12 @@ impl Engine {
         Ok(elsewhere)
     }
 
-    /// Whether a replay is under way now.
+    /// Whether a replay is in progress on this node.
     pub fn is_replaying(&self, id: u64) -> bool {
         self.replays.running().contains_key(&id)
     }
 
-    /// Stops a replay; it can be gone on with. Whether it was under way.
+    /// Stops a replay on this node; it can be continued later. Returns whether it was in progress.
     pub fn cancel_replay(&self, id: u64) -> bool {
         let running = self.replays.running();
         let run = running.get(&id);
@@ -346,7 +350,7 @@ impl Engine {
             tracing::error!(replay = id, error = %e, "replay cut short; it can be gone on with");
             job.state = ReplayState::Cancelled;
         }
-        // Another node goes on from what was recorded last, or has done so already.
+        // Another node continues, or has already continued, from the recorded progress.
         let left = self.node.name.is_some()
             && run.stop.is_cancelled()
             && !run.by_hand.load(Acquire)
@@ -366,7 +370,7 @@ impl Engine {
     ) -> Result<(), Error> {
         let mut pace = Pace::new(request.rate, self.wall.now());
         loop {
-            // The blob that was begun comes first again.
+            // The page starts with the blob that was begun.
             let after = job.next.0.0.checked_sub(1).map(BlobId);
             let page = self.letter_blobs(&request.filter, after, 1).await?;
             let blob = page.into_iter().next().filter(|blob| blob.id <= job.last);
@@ -405,7 +409,7 @@ impl Engine {
         }
     }
 
-    /// Asks a store that is out of reach again until it answers.
+    /// Reads a blob, retrying until the store answers.
     async fn fetch(&self, blob: &BlobRecord, stop: &CancellationToken) -> Fetched {
         loop {
             match self.read_blob(blob).await {
@@ -443,7 +447,7 @@ impl Engine {
                 continue;
             }
             let _one_at_a_time = self.dead_letters.marking.lock().await;
-            // Meanwhile letters may have been purged, or replayed by someone else.
+            // Dead letters may have been purged or replayed by others in the meantime.
             match self.dead_letters.archive.get(blob.id).await? {
                 Some(fresh) => blob = fresh,
                 None => break,
@@ -492,8 +496,8 @@ impl Engine {
         Ok(())
     }
 
-    /// Notes that these letters of a blob were replayed, and how far the replay has come. False if that is another
-    /// node's business by now.
+    /// Records that dead letters of a blob were replayed, and the progress of the replay. False if
+    /// another node has taken over.
     async fn record_replayed(
         &self,
         job: &ReplayJob,
@@ -513,7 +517,8 @@ impl Engine {
             if archive.put_job_if(job.clone(), blob.id, &was, marks).await? {
                 return Ok(true);
             }
-            // Another node has changed them: it has purged some, or goes on with this replay.
+            // Another node has changed the blob or the replay: it has purged dead letters, or
+            // continues this replay.
             if stop.is_cancelled() {
                 return Ok(false);
             }
@@ -527,8 +532,8 @@ impl Engine {
         }
     }
 
-    /// The chosen letters as publish requests, one for each number of replays among them. Those that the target
-    /// cannot be sent are left out.
+    /// The chosen dead letters as publish requests, one for each earlier number of replays. Dead
+    /// letters that cannot be sent to the target are left out.
     fn batches(&self, plan: &Plan, letters: &[Raw<'_>], chosen: &[usize], marks: &[Mark]) -> Vec<Batch> {
         let mut drafts: BTreeMap<(u32, u8), Draft> = BTreeMap::new();
         for at in chosen {
@@ -546,8 +551,8 @@ impl Engine {
         drafts.into_iter().map(finish).collect()
     }
 
-    /// False when the replay is stopped before it could be appended. `noted` is what the recorder is told, if there
-    /// is one: from where, to whom.
+    /// False when the replay is stopped before the append. `noted` is the source and target for the
+    /// recorder, if there is one.
     async fn append_replayed(
         &self,
         job: u64,
@@ -562,7 +567,7 @@ impl Engine {
             let appending = outcomes.begin_append(job, of);
             match self.log.append(batch.clone()).await {
                 Ok(first) => {
-                    // Only the node that delivers them sees how they end.
+                    // Only the node that delivers the events sees how they end.
                     if self.log.keeps(first) {
                         appending.appended(first, batch.events.len());
                     }
@@ -589,7 +594,7 @@ impl Engine {
             first,
             count: batch.events.len() as u32,
         };
-        // The topic's other subscriptions were not asked.
+        // Other subscriptions of the topic were not considered.
         let heard_by = vec![plan.subscription.clone()];
         self.recorder.accepted(Accepted {
             first: Some(first),
@@ -600,7 +605,7 @@ impl Engine {
         self.recorder.replayed(replayed);
     }
 
-    /// True when it is stopped first.
+    /// Returns true when the replay is stopped first.
     pub(crate) async fn pause(&self, real: Duration, stop: &CancellationToken) -> bool {
         tokio::select! {
             biased;
@@ -616,7 +621,7 @@ enum Fetched {
     Stopped,
 }
 
-/// Goes on behind a blob whose letters cannot be read.
+/// Skips a blob whose dead letters cannot be read.
 fn skip_blob(job: &mut ReplayJob, request: &ReplayRequest, blob: &BlobRecord, fault: LetterFault) {
     let left = blob.marks.iter().enumerate().skip(job.next.1 as usize);
     let letters = left
@@ -642,7 +647,7 @@ fn add_unreadable(job: &mut ReplayJob, blob: &BlobRecord, letters: u64, fault: L
     });
 }
 
-/// The event of a dead letter in a form that the subscription can be sent, if there is one.
+/// The event of a dead letter in a form that can be sent to the subscription, if there is one.
 fn restore(plan: &Plan, letter: Raw<'_>) -> Option<(Schema, String)> {
     if letter.kind() != Kind::Object {
         return None;
@@ -650,7 +655,7 @@ fn restore(plan: &Plan, letter: Raw<'_>) -> Option<(Schema, String)> {
     let (schema, event) = read_dead_letter(letter);
     let delivery = plan.rendering().delivery;
     match (schema, delivery) {
-        // The original stands in the envelope that it was given.
+        // The original event is inside the Event Grid envelope that it was given.
         (Schema::EventGrid, Schema::Custom) => {
             let original = Raw::parse(&event).ok()?.get("data")?.text().to_owned();
             Some((Schema::Custom, original))
@@ -659,7 +664,7 @@ fn restore(plan: &Plan, letter: Raw<'_>) -> Option<(Schema, String)> {
     }
 }
 
-/// A publish request being put together.
+/// A publish request that is being built.
 struct Draft {
     schema: Schema,
     body: String,
@@ -701,7 +706,7 @@ impl Draft {
     }
 }
 
-/// What publishing would have noted about an event whose text stands at `start`.
+/// The event reference that publishing would have made for an event whose text begins at `start`.
 fn event_ref(schema: Schema, event: &str, start: usize) -> EventRef {
     let mut noted = EventRef {
         object: Span::new(start, start + event.len()),
@@ -728,7 +733,7 @@ fn event_ref(schema: Schema, event: &str, start: usize) -> EventRef {
     noted
 }
 
-/// So many letters a second, in even portions.
+/// Limits replays to a number of dead letters per second, in even portions.
 struct Pace {
     rate: Option<u32>,
     began: Timestamp,
@@ -744,12 +749,12 @@ impl Pace {
         }
     }
 
-    /// How many letters may go now.
+    /// How many dead letters may be appended now.
     fn portion(&self, now: Timestamp) -> usize {
         let Some(rate) = self.rate else {
             return LETTERS_PER_APPEND_MAX;
         };
-        // The first portion goes at once.
+        // The first portion is due at once.
         let step = u64::from(rate.div_ceil(PORTIONS_PER_SECOND).max(1));
         let earned = (now.since(self.began).as_secs_f64() * f64::from(rate)) as u64 + step;
         (earned.saturating_sub(self.spent).min(step) as usize).min(LETTERS_PER_APPEND_MAX)

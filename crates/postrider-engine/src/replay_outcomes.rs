@@ -1,7 +1,8 @@
-//! Outcomes of replayed events, counted per replay as they end, for as long as the server runs.
+//! Outcomes of replayed events, counted per replay as they end, until the server stops.
 //!
-//! Positions are kept as ranges of whole appends, not one by one. What was replayed before a restart, or is another
-//! node's to deliver, is not counted here: it is missing from the numbers rather than wrong in them.
+//! Positions are kept as ranges of whole appends, not one by one. Events replayed before a restart,
+//! or delivered by another node, are not counted: the numbers may be incomplete, but are never
+//! wrong.
 
 use postrider_core::ids::{Position, SubscriptionId};
 use postrider_core::retry::Next;
@@ -12,25 +13,25 @@ use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::{Acquire, Release};
 use std::sync::{Mutex, MutexGuard};
 
-/// Replays that are counted; the oldest is forgotten first. More than are kept in the list of replays.
+/// Replays that are counted; the oldest is forgotten first. More than the list of replays keeps.
 const JOBS_MAX: usize = 128;
 /// Ranges of positions that are kept; the oldest is forgotten first.
 const RANGES_MAX: usize = 16 * 1024;
-/// Ends that are kept while the position of an append is not known yet.
+/// Ends of deliveries that are kept while the position of their append is not known yet.
 const EARLY_MAX: usize = 4096;
 
-/// Replayed events by what has become of them.
+/// The counts of a replay's events by outcome.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ReplayOutcome {
     pub delivered: u64,
     /// Dead-lettered or dropped again.
     pub failed: u64,
-    /// Not attempted yet, or to be retried.
+    /// Not attempted yet, or waiting for a retry.
     pub waiting: u64,
 }
 
 impl ReplayOutcome {
-    /// Events that are counted.
+    /// All counted events.
     pub fn total(&self) -> u64 {
         self.delivered + self.failed + self.waiting
     }
@@ -56,7 +57,7 @@ impl ReplayedEnd {
 /// Counts the ends of replayed events.
 #[derive(Debug, Default)]
 pub struct ReplayOutcomes {
-    /// Something is to be counted. While it is not, nobody need take the lock.
+    /// Whether anything is to be counted; readable without the lock.
     active: AtomicBool,
     counts: Mutex<Counts>,
 }
@@ -70,13 +71,13 @@ struct Counts {
     order: VecDeque<(SubscriptionId, Position)>,
     /// Appends whose positions are not known yet.
     appending: usize,
-    /// Ends of replayed events that are in no range: they may be of such an append.
+    /// Ends of deliveries that are in no range: they may belong to such an append.
     early: FxHashMap<(SubscriptionId, Position), ReplayedEnd>,
-    /// There were more of them than are kept.
+    /// Whether more early ends came than are kept.
     early_lost: bool,
 }
 
-/// Positions that replays have appended together.
+/// The positions of one append of a replay.
 #[derive(Debug)]
 struct AppendedRange {
     job: u64,
@@ -98,7 +99,7 @@ impl Counts {
         let Some(range) = self.find(of, position) else {
             return false;
         };
-        // A delivery that a store offers again after its end ends twice.
+        // A store may offer a delivery again after its end, so that it ends twice.
         if range.waiting == 0 {
             return true;
         }
@@ -117,7 +118,7 @@ impl Counts {
         true
     }
 
-    /// A delivery that was given up turned out to have arrived.
+    /// Counts a given-up delivery as delivered.
     fn recovered(&mut self, of: SubscriptionId, position: Position) {
         let Some(range) = self.find(of, position).filter(|range| range.failed > 0) else {
             return;
@@ -161,7 +162,7 @@ impl Counts {
         self.forget_oldest();
     }
 
-    /// Lets go of ranges that nothing more can happen to, and of the oldest if there are too many.
+    /// Forgets ranges that are complete, and the oldest ones if there are too many.
     fn forget_oldest(&mut self) {
         while let Some(key) = self.order.front().copied() {
             let over = |range: &AppendedRange| range.waiting == 0 && range.failed == 0;
@@ -173,7 +174,7 @@ impl Counts {
             if let Some(range) = self.ranges.remove(&key)
                 && let Some(outcome) = self.jobs.get_mut(&range.job)
             {
-                // The outcomes of these events are not known then.
+                // The outcomes of these events remain unknown.
                 outcome.waiting -= range.waiting;
             }
         }
@@ -188,7 +189,7 @@ pub(crate) struct ReplayAppend<'a> {
 }
 
 impl ReplayAppend<'_> {
-    /// The events were appended.
+    /// Reports the position of the append.
     pub(crate) fn appended(self, first: Position, count: usize) {
         let mut counts = self.outcomes.counts();
         if !counts.early_lost {
@@ -219,7 +220,7 @@ impl ReplayOutcomes {
         self.active.store(active, Release);
     }
 
-    /// To be said before events are appended: they may end before their position is known.
+    /// To be called before events are appended: they may end before their position is known.
     pub(crate) fn begin_append(&self, job: u64, of: SubscriptionId) -> ReplayAppend<'_> {
         let mut counts = self.counts();
         counts.appending += 1;
@@ -232,7 +233,7 @@ impl ReplayOutcomes {
         }
     }
 
-    /// Deliveries were settled.
+    /// Reports settled deliveries.
     pub(crate) fn settled(&self, of: SubscriptionId, settled: &[Settled]) {
         if !self.active.load(Acquire) {
             return;
@@ -242,7 +243,7 @@ impl ReplayOutcomes {
         self.note_ends(of, ends);
     }
 
-    /// Deliveries that waited to be retried turned out to have arrived.
+    /// Reports deliveries that waited for a retry and turned out to be delivered.
     pub(crate) fn delivered_late(&self, of: SubscriptionId, positions: &[Position]) {
         if !self.active.load(Acquire) {
             return;
@@ -272,7 +273,7 @@ impl ReplayOutcomes {
         self.note_active(&counts);
     }
 
-    /// Deliveries that were given up turned out to have arrived.
+    /// Reports given-up deliveries that turned out to be delivered.
     pub(crate) fn recovered(&self, of: SubscriptionId, positions: &[Position]) {
         if !self.active.load(Acquire) {
             return;
@@ -283,7 +284,7 @@ impl ReplayOutcomes {
         }
     }
 
-    /// A subscription is gone, and everything that waited for it was dropped.
+    /// Reports the removal of a subscription, whose backlog was dropped.
     pub(crate) fn subscription_gone(&self, of: SubscriptionId) {
         if !self.active.load(Acquire) {
             return;
@@ -300,7 +301,7 @@ impl ReplayOutcomes {
         }
     }
 
-    /// Outcomes of a replay's events, as far as they were counted. None if nothing was.
+    /// The outcomes of a replay's events, as far as they were counted. None if nothing was.
     pub fn of(&self, job: u64) -> Option<ReplayOutcome> {
         let counts = self.counts();
         counts
@@ -344,14 +345,15 @@ mod tests {
         assert_eq!(outcomes.of(7), outcome(0, 0, 7));
         ends(&outcomes, SUB, &[10, 11, 17], ReplayedEnd::Delivered);
         ends(&outcomes, SUB, &[12], ReplayedEnd::Failed);
-        // Not of a replay: between two, before, after, and for another subscription.
+        // Positions outside of the replay: between, before and after its ranges, and of another
+        // subscription.
         ends(&outcomes, SUB, &[9, 15, 18], ReplayedEnd::Delivered);
         ends(&outcomes, OTHER, &[10, 16], ReplayedEnd::Delivered);
         assert_eq!(
             (outcomes.of(7), outcomes.of(8)),
             (outcome(3, 1, 3), outcome(0, 0, 1))
         );
-        // A late answer to the last attempt of the one that was given up.
+        // A late answer to the last attempt of the given-up event.
         outcomes.recovered(SUB, &[Position(12)]);
         assert_eq!(outcomes.of(7), outcome(4, 0, 3));
         ends(&outcomes, SUB, &[13, 14, 16], ReplayedEnd::Delivered);
@@ -372,7 +374,7 @@ mod tests {
         append.appended(Position(4), 3);
         assert_eq!(outcomes.of(1), outcome(2, 0, 1));
         assert!(outcomes.counts().early.is_empty());
-        // One that failed leaves nothing behind.
+        // A failed append leaves nothing behind.
         drop(outcomes.begin_append(1, SUB));
         ends(&outcomes, SUB, &[6], ReplayedEnd::Failed);
         assert_eq!(outcomes.of(1), outcome(2, 1, 0));
@@ -409,7 +411,7 @@ mod tests {
         }
         assert_eq!(outcomes.counts().jobs.len(), JOBS_MAX);
         assert_eq!((outcomes.of(1), outcomes.of(999)), (None, outcome(0, 0, 1)));
-        // Their ends change nothing for anyone else.
+        // Ends of forgotten ranges change nothing for others.
         ends(&outcomes, SUB, &[40], ReplayedEnd::Failed);
         let early = outcomes.begin_append(999, SUB);
         ends(

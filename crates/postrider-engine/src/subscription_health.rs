@@ -1,4 +1,4 @@
-//! The health of a subscription: what happened to its events lately, judged in one place for every reader.
+//! The health of a subscription, judged from recent events in one place for every reader.
 
 use crate::meters::{FailureCause, FailureEffect, RecentCounts};
 use http::StatusCode;
@@ -7,25 +7,25 @@ use postrider_core::retry::Reason;
 use postrider_core::time::Timestamp;
 use std::time::Duration;
 
-/// Minutes that failures are judged by.
+/// The minutes that failures are judged by.
 pub const HEALTH_MINUTES: usize = 5;
-/// Minutes for which given-up events are still mentioned.
+/// The minutes for which given-up events are still mentioned.
 pub const LOSS_MINUTES: usize = 60;
-/// An event that waits for longer needs attention.
+/// An event that has waited for longer needs attention.
 const BACKLOG_AGE_MAX: Duration = Duration::from_secs(5 * 60);
-/// Failed attempts, of one hundred, that need attention.
+/// The percentage of failed attempts that needs attention.
 const FAILED_PERCENT: u64 = 10;
-/// Dead letters, of one hundred ended events, that make a subscription failing.
+/// The percentage of dead letters among ended events from which a subscription is failing.
 const DEAD_LETTERED_PERCENT: u64 = 50;
-/// So many attempts without one success make a subscription failing.
+/// The number of attempts without any success from which a subscription is failing.
 const FAILED_IN_A_ROW: u64 = 3;
-/// Causes that a reason names.
+/// The most causes that a reason names.
 const CAUSES_NAMED_MAX: usize = 2;
 
-/// From best to worst.
+/// Ordered from best to worst.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum SubscriptionHealth {
-    /// Nothing happened lately, and nothing waits.
+    /// Nothing happened recently, and nothing waits.
     Idle,
     Healthy,
     Paused,
@@ -52,18 +52,18 @@ impl SubscriptionHealth {
         }
     }
 
-    /// Whether somebody should look at it.
+    /// Whether an operator should look at it.
     pub fn needs_attention(self) -> bool {
         self >= SubscriptionHealth::Attention
     }
 }
 
-/// Numbers that health is judged by. Those of several nodes can be added.
+/// The numbers that health is judged by. Those of several nodes can be added.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct HealthNumbers {
-    /// Of the last [`HEALTH_MINUTES`].
+    /// Counts of the last [`HEALTH_MINUTES`].
     pub recent: RecentCounts,
-    /// Of the last [`LOSS_MINUTES`], those minutes included.
+    /// Counts of the last [`LOSS_MINUTES`], which include the former.
     pub hour: RecentCounts,
     pub waiting: u64,
     pub retrying: u64,
@@ -77,13 +77,13 @@ pub struct HealthNumbers {
     pub paused_since: Option<Timestamp>,
 }
 
-/// Delayed delivery.
+/// The probation that holds deliveries back.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DelayNumbers {
     /// Nothing if a probe is due.
     pub left: Duration,
     pub cause: Option<Outcome>,
-    /// The status of the answer that is the cause, where it is known.
+    /// The status of the causing answer, where it is known.
     pub status: Option<u16>,
 }
 
@@ -91,16 +91,16 @@ pub struct DelayNumbers {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HealthReason {
     pub kind: HealthReasonKind,
-    /// In plain words, without the subscription's name.
+    /// The reason in plain words, without the subscription's name.
     pub text: String,
     pub health: SubscriptionHealth,
-    /// How many, of how many, in how many minutes, where the reason is a count.
+    /// The count, the total and the minutes, where the reason is a count.
     pub share: Option<RecentShare>,
     pub causes: Vec<(FailureCause, u64)>,
 }
 
 impl HealthReason {
-    /// The next step, for people.
+    /// The next step for an operator.
     pub fn todo(&self) -> Option<&'static str> {
         let lacks = |(cause, _): &(FailureCause, u64)| match cause.effect {
             FailureEffect::Dropped(reason) => lacks_destination(reason),
@@ -180,7 +180,8 @@ pub struct HealthVerdict {
 }
 
 impl HealthVerdict {
-    /// Judges the numbers of one subscription. The sum of nodes' numbers needs attention only if those of some node do.
+    /// Judges the numbers of one subscription. The sum of several nodes' numbers needs attention
+    /// only if those of some node do.
     pub fn of(numbers: &HealthNumbers) -> HealthVerdict {
         let mut reasons: Vec<HealthReason> = [
             dropped(numbers),
@@ -262,7 +263,8 @@ fn dead_lettered(numbers: &HealthNumbers) -> Option<HealthReason> {
     ))
 }
 
-/// Events count as dead-lettered once they are in a blob, minutes after they were given up. Health shows them before.
+/// Pending dead letters. Events count as dead-lettered only once they are in a blob, minutes after
+/// they were given up; health reports them earlier.
 fn letters_waiting(numbers: &HealthNumbers) -> HealthReason {
     let recent = &numbers.recent;
     let waiting = numbers.letters_waiting;
@@ -471,7 +473,8 @@ pub fn describe(cause: &FailureCause) -> String {
     }
 }
 
-/// Whether an event dropped for this reason would have been dead-lettered if there had been a place for it.
+/// Whether an event dropped for this reason would have been dead-lettered, had there been a
+/// destination.
 pub fn lacks_destination(reason: Reason) -> bool {
     matches!(
         reason,
@@ -479,7 +482,8 @@ pub fn lacks_destination(reason: Reason) -> bool {
     )
 }
 
-/// An outcome in plain words: by the status where there was an answer, such as `HTTP 500 Internal Server Error`.
+/// An outcome in plain words: by the status where there was an answer, such as `HTTP 500 Internal
+/// Server Error`.
 pub fn words_of(outcome: Option<Outcome>, status: Option<u16>) -> String {
     if let Some(status) = status.and_then(|status| StatusCode::from_u16(status).ok()) {
         let name = status
@@ -598,7 +602,7 @@ mod tests {
         };
         check(&waiting, Healthy, &[]);
 
-        // Loss is never green: nine of ten delivered, or one of a million.
+        // Loss is never healthy: nine of ten delivered, or one of a million lost.
         check(
             &lately(counts(69, 97, &[(refused(DROPPED), 28)])),
             Failing,
@@ -722,7 +726,7 @@ mod tests {
         );
     }
 
-    // They count as dead-lettered once they are written, minutes later.
+    // Events count as dead-lettered once they are written, minutes later.
     #[test]
     fn letters_that_wait_to_be_written_show_at_once() {
         let refused = cause(FailureEffect::AttemptFailed, Outcome::BadRequest, 400);
@@ -823,7 +827,7 @@ mod tests {
         );
     }
 
-    // A node that has only good numbers is not asked for details: the sum must not be bad then.
+    // A node with only good numbers is not asked for details: the sum must not need attention then.
     #[test]
     fn a_sum_needs_attention_only_if_a_part_does() {
         let failed = cause(FailureEffect::AttemptFailed, Outcome::Busy, 503);

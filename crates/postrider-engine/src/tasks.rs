@@ -1,4 +1,4 @@
-//! The engine's tasks, counted by kind: a stop that takes too long names what has not ended.
+//! The engine's tasks, counted by kind: a stop that takes too long names those that have not ended.
 
 use std::future::Future;
 use std::sync::Arc;
@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering::{AcqRel, Acquire};
 use tokio::task::JoinHandle;
 use tokio_util::task::TaskTracker;
 
-/// What a task of the engine does.
+/// The kinds of tasks that the engine runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TaskKind {
     DeliveryLane,
@@ -69,7 +69,8 @@ impl TaskRegistry {
         })
     }
 
-    /// [`TaskRegistry::wait`] returns once no task runs; further ones may still be spawned until then.
+    /// After this, [`TaskRegistry::wait`] returns once no task runs; further tasks may still be
+    /// spawned until then.
     pub fn close(&self) {
         self.tracker.close();
     }

@@ -1,25 +1,26 @@
-//! Who may change what: changes to the same thing take turns, others do not wait for each other.
+//! Locks by name for catalog changes: changes of the same resource take turns, others do not wait
+//! for each other.
 
 use postrider_core::ids::{SubscriptionId, TopicId};
 use rustc_hash::FxHashMap;
 use std::sync::{Arc, Mutex};
 use tokio::sync::{OwnedRwLockReadGuard, OwnedRwLockWriteGuard, RwLock};
 
-/// What a turn is about. Whoever takes several takes them in this order.
+/// The subject of a turn. A task that takes several turns takes them in this order.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Key {
-    /// By its source, in lower case.
+    /// The source of a scope, in lower case.
     Scope(String),
     Topic(TopicId),
     /// The name is in lower case.
     DomainTopic(TopicId, String),
     Subscription(SubscriptionId),
-    /// What a subscription is called, whether it is in force or its webhook is still being asked: its topic, its domain
-    /// topic and its name, in lower case.
+    /// A subscription's name, whether it is in force or its handshake is in progress: topic, domain
+    /// topic and name, in lower case.
     Name(TopicId, Option<String>, String),
 }
 
-/// A key takes memory only while someone has a turn at it or waits for one.
+/// Hands out turns. A key takes memory only while a task has a turn at it or waits for one.
 #[derive(Clone, Default)]
 pub(crate) struct Turns {
     entries: Arc<Mutex<FxHashMap<Key, Entry>>>,
@@ -28,12 +29,12 @@ pub(crate) struct Turns {
 #[derive(Default)]
 struct Entry {
     lock: Arc<RwLock<()>>,
-    /// Those who have a turn or wait for one.
+    /// Tasks that have a turn or wait for one.
     users: usize,
 }
 
 impl Turns {
-    /// Waits until nobody else has a turn at it.
+    /// Waits for an exclusive turn at a key.
     pub async fn alone(&self, key: Key) -> Turn {
         let (lock, place) = self.place(key);
         Turn {
@@ -44,7 +45,7 @@ impl Turns {
         }
     }
 
-    /// Waits until nobody has it alone.
+    /// Waits for a shared turn at a key: only exclusive turns keep it waiting.
     pub async fn together(&self, key: Key) -> Turn {
         let (lock, place) = self.place(key);
         Turn {
@@ -72,7 +73,7 @@ impl Turns {
     }
 }
 
-/// It lasts until this is dropped.
+/// A turn, which lasts until it is dropped.
 #[must_use]
 pub(crate) struct Turn {
     // Dropped in this order: the turn passes on before the entry may go.

@@ -1,4 +1,4 @@
-//! Time that moves only when told to, so that a day of retries can be tried out in a second.
+//! Time that advances only on request, so that a day of retries can be tried out in a second.
 
 use crate::deliver::{Reply, Request, Transport};
 use crate::dispatch::Dispatcher;
@@ -15,14 +15,14 @@ use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 use tokio::sync::Notify;
 
-/// How often it is looked whether everything has come to rest, in real time.
+/// How often to check whether the engine is at rest, in real time.
 const LOOK_EVERY: Duration = Duration::from_millis(1);
-/// Before that, others are let go first this many times.
+/// How often to yield to other tasks before that wait.
 const YIELDS: usize = 64;
-/// An answer that was sent just before the clock is told to move gets this much real time to arrive.
+/// The real time that an answer gets to arrive which was sent just before the clock is advanced.
 const ON_ITS_WAY: Duration = Duration::from_millis(50);
 
-/// Keeps what the clock shows, so that the next life goes on from there.
+/// Stores the clock's time, so that the next process continues from there.
 pub type Keep = Box<dyn Fn(Timestamp) + Send + Sync>;
 
 /// A clock that stands still until it is set.
@@ -34,7 +34,7 @@ pub struct TestClock {
 struct Hands {
     now: Timestamp,
     sleepers: BTreeMap<(Timestamp, u64), Waker>,
-    /// Sleepers whose time has come and who have not got up yet.
+    /// Sleepers whose deadline has passed and that have not been polled yet.
     woken: BTreeSet<u64>,
     next_number: u64,
 }
@@ -57,9 +57,9 @@ impl TestClock {
         self.inner.lock().expect("no panic holds it")
     }
 
-    /// Moves on, never back, and wakes whoever slept until then.
+    /// Advances the clock, never back, and wakes sleepers whose deadline has passed.
     fn set(&self, to: Timestamp) {
-        // First of all: nothing may be recorded for a time that the next life would not know of.
+        // Stored first: nothing may be recorded for a time that the next process would not know.
         (self.keep)(to);
         let mut hands = self.hands();
         hands.now = hands.now.max(to);
@@ -93,7 +93,7 @@ impl Clock for TestClock {
     }
 }
 
-/// Counts as getting up until it is dropped: by then whoever slept is at work, or asleep again.
+/// Counts as waking up until it is dropped: by then the task is at work, or asleep again.
 struct Sleeper<'a> {
     clock: &'a TestClock,
     deadline: Timestamp,
@@ -129,14 +129,14 @@ impl Drop for Sleeper<'_> {
     }
 }
 
-/// A transport that knows which attempts are under way, and since when in real time.
+/// A transport that knows which attempts are in flight, and since when in real time.
 pub struct WatchedTransport {
     inner: Arc<dyn Transport>,
     wall: Arc<dyn Clock>,
     made: AtomicU64,
     /// When each attempt was made, by the real clock.
     under_way: Mutex<BTreeMap<u64, Timestamp>>,
-    /// One of them has ended.
+    /// Notified when an attempt ends.
     ended: Notify,
 }
 
@@ -159,8 +159,7 @@ impl WatchedTransport {
         self.made.load(Acquire)
     }
 
-    /// Whether an attempt is unanswered that was made after attempt number `after`, and not longer ago than
-    /// `patience`.
+    /// Whether an attempt with a number above `after` is unanswered, and not older than `patience`.
     fn awaits_answer(&self, after: u64, patience: Duration) -> bool {
         let now = self.wall.now();
         let under_way = self.under_way();
@@ -170,14 +169,14 @@ impl WatchedTransport {
 }
 
 impl WatchedTransport {
-    /// Whether an attempt is unanswered that was made at least this long ago.
+    /// Whether an unanswered attempt is at least this old.
     fn any_older_than(&self, age: Duration) -> bool {
         let now = self.wall.now();
         self.under_way().values().any(|since| now.since(*since) >= age)
     }
 }
 
-/// Takes an attempt off the list however it ends.
+/// Removes an attempt from the list however it ends.
 struct UnderWay<'a> {
     transport: &'a WatchedTransport,
     number: u64,
@@ -202,20 +201,20 @@ impl Transport for WatchedTransport {
     }
 }
 
-/// How far to move.
+/// How far to advance.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Target {
     By(Duration),
     To(Timestamp),
-    /// To the next instant at which an attempt is made; nowhere if nothing is left to attempt.
+    /// To the next time at which an attempt is made; not at all if there is nothing to attempt.
     NextAttempt,
 }
 
-/// What moving came to.
+/// The result of advancing the clock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Advanced {
     pub now: Timestamp,
-    /// Attempts that were made at instants after the one at which the clock stood.
+    /// Attempts made after the time at which the clock stood.
     pub attempts: u64,
 }
 
@@ -225,7 +224,7 @@ pub struct VirtualTime {
     transport: Arc<WatchedTransport>,
     wall: Arc<dyn Clock>,
     engine: Arc<Engine>,
-    /// Held by whoever moves the clock; knows up to where everything is durable.
+    /// Held while the clock is advanced; contains the pulse up to which everything is durable.
     moving: tokio::sync::Mutex<Option<u64>>,
 }
 
@@ -253,9 +252,10 @@ impl VirtualTime {
         &self.engine.dispatcher
     }
 
-    /// Moves through every instant at which something is due, in order. At each it waits until every attempt
-    /// made there is answered, or has been out for `settle` of real time; such an attempt stays under way.
-    /// Cancelled, the clock stays at the instant that it had reached. What has happened is durable on return.
+    /// Advances through every time at which something is due, in order. At each it waits until
+    /// every attempt made there is answered, or has been in flight for `settle` of real time; such
+    /// an attempt stays in flight. If cancelled, the clock stays at the time that it had reached.
+    /// Everything that has happened is durable on return.
     pub async fn advance(&self, target: Target, settle: Duration) -> Result<Advanced, Error> {
         let mut durable = self.moving.lock().await;
         let end = match target {
@@ -315,15 +315,15 @@ impl VirtualTime {
         known.into_iter().flatten().min()
     }
 
-    /// Whether an attempt is still to come or under way.
+    /// Whether an attempt is still to come or in flight.
     fn anything_left(&self) -> bool {
         self.transport.any_older_than(Duration::ZERO)
             || self.dispatcher().next_instant(self.clock.now()).is_some()
             || self.engine.handshakes.asks()
     }
 
-    /// Waits until nothing more happens at this instant, except that attempts made before number `made`, or
-    /// longer than `settle` ago, may stay unanswered. Makes it all durable.
+    /// Waits until nothing more happens at this time, except that attempts made before number
+    /// `made`, or longer than `settle` ago, may stay unanswered. Makes everything durable.
     async fn come_to_rest(
         &self,
         durable: &mut Option<u64>,
@@ -331,7 +331,7 @@ impl VirtualTime {
         settle: Duration,
     ) -> Result<(), Error> {
         loop {
-            // Nothing is claimed any more: what is due would be passed by.
+            // A stopping engine claims nothing: due work would be skipped.
             if self.engine.is_stopping() {
                 return Err(Error::Stopping);
             }
@@ -340,7 +340,8 @@ impl VirtualTime {
                 if *durable == Some(pulse) {
                     return Ok(());
                 }
-                // What was settled shows among what is due only then; and that may set something going.
+                // Settled deliveries have their next due times only after a flush, which may start
+                // more work.
                 self.dispatcher().flush().await?;
                 self.engine.look_for_letters(self.clock.now());
                 *durable = Some(pulse);
@@ -362,7 +363,7 @@ impl VirtualTime {
             && !self.transport.awaits_answer(made, settle)
     }
 
-    /// Looked at twice: a task may be between two states.
+    /// Checks repeatedly: a task may be between two states.
     async fn still_at_rest(&self, pulse: u64, made: u64, settle: Duration) -> bool {
         for _ in 0..3 {
             tokio::task::yield_now().await;
@@ -373,7 +374,7 @@ impl VirtualTime {
         true
     }
 
-    /// Until something may have changed.
+    /// Waits until something may have changed.
     async fn wait_a_little(&self, made: u64, settle: Duration) {
         if self.transport.awaits_answer(made, settle) {
             tokio::select! {
@@ -383,7 +384,7 @@ impl VirtualTime {
             }
             return;
         }
-        // Someone is at work: most often that takes microseconds.
+        // A task is at work: usually that takes microseconds.
         for _ in 0..YIELDS {
             tokio::task::yield_now().await;
             if self.at_rest(made, settle) {

@@ -1,7 +1,9 @@
-//! Every interleaving of the lane protocol, by loom: the pool's own source compiled against loom's lock.
+//! Checks every interleaving of the lane protocol with loom, by compiling the pool's own source
+//! against loom's lock.
 //!
-//! Lanes run as threads that claim from a shared counter; whoever claims the last delivery closes the
-//! pool. A wake-up that is lost leaves a lane parked beside unclaimed work: loom reports the deadlock.
+//! Lanes run as threads that claim from a shared counter; the lane that claims the last delivery
+//! closes the pool. A lost wake-up leaves a lane parked next to unclaimed work, which loom reports
+//! as a deadlock.
 
 #[expect(dead_code, reason = "the model uses what lanes use, not what reports use")]
 #[path = "../src/dispatch/lanes.rs"]
@@ -28,12 +30,12 @@ struct ModelSubscription {
     left: AtomicUsize,
     lanes_max: usize,
     memory: MemoryGate,
-    /// A lane waits for memory: others would only wait behind it.
+    /// Whether a lane waits for memory: others would only queue behind it.
     waits_for_memory: AtomicBool,
     running: std::sync::Mutex<Vec<thread::JoinHandle<()>>>,
 }
 
-/// The budget for bytes in flight: first used up, then not.
+/// The budget of bytes in flight: first used up, then not.
 struct MemoryGate {
     open: AtomicBool,
     opened: AtomicWaker,
@@ -129,7 +131,7 @@ impl ModelSubscription {
         }
     }
 
-    /// A lane that finds its endpoint full: it ends, and looks after work that came meanwhile.
+    /// A lane that finds its endpoint full: it ends, and checks for work announced in the meantime.
     fn refused_lane(self: &Arc<Self>, epoch: u64) {
         if self.lanes.end_lane(epoch) {
             self.start_lane();
@@ -202,7 +204,7 @@ fn work_announced_while_a_lane_waits_for_memory_is_claimed() {
 #[test]
 fn lanes_end_whenever_the_subscription_is_removed() {
     check_all(|| {
-        // More deliveries than are published: only the removal can close the pool.
+        // More deliveries are expected than published: only the removal can close the pool.
         let subscription = ModelSubscription::new(2, 3);
         subscription.publish();
         let other = subscription.clone();

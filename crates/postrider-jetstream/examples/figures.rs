@@ -1,8 +1,8 @@
-//! How fast the log is on a NATS server, next to plain publishes in the same run:
-//! `figures nats://127.0.0.1:4222 [seconds [replicas]]`.
+//! Measures the log on a NATS server, next to plain publishes in the same run: `figures
+//! nats://127.0.0.1:4222 [seconds [replicas]]`.
 //!
-//! Sixty-four producers, each waiting for its answer before it publishes again; requests of one event of a kilobyte.
-//! Leaves streams named `figures-…` behind.
+//! Sixty-four publishers, each waiting for its answer before it publishes again; publish requests
+//! of one event of a kilobyte. Leaves streams named `figures-…` behind.
 
 #![expect(clippy::disallowed_methods, reason = "measures; its tasks end with it")]
 
@@ -18,8 +18,8 @@ use std::time::{Duration, Instant};
 const PRODUCERS: usize = 64;
 const SIZE: usize = 1024;
 
-/// Runs producers for a while; each does `once` again and again. Returns how often a second, and how long the middle one
-/// and the slowest of a hundred took.
+/// Runs publishers for a while; each calls `once` repeatedly. Returns the rate per second, and the
+/// median and 99th percentile of the durations.
 async fn measure<F, Fut>(secs: u64, once: F) -> (f64, Duration, Duration)
 where
     F: Fn() -> Fut + Send + Sync + 'static,
@@ -74,7 +74,7 @@ async fn log(connection: &Connection, name: &str, partitions: u8) -> Arc<JetStre
     log
 }
 
-/// Claims and settles whatever comes. Counts.
+/// Claims and settles deliveries, and counts them.
 async fn deliver(log: Arc<JetStreamLog>, delivered: Arc<AtomicU64>) {
     let want = Want {
         events_max: 100,
@@ -172,7 +172,7 @@ async fn main() {
         log.close().await.expect("it closes");
     }
 
-    // A backlog that is not in memory.
+    // A backlog that does not fit into memory.
     let log = log(&connection, &format!("{name}-b"), 1).await;
     let filling = log.clone();
     measure(secs, move || {

@@ -1,7 +1,7 @@
-//! The archive of dead letters in a stream, the same on every node.
+//! The archive of dead-letter blobs in a stream, replicated to every node.
 //!
-//! Every node has all of it in memory: about half a kilobyte for a blob, and two bytes for each letter in it, of which
-//! there are at most five thousand.
+//! Every node keeps all of it in memory: about half a kilobyte per blob, and two bytes for each of
+//! its dead letters, of which a blob has at most five thousand.
 
 use crate::connect::Connection;
 use crate::replicated::{Commit, Machine, Place, Replicated, Rest, put_bytes};
@@ -22,12 +22,13 @@ pub struct JetStreamArchive {
 }
 
 impl JetStreamArchive {
-    /// `me` is a number that nobody else has, nor an earlier life of this node.
+    /// `me` must differ from the number of every other node and of every earlier process of this
+    /// node.
     pub async fn open(connection: &Connection, me: u64) -> Result<JetStreamArchive, Error> {
         JetStreamArchive::open_at(Place::new(connection, "archive"), me).await
     }
 
-    /// The same, with snapshots that are written when the log is so long.
+    /// Like `open`, with the log size at which a snapshot is written.
     pub async fn open_with(
         connection: &Connection,
         me: u64,
@@ -52,7 +53,7 @@ impl JetStreamArchive {
         })
     }
 
-    /// Ends. Commits that wait are not made.
+    /// Stops. Waiting commits are not made.
     pub async fn close(&self) {
         self.replicated.close().await;
     }
@@ -64,7 +65,8 @@ impl JetStreamArchive {
         }
     }
 
-    /// What it came to; none if the marks were not those that were expected.
+    /// Commits entries. Returns the allocated number, or `None` if the marks were not the expected
+    /// ones.
     async fn commit(&self, entries: &[Entry]) -> Result<Option<u64>, Error> {
         let records: Vec<Vec<u8>> = entries.iter().map(Entry::encode).collect();
         self.replicated.commit(&records, ()).await
@@ -185,7 +187,7 @@ struct Shared {
 
 impl Machine for Shared {
     type Draft = ();
-    /// The number that was given out, if one was; none if nothing was done because the marks had changed.
+    /// The allocated number, if any; `None` if nothing was done because the marks had changed.
     type Output = Option<u64>;
     const WHAT: &'static str = "archive";
 
@@ -236,7 +238,7 @@ impl Machine for Shared {
         while !rest.0.is_empty() {
             let entry = Entry::decode(rest.bytes().ok_or("it is cut short")?)?;
             match entry {
-                // It has its number already.
+                // The blob keeps the number that it has already.
                 Entry::Add(blob) => index.insert(&blob),
                 other => drop(index.apply(other)),
             }
@@ -257,13 +259,13 @@ const NEXT_JOB: u8 = 6;
 const ASK_TO_CANCEL: u8 = 7;
 const SKIP_NUMBERS: u8 = 8;
 
-/// What a record says.
+/// A decoded record.
 #[derive(Clone, Debug, PartialEq)]
 enum Entry {
     Add(BlobRecord),
     Mark {
         id: u64,
-        /// Only if the marks are still these, by their sum.
+        /// Required hash of the current marks, if the change is conditional.
         was: Option<u64>,
         marks: Vec<u8>,
     },
@@ -272,7 +274,7 @@ enum Entry {
     RemoveJob(u64),
     NextJob,
     AskToCancel(u64),
-    /// No number up to these is given out any more.
+    /// Numbers up to these are never allocated.
     SkipNumbers {
         blobs: u64,
         jobs: u64,
@@ -359,36 +361,38 @@ impl Entry {
     }
 }
 
-/// FNV-1a: every version of the program must come to the same.
+/// FNV-1a hash: every version of the program must compute the same.
 fn sum(bytes: &[u8]) -> u64 {
     let add = |sum: u64, byte: &u8| (sum ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3);
     bytes.iter().fold(0xcbf2_9ce4_8422_2325, add)
 }
 
-/// Which blobs there are, found by what is asked for.
+/// The blobs with an index for every kind of query.
 #[derive(Default)]
 struct Index {
     blobs: BTreeMap<u64, Blob>,
-    /// (subscription or any, reason or any, blob). With a reason: if one of its letters that are not purged has it.
+    /// (subscription or any, reason or any, blob). An entry with a reason exists while the blob has
+    /// a dead letter of that reason that is not purged.
     by: BTreeSet<(Option<u64>, Option<u8>, u64)>,
-    /// (time, blob). The times grow with the numbers: where a clock was set back, the time before it counts.
+    /// (time, blob). Times never decrease with the numbers: where the clock was set back, the
+    /// earlier maximum is used.
     times: BTreeSet<(i64, u64)>,
-    /// (subscription, reason) → how many letters are not purged.
+    /// (subscription, reason) → number of dead letters that are not purged.
     counts: BTreeMap<(u64, u8), u64>,
     /// Account, container and path → the blob.
     paths: BTreeMap<String, u64>,
     jobs: BTreeMap<u64, ReplayJob>,
-    /// Replays that somebody wants stopped.
+    /// Replays that somebody has asked to stop.
     to_cancel: BTreeSet<u64>,
     blobs_given: u64,
     jobs_given: u64,
 }
 
 struct Blob {
-    /// Without its marks.
+    /// The record without its marks.
     head: BlobRecord,
     marks: Box<[u8]>,
-    /// Its time among the times.
+    /// The blob's time in `times`.
     time: i64,
 }
 
@@ -419,12 +423,12 @@ impl Index {
         );
         let ids = self.by.range((of, reason, from)..=(of, reason, u64::MAX));
         let blobs = ids.filter_map(|(_, _, id)| self.get(BlobId(*id)));
-        // The clock may have been set back.
+        // A later blob may be older if the clock was set back.
         let in_time = |blob: &BlobRecord| filter.since.is_none_or(|since| blob.written >= since);
         blobs.filter(in_time).take(max).collect()
     }
 
-    /// Whether the marks are those that are expected.
+    /// Whether the current marks are the expected ones.
     fn may(&self, entry: &Entry) -> bool {
         match entry {
             Entry::Mark {
@@ -437,7 +441,7 @@ impl Index {
         }
     }
 
-    /// A number, if one was given out.
+    /// Applies an entry. Returns the allocated number, if any.
     fn apply(&mut self, entry: Entry) -> Option<u64> {
         match entry {
             Entry::Add(mut blob) => {
@@ -484,7 +488,7 @@ impl Index {
 
     fn insert(&mut self, blob: &BlobRecord) {
         let (id, of) = (blob.id.0, blob.subscription.0);
-        // A blob that was written again took the place of the one that was there.
+        // A blob written to the same path has replaced the earlier one.
         if let Some(before) = self.paths.insert(path_key(blob), id) {
             self.remove(before);
         }
@@ -518,7 +522,7 @@ impl Index {
         self.by.remove(&(Some(of), None, id));
     }
 
-    /// Brings up to date what depends on a blob's marks.
+    /// Updates everything that is derived from a blob's marks.
     fn count(&mut self, id: u64, of: u64, before: &[u8], after: &[u8]) {
         let mut tally: BTreeMap<u8, (u64, u64)> = BTreeMap::new();
         for mark in decode_marks(before).iter().filter(|mark| !mark.purged) {
@@ -544,7 +548,7 @@ impl Index {
     }
 }
 
-/// Where a blob is, in one text.
+/// The blob's address as one text.
 fn path_key(blob: &BlobRecord) -> String {
     format!("{}\n{}\n{}", blob.account, blob.container, blob.path)
 }

@@ -1,4 +1,4 @@
-//! Questions to all nodes of a cluster, and their answers.
+//! Peer requests: questions to all nodes of a cluster or to one of them, and their replies.
 
 use crate::connect::Connection;
 use crate::members::{Handle, NodeId};
@@ -16,34 +16,34 @@ use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
-/// Who asked, or who answers.
+/// Header with the id of the requesting or replying node.
 const NODE: &str = "Pr-Node";
-/// An answer that says why there is none.
+/// Header of a reply that consists of an error only.
 const ERROR: &str = "Pr-Error";
-/// Questions that are answered at once; those beyond are told so. Those to one node alone may take long: they have room
-/// of their own.
+/// Maximum number of peer requests processed at once; further ones get an error. Requests to a
+/// single node may take long and have a limit of their own.
 const ANSWERING_MAX: usize = 64;
 const ANSWERING_ALONE_MAX: usize = 4096;
-/// Questions of which only some parts have come.
+/// Maximum number of peer requests of which only some parts have arrived.
 const INCOMPLETE_MAX: usize = 64;
 
-/// Answers the questions of other nodes.
+/// Replies to requests of other nodes.
 #[async_trait]
 pub trait Answers: Send + Sync {
-    /// `Err` says why there is no answer.
+    /// `Err` contains the reason why there is no answer.
     async fn answer(&self, question: &str, body: Bytes) -> Result<Bytes, String>;
 }
 
-/// What came of a question.
+/// The replies to a peer request.
 #[derive(Clone, Debug, Default)]
 pub struct Asked {
-    /// The answers, in the order of the nodes.
+    /// The answers, ordered by node.
     pub answers: Vec<(NodeId, Result<Bytes, String>)>,
-    /// The nodes that are there and did not answer in time.
+    /// Nodes that are present and did not answer in time.
     pub missing: Vec<NodeId>,
 }
 
-/// Asks the other nodes, and answers them.
+/// Sends peer requests and processes those of other nodes.
 pub struct Asker {
     connection: Connection,
     handle: Handle,
@@ -51,7 +51,7 @@ pub struct Asker {
     numbers: AtomicU64,
 }
 
-/// Questions as they come: those to all, and those to this node alone.
+/// Incoming peer requests: those to all nodes, and those to this node alone.
 pub struct Questions {
     all: Subscriber,
     alone: Subscriber,
@@ -59,7 +59,7 @@ pub struct Questions {
 
 impl Asker {
     pub fn new(connection: Connection, handle: Handle) -> Arc<Asker> {
-        // Numbers of different nodes should not meet.
+        // Start at a random number so that the numbers of different nodes differ.
         let numbers = AtomicU64::new(handle.node().process);
         Arc::new(Asker {
             connection,
@@ -69,7 +69,7 @@ impl Asker {
         })
     }
 
-    /// Who answers from now on. There is one.
+    /// Sets the handler for peer requests; only the first call counts.
     pub fn answer_with(&self, answers: Arc<dyn Answers>) {
         let _ = self.answers.set(answers);
     }
@@ -82,7 +82,7 @@ impl Asker {
         format!("{}.ask-one.{node}.{question}", self.connection.names.prefix())
     }
 
-    /// Who is there: those that are asked.
+    /// The membership, which determines the nodes that are asked.
     pub fn handle(&self) -> &Handle {
         &self.handle
     }
@@ -94,8 +94,8 @@ impl Asker {
         }
     }
 
-    /// Asks every node, this one included. `question` is a word of a subject: letters, digits, `-`, `_`. Returns when
-    /// all nodes that are there have answered, or after `within`.
+    /// Asks every node, including this one. `question` is one token of a subject: letters, digits,
+    /// `-`, `_`. Returns when all present nodes have answered, or after `within`.
     pub async fn ask(&self, question: &str, body: Bytes, within: Duration) -> Asked {
         let me = self.handle.node().id;
         let others: BTreeSet<NodeId> = self
@@ -136,7 +136,7 @@ impl Asker {
         }
     }
 
-    /// Asks one node. However large the question is; dropping this gives the answer up.
+    /// Asks one node. The question may be of any size; dropping the future abandons the answer.
     pub async fn ask_one(
         &self,
         node: NodeId,
@@ -177,7 +177,7 @@ impl Asker {
         }
     }
 
-    /// Says something to whoever hears it.
+    /// Broadcasts a message to all nodes that subscribe to it.
     pub async fn tell(&self, what: &str, body: Bytes) -> Result<(), Error> {
         let mut headers = HeaderMap::new();
         headers.insert(NODE, self.handle.node().id.to_string().as_str());
@@ -190,7 +190,7 @@ impl Asker {
         told.map_err(|e| Error::Unavailable(e.to_string()))
     }
 
-    /// What the other nodes tell from now on.
+    /// Subscribes to broadcasts of the other nodes.
     pub async fn hear(&self, what: &str) -> Result<impl Stream<Item = Bytes> + Send + use<>, Error> {
         let subject = format!("{}.tell.{what}", self.connection.names.prefix());
         let told = self.connection.client.subscribe(subject).await;
@@ -225,7 +225,7 @@ impl Asker {
         Ok(())
     }
 
-    /// Hears questions, from now on.
+    /// Subscribes to peer requests.
     pub async fn listen(&self) -> Result<Questions, Error> {
         let client = &self.connection.client;
         let away = |e: async_nats::SubscribeError| Error::Unavailable(e.to_string());
@@ -239,7 +239,7 @@ impl Asker {
         })
     }
 
-    /// Answers others until stopped.
+    /// Processes peer requests until stopped.
     pub async fn run(self: Arc<Self>, mut questions: Questions, stop: CancellationToken) {
         let room = Arc::new(Semaphore::new(ANSWERING_MAX));
         let room_alone = Arc::new(Semaphore::new(ANSWERING_ALONE_MAX));
@@ -312,7 +312,7 @@ impl Asker {
     }
 }
 
-/// Waits for the answers of all that are missing; in vain if nobody listens.
+/// Waits for the answers of all missing nodes; in vain if none of them is subscribed.
 async fn hear(
     replies: &mut Subscriber,
     missing: &mut BTreeSet<NodeId>,
@@ -321,7 +321,7 @@ async fn hear(
     let mut parts: BTreeMap<NodeId, Assembly> = BTreeMap::new();
     while !missing.is_empty() {
         let Some(reply) = replies.next().await else { break };
-        // Nobody listens at all.
+        // No node is subscribed.
         if reply.status == Some(StatusCode::NO_RESPONDERS) {
             break;
         }
@@ -343,7 +343,8 @@ async fn hear(
     }
 }
 
-/// The question, once its last part is there. One whose parts do not all come is forgotten for later ones.
+/// Returns the question once its last part is there. Questions with missing parts are dropped in
+/// favour of later ones.
 fn whole(incomplete: &mut BTreeMap<u64, Assembly>, mut question: Message) -> Option<Message> {
     let headers = question.headers.as_ref()?;
     let (of, number, count) = parts::part_of(headers)?;

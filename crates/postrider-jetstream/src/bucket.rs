@@ -1,4 +1,5 @@
-//! The bucket in which the nodes of a cluster find each other: keys that change only as whoever changes them says.
+//! The key-value bucket in which the nodes of a cluster find each other, with compare-and-swap on
+//! its keys.
 
 use crate::connect::{Connection, chain};
 use async_nats::jetstream::ErrorCode;
@@ -11,25 +12,25 @@ use futures_util::{Stream, StreamExt};
 use postrider_store::Error;
 use std::time::Duration;
 
-/// How long a change of which nothing is known is looked after at a time.
+/// Interval of looking up a change whose outcome is unknown.
 const LOOK_AGAIN: Duration = Duration::from_millis(100);
-/// How long a bucket that was just made has to find its leader.
+/// Number of attempts to open a new bucket, which has no leader at first.
 const OPEN_TRIES: u32 = 50;
 
-/// What a key holds.
+/// The state of a key.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Found {
     pub key: String,
-    /// None: it was deleted.
+    /// `None` if the key was deleted.
     pub value: Option<Bytes>,
     pub revision: u64,
 }
 
-/// What became of a change.
+/// The outcome of a compare-and-swap.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Swapped {
     Stored(u64),
-    /// Something else is there.
+    /// The key has another revision; contains the current state.
     Refused(Option<Found>),
 }
 
@@ -40,7 +41,7 @@ pub struct Bucket {
 }
 
 impl Bucket {
-    /// The bucket of the cluster, made if it is not there.
+    /// Opens the cluster's bucket, and creates it if necessary.
     pub async fn open(connection: &Connection) -> Result<Bucket, Error> {
         let name = format!("{}-nodes", connection.names.prefix());
         let mut tries = 0;
@@ -57,7 +58,8 @@ impl Bucket {
             };
             match connection.js.create_key_value(config).await {
                 Ok(_) => {}
-                // Nodes that start together make it together; and it takes a moment until it has a leader.
+                // Nodes that start together create it concurrently, and a new bucket has no leader
+                // for a moment.
                 Err(e) if tries == OPEN_TRIES || e.kind() == CreateKeyValueErrorKind::InvalidStoreName => {
                     let reason = chain(&e);
                     return Err(Error::Unavailable(format!(
@@ -75,7 +77,7 @@ impl Bucket {
         Ok(bucket)
     }
 
-    /// Whether there is such a bucket.
+    /// Whether the bucket exists.
     pub async fn exists(connection: &Connection) -> Result<bool, Error> {
         let name = format!("KV_{}-nodes", connection.names.prefix());
         match connection.asking.get_stream(&name).await {
@@ -96,7 +98,7 @@ impl Bucket {
         format!("{}{key}", self.store.prefix)
     }
 
-    /// What a key holds now, said by the leader.
+    /// The current state of a key according to the leader.
     pub async fn read(&self, key: &str) -> Result<Option<Found>, Error> {
         match self
             .store
@@ -120,7 +122,8 @@ impl Bucket {
         }
     }
 
-    /// Changes a key, whatever is there. `Err` means that it is not known whether it was stored, or will be.
+    /// Sets a key unconditionally. `Err` means that it is unknown whether the value is or will be
+    /// stored.
     pub async fn put(&self, key: &str, value: Bytes) -> Result<u64, Error> {
         let message = PublishMessage::build().payload(value);
         self.publish(key, message)
@@ -128,7 +131,7 @@ impl Bucket {
             .map_err(|(_, reason)| Error::Unavailable(reason))
     }
 
-    /// Marks a key as deleted, whatever is there.
+    /// Marks a key as deleted, unconditionally.
     pub async fn delete(&self, key: &str) -> Result<u64, Error> {
         let message = PublishMessage::build().header("KV-Operation", "DEL");
         self.publish(key, message)
@@ -146,9 +149,10 @@ impl Bucket {
             .map_err(|(_, reason)| Error::Unavailable(reason))
     }
 
-    /// Changes a key if it has the revision `expected`; zero: if it was never there. The value must differ from
-    /// every other that was ever offered for this key, for that is how it is known again when the answer was lost.
-    /// `Err` means that nothing can be found out now: it may be stored later all the same.
+    /// Sets a key if it has the revision `expected`, where 0 means that the key has never existed.
+    /// The value must differ from every other value ever offered for this key, because it
+    /// identifies the change when an acknowledgement is lost. `Err` means that the outcome is
+    /// unknown: the value may be stored later.
     pub async fn swap(&self, key: &str, value: Bytes, expected: u64) -> Result<Swapped, Error> {
         let message = PublishMessage::build()
             .payload(value.clone())
@@ -157,7 +161,8 @@ impl Bucket {
             Ok(revision) => return Ok(Swapped::Stored(revision)),
             Err((kind, reason)) => tracing::debug!(key, %kind, reason, "a change was not acknowledged"),
         }
-        // A loser is told in more than one way, and a winner may be told nothing: only what is stored counts.
+        // Errors are ambiguous and an acknowledgement may be lost, so only the stored value
+        // decides.
         Ok(match self.read(key).await? {
             Some(found) if found.value.as_ref() == Some(&value) => Swapped::Stored(found.revision),
             found => Swapped::Refused(found),
@@ -173,7 +178,7 @@ impl Bucket {
         Ok(acknowledged.await.map_err(tell)?.sequence)
     }
 
-    /// What all keys hold that are not deleted.
+    /// The state of all keys that are not deleted.
     pub async fn all(&self) -> Result<Vec<Found>, Error> {
         let unread = |e: &(dyn std::error::Error + 'static)| {
             Error::Unavailable(format!("the bucket cannot be read: {}", chain(e)))
@@ -187,8 +192,9 @@ impl Bucket {
         Ok(all)
     }
 
-    /// What all keys hold, and then every change in the order in which they are stored. After a reconnect things may
-    /// come again, and of several changes of one key only the last: revisions tell.
+    /// The state of all keys, followed by every change in the order of storage. After a reconnect
+    /// entries may be repeated, and of several changes of a key only the last may appear; compare
+    /// revisions.
     pub async fn watch(&self) -> Result<impl Stream<Item = Found> + Unpin + Send + use<>, Error> {
         let watch = self.store.watch_with_history(">").await;
         let watch =
@@ -200,7 +206,7 @@ impl Bucket {
                     key: entry.key,
                     revision: entry.revision,
                 }),
-                // It makes itself anew.
+                // The watch reconnects by itself.
                 Err(e) => {
                     tracing::debug!(reason = chain(&e), "watching the bucket");
                     None
@@ -209,7 +215,7 @@ impl Bucket {
         })))
     }
 
-    /// How the stream under the bucket is doing.
+    /// Name of the stream that holds the bucket.
     pub fn stream_name(&self) -> &str {
         &self.store.stream_name
     }

@@ -1,4 +1,4 @@
-//! The catalogue in a stream, the same on every node.
+//! The catalog in a stream, replicated to every node.
 
 use crate::connect::Connection;
 use crate::members::ChangeBarrier;
@@ -18,37 +18,38 @@ use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 use tokio::sync::watch;
 
-/// Ids are reserved in blocks, so that giving one out rarely costs a commit.
+/// Ids are reserved in blocks, so that allocating one rarely needs a commit.
 const ID_BLOCK: u64 = 1024;
-/// What other nodes have stored is put in force within this time.
+/// Maximum time until the changes of other nodes are applied here.
 const CATCH_UP_PATIENCE: Duration = Duration::from_secs(2);
 
-/// The catalogue of a cluster. Each node has all of it in memory.
+/// The catalog of a cluster. Each node keeps all of it in memory.
 pub struct JetStreamCatalog {
     replicated: Replicated<Shared>,
     sealer: ValueSealer,
-    /// The next number to be given out, and the first that is not this node's.
+    /// The next id to allocate, and the end of the block reserved by this node.
     ids: Mutex<(u64, u64)>,
     reserving: tokio::sync::Mutex<()>,
-    /// How often somebody began to see to it that nothing is missing here.
+    /// Number of catch-ups that have started.
     looks: AtomicU64,
-    /// The last time that it was so.
+    /// Number of the last catch-up that succeeded.
     caught_up: tokio::sync::Mutex<u64>,
-    /// Everything that others have changed up to there is in force here.
+    /// All changes of other nodes up to this sequence are applied here.
     applied: watch::Sender<u64>,
-    /// The engine here has stopped: nobody acts by this catalogue any more.
+    /// Set when the engine has stopped: nobody acts on this catalog any more.
     retired: AtomicBool,
-    /// This node's place among the others, once it has one.
+    /// The node's lease and change barrier, once it has joined the cluster.
     membership: OnceLock<(Arc<LeaseUntil>, ChangeBarrier)>,
 }
 
 impl JetStreamCatalog {
-    /// `me` is a number that nobody else has, nor an earlier life of this node.
+    /// `me` must differ from the number of every other node and of every earlier process of this
+    /// node.
     pub async fn open(connection: &Connection, me: u64) -> Result<JetStreamCatalog, Error> {
         JetStreamCatalog::open_at(Place::new(connection, "catalog"), me).await
     }
 
-    /// The same, with snapshots that are written when the log is so long.
+    /// Like `open`, with the log size at which a snapshot is written.
     pub async fn open_with(
         connection: &Connection,
         me: u64,
@@ -80,12 +81,14 @@ impl JetStreamCatalog {
         })
     }
 
-    /// From now on the catalogue is current while the lease is valid, and changes are in force when the barrier says so.
+    /// From now on the catalog is current while the lease is valid, and the barrier decides when
+    /// changes are in force everywhere.
     pub(crate) fn join(&self, lease: Arc<LeaseUntil>, barrier: ChangeBarrier) {
         let _ = self.membership.set((lease, barrier));
     }
 
-    /// The last commit that is in force here with all before it. Where the engine has stopped nothing waits to be.
+    /// Sequence of the last commit that is applied here together with all earlier ones. After the
+    /// engine has stopped nothing waits to be applied.
     pub fn in_force(&self) -> u64 {
         let retired = self.retired.load(Relaxed);
         self.replicated.read_at(|shared, last| {
@@ -94,13 +97,14 @@ impl JetStreamCatalog {
         })
     }
 
-    /// What changes whenever [`JetStreamCatalog::in_force`] may have risen.
+    /// Receivers that change whenever [`JetStreamCatalog::in_force`] may have increased.
     pub(crate) fn moves(&self) -> (watch::Receiver<u64>, watch::Receiver<u64>) {
         (self.replicated.last(), self.applied.subscribe())
     }
 
-    /// Returns when everything that was stored before now is in force here. Where [`Catalog::catch_up`] believes whoever
-    /// leads the stream, this makes a commit that changes nothing: a leader that the others have replaced cannot.
+    /// Returns when everything stored before the call is applied here. [`Catalog::catch_up`] trusts
+    /// the server that believes to lead the stream; this method makes an empty commit, which a
+    /// replaced leader cannot.
     pub(crate) async fn confirm(&self) -> Result<(), Error> {
         let mut nothing = vec![RESERVE_IDS];
         put(&mut nothing, 0);
@@ -115,18 +119,18 @@ impl JetStreamCatalog {
             .map_err(|_| Error::Unavailable(behind.into()))?
     }
 
-    /// The sequence of the last commit that this node knows of. What it decides is decided by what was there up to
-    /// this one, or by less.
+    /// Sequence of the last commit known to this node. Decisions made now are based on this state
+    /// or an older one.
     pub fn sequence(&self) -> u64 {
         self.replicated.read_at(|_, last| last)
     }
 
-    /// The sequence of the last change that was stored, by whomever, as the stream's leader says.
+    /// Sequence of the last stored change of any node, according to the stream's leader.
     pub async fn head(&self) -> Result<u64, Error> {
         self.replicated.head().await
     }
 
-    /// Waits until everything that other nodes have changed up to a sequence is in force here.
+    /// Waits until all changes of other nodes up to a sequence are applied here.
     pub async fn applied(&self, sequence: u64) -> Result<(), Error> {
         let mut last = self.replicated.last();
         let mut applied = self.applied.subscribe();
@@ -147,17 +151,17 @@ impl JetStreamCatalog {
         }
     }
 
-    /// Why nothing can be changed and nothing is heard of other nodes' changes, if so.
+    /// Why the catalog can neither be changed nor followed, if that is so.
     pub fn trouble(&self) -> Option<Error> {
         self.replicated.broken()
     }
 
-    /// Whether there is such trouble, for whoever asks often.
+    /// Whether there is such trouble; cheap enough to be called often.
     pub fn is_broken(&self) -> bool {
         self.replicated.is_broken()
     }
 
-    /// Ends. Commits that wait are not made.
+    /// Stops. Waiting commits are not made.
     pub async fn close(&self) {
         self.replicated.close().await;
     }
@@ -209,7 +213,7 @@ impl Catalog for JetStreamCatalog {
     async fn catch_up(&self) -> Result<(), Error> {
         let asked = self.looks.load(Relaxed);
         let mut caught_up = self.caught_up.lock().await;
-        // Somebody who waited before us has begun to look after we asked: that does for all.
+        // A catch-up that another caller started after this call began is sufficient.
         if *caught_up > asked {
             return Ok(());
         }
@@ -252,7 +256,8 @@ impl Catalog for JetStreamCatalog {
     }
 }
 
-/// Ends with the engine that follows. Other nodes' changes need not wait for a node that is shutting down.
+/// Marks the catalog as retired when the following engine stops: other nodes' changes need not wait
+/// for a node that is shutting down.
 struct Following<'c>(&'c JetStreamCatalog);
 
 impl Drop for Following<'_> {
@@ -270,7 +275,7 @@ struct Shared {
 
 impl Machine for Shared {
     type Draft = Vec<Change>;
-    /// The first of the numbers that were reserved.
+    /// The first of the reserved ids.
     type Output = u64;
     const WHAT: &'static str = "catalogue";
 
@@ -307,7 +312,7 @@ impl Machine for Shared {
         while !rest.0.is_empty() {
             let record = rest.bytes().ok_or_else(cut_short)?;
             if let Stored::Change(change) = decode(record, &self.sealer)? {
-                // Nobody knows any more who it was.
+                // A snapshot does not contain the authors.
                 resources.apply(*change, 0);
             }
         }
@@ -328,14 +333,14 @@ const PUT_HANDSHAKE: u8 = 9;
 const DELETE_HANDSHAKE: u8 = 10;
 const RESERVE_IDS: u8 = 11;
 
-/// What a record says.
+/// A decoded record.
 enum Stored {
     Change(Box<Change>),
-    /// So many ids are given out.
+    /// Reserves this many ids.
     ReserveIds(u64),
 }
 
-/// Authenticated with a sealed record.
+/// Location that a sealed record is authenticated with.
 fn place(kind: u8) -> String {
     format!("catalogue.{kind}")
 }
@@ -369,7 +374,7 @@ fn encode(change: &Change, sealer: &ValueSealer) -> Vec<u8> {
     }
 }
 
-/// The error says what is wrong with it, without anything of what is in it.
+/// The error describes the problem without revealing any content.
 fn decode(record: &[u8], sealer: &ValueSealer) -> Result<Stored, String> {
     fn whole<T: Record>(sealer: &ValueSealer, kind: u8, bytes: &[u8]) -> Result<T, String> {
         let opened = sealer.open(&place(kind), bytes)?;
@@ -441,7 +446,8 @@ mod tests {
         assert!(holds_key(&plain) && !holds_key(&sealed));
         assert_eq!(opened(&sealed, &sealer(A)), Ok(topic("topic-key-1")));
         assert_eq!(opened(&plain, &sealer(A)), Ok(topic("topic-key-1")), "of before");
-        // A key that was put before another one opens what the other has sealed.
+        // A key that precedes another one in the list can coexist with it: the other one still
+        // opens its records.
         assert_eq!(
             opened(&sealed, &sealer(&format!("{B},{A}"))),
             Ok(topic("topic-key-1"))
@@ -456,7 +462,7 @@ mod tests {
             refused.contains("secrets.key_file is set: give every node"),
             "{refused}"
         );
-        // A record is opened as what it was sealed as.
+        // A record cannot be opened as one of another kind.
         let mut moved = sealed.clone();
         moved[0] = PUT_SUBSCRIPTION;
         assert!(decode(&moved, &sealer(A)).is_err());

@@ -1,10 +1,12 @@
-//! One stream with one writer at a time.
+//! A stream with a single writer at a time, fenced by epochs.
 //!
-//! Every message carries its owner's epoch and a running number. Only the expected last sequence is checked by the
-//! server, and that alone does not keep a stale owner out: of its messages in flight only the first is refused when
-//! another owner's marker takes its place, those behind it match again. So a message is committed only when it and
-//! all before it were acknowledged, and whoever reads passes over what is not next in the chain of the latest owner.
-//! A message that was sent once is sent with the same bytes until it is stored or the stream is lost to another.
+//! Every message carries its owner's epoch and a sequence number of its own. The server checks only
+//! the expected last sequence, which alone does not fence a stale owner: when another owner's
+//! marker takes the expected place, only the first of its messages in flight is refused, and those
+//! after it match again. So a message is committed only when it and all before it were
+//! acknowledged, and readers skip whatever is not next in the chain of the latest owner. A message
+//! that was sent once is repeated with the same bytes until it is stored or the stream is lost to
+//! another owner.
 
 use crate::connect::{self, Connection};
 use async_nats::HeaderMap;
@@ -23,20 +25,20 @@ use std::future::IntoFuture;
 use std::time::Duration;
 use tokio::time::Instant;
 
-/// Messages on their way at once: more add only to the time that each takes.
+/// Maximum number of messages in flight: more only increase the latency of each.
 pub const DEPTH: usize = 4;
 const HEADER: &str = "Pr-Id";
-/// Between two looks at a stream that does not answer.
+/// Interval of looking at a stream that does not answer.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
-/// A stream that has gone back is looked at so often: a server that is cut off believes for ten seconds that it leads, and
-/// answers with what it had then.
+/// Number of looks at a stream whose last sequence has decreased: a server that is cut off believes
+/// for ten seconds that it leads, and answers with its old state.
 const LOOKS_BACK_MAX: u32 = 400;
-/// How often a takeover is tried while other writers go on or the stream does not answer.
+/// Maximum number of take-over attempts while other writers continue or the stream does not answer.
 const TAKES_MAX: u32 = 100;
-/// No cluster takes longer to choose another leader for a stream.
+/// Upper bound of the time in which a cluster elects another leader for a stream.
 const ELECTION: Duration = Duration::from_secs(15);
 
-/// What a message is in the chain of one owner.
+/// A message's identity in the chain of an owner.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Id {
     pub epoch: u64,
@@ -50,7 +52,7 @@ impl fmt::Display for Id {
 }
 
 impl Id {
-    /// None for a message that is not of a chain.
+    /// `None` for a message that does not belong to a chain.
     pub fn of(headers: &HeaderMap) -> Option<Id> {
         let (epoch, n) = headers.get(HEADER)?.as_str().split_once('.')?;
         Some(Id {
@@ -60,7 +62,7 @@ impl Id {
     }
 }
 
-/// Follows the chain through a stream of which every message that is there is seen.
+/// Follows the chain through a stream; must be shown every existing message in order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Follower {
     epoch: u64,
@@ -68,19 +70,19 @@ pub struct Follower {
     last: u64,
 }
 
-/// What a message is to whoever reads the stream in order.
+/// Role of a message for a reader of the stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Seen {
-    /// Another owner begins.
+    /// The marker of another owner.
     Marker,
-    /// It is the next, but for so many that are not there any more.
+    /// The next message of the chain, after this many that no longer exist.
     Next { missing: u64 },
-    /// It was never committed, or is there a second time.
+    /// Never committed, or a repetition.
     PassOver,
 }
 
 impl Follower {
-    /// Begins with this sequence, where a message with this id comes next.
+    /// Starts at this sequence, where the message with this id is expected.
     pub fn at(sequence: u64, next: Id) -> Follower {
         Follower {
             epoch: next.epoch,
@@ -90,7 +92,8 @@ impl Follower {
     }
 
     pub fn see(&mut self, sequence: u64, id: Id) -> Seen {
-        // Messages that were damaged or removed leave a hole; without it, a number that is not the next is not ours.
+        // Damaged or removed messages leave a hole; without one, a number that is not the next is
+        // not committed.
         let hole = sequence.saturating_sub(self.last.saturating_add(1));
         self.last = sequence;
         if id.epoch > self.epoch && id.n <= hole {
@@ -109,13 +112,13 @@ impl Follower {
         Seen::Next { missing }
     }
 
-    /// A message that is of nobody's chain only takes a place.
+    /// Skips a message without a chain, which only occupies a sequence.
     pub fn pass(&mut self, sequence: u64) {
         self.last = sequence;
     }
 }
 
-/// The stream belongs to another owner now, or is not the one it was.
+/// The stream belongs to another owner now, or was replaced by another stream.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Lost(pub String);
 
@@ -140,17 +143,17 @@ async fn publish(js: &jetstream::Context, subject: String, message: PublishMessa
     js.send_publish(subject, message).await?.await
 }
 
-/// The writing end.
+/// The writing end of a chain.
 pub struct Chain {
     connection: Connection,
-    /// Answers for the leader, in a short time.
+    /// Reads from the leader, with a short timeout.
     stream: Stream,
     name: String,
     epoch: u64,
     next: u64,
-    /// The last sequence that is known to be filled, all of it seen.
+    /// The last sequence known to be occupied; everything up to it has been seen.
     last: u64,
-    /// Sent and not committed, in order.
+    /// Messages sent and not committed, in order.
     pending: VecDeque<Sent>,
     flying: FuturesOrdered<BoxFuture<'static, Acknowledged>>,
     broken: bool,
@@ -158,7 +161,8 @@ pub struct Chain {
 }
 
 impl Chain {
-    /// Takes a stream over: from the marker on, whose sequence is returned too, nothing of an earlier owner counts.
+    /// Takes a stream over. From the marker on, whose sequence is also returned, writes of earlier
+    /// owners do not count.
     pub async fn take(
         connection: &Connection,
         name: &str,
@@ -192,7 +196,7 @@ impl Chain {
             broken: false,
             looks_back: 0,
         };
-        // From here on the marker may be there, though nobody has said so.
+        // From here on the marker may be stored even if the acknowledgement is lost.
         let mut unsure_from = None;
         let mut trouble = String::from("others keep writing to it");
         for _ in 0..TAKES_MAX {
@@ -237,7 +241,7 @@ impl Chain {
         )))
     }
 
-    /// The sequence of a message between these two, if it is there.
+    /// The sequence of a message in this range, if it exists.
     async fn find(&mut self, id: Id, from: u64, end: u64) -> Result<Option<u64>, String> {
         for sequence in from..=end {
             match self.stream.get_raw_message(sequence).await {
@@ -250,7 +254,7 @@ impl Chain {
         Ok(None)
     }
 
-    /// The number of the next message that is sent.
+    /// The id of the next message to be sent.
     pub fn next_id(&self) -> Id {
         Id {
             epoch: self.epoch,
@@ -274,12 +278,13 @@ impl Chain {
         self.pending.len()
     }
 
-    /// It is not known any more what becomes of what is on its way: the connection was made anew.
+    /// Notes that the outcome of messages in flight is unknown because the connection was
+    /// re-established.
     pub fn doubt(&mut self) {
         self.broken |= !self.pending.is_empty();
     }
 
-    /// Sends the next message of the chain. It is committed when `acked` or `recover` says so.
+    /// Sends the next message. It is committed once `acked` or `recover` returns its sequence.
     pub async fn send(&mut self, subject: String, payload: Bytes) {
         let id = self.next_id();
         self.next += 1;
@@ -294,7 +299,7 @@ impl Chain {
         let expected = self.last + self.flying.len() as u64;
         let (subject, message) = (sent.subject.clone(), sent.message(expected));
         match self.connection.js.send_publish(subject, message).await {
-            // Boxed once, polled by whoever awaits `acked`: no task of its own.
+            // A future that `acked` polls, instead of a task of its own.
             Ok(ack) => self.flying.push_back(ack.into_future()),
             Err(e) => {
                 tracing::debug!(stream = self.name, error = %e, "a message cannot be sent");
@@ -303,8 +308,8 @@ impl Chain {
         }
     }
 
-    /// Waits for the next acknowledgement. Returns the sequence of the message that is committed with it; none if
-    /// the chain is broken and has to be recovered. Nothing is lost if this is dropped.
+    /// Waits for the next acknowledgement. Returns the sequence of the message that it commits;
+    /// `None` if the chain is broken and must be recovered. Cancel-safe.
     pub async fn acked(&mut self) -> Option<u64> {
         match self.flying.next().await {
             Some(Ok(ack)) if ack.sequence == self.last + 1 => {
@@ -334,10 +339,10 @@ impl Chain {
         }
     }
 
-    /// Finds out what is stored, and sends the rest again. Returns the sequences of messages that are committed now,
-    /// in order; the chain may still be broken then.
+    /// Finds out what is stored, and sends the rest again. Returns the sequences of messages that
+    /// are committed now, in order; the chain may still be broken afterwards.
     pub async fn recover(&mut self) -> Result<Vec<u64>, Lost> {
-        // Acknowledgements that still come are of no use: what they say is seen in the stream.
+        // Pending acknowledgements are not needed: the stream shows what they would say.
         self.flying = FuturesOrdered::new();
         let mut committed = Vec::new();
         loop {
@@ -353,7 +358,7 @@ impl Chain {
                 self.broken = false;
                 return Ok(committed);
             };
-            // One alone, until it is known where the stream ends.
+            // Send a single message until the end of the stream is known.
             let (subject, message) = (first.subject.clone(), first.message(self.last));
             match publish(&self.connection.js, subject, message).await {
                 Ok(ack) => {
@@ -379,7 +384,7 @@ impl Chain {
         Ok(committed)
     }
 
-    /// Looks at what has been stored since. False if the stream does not answer.
+    /// Looks at what has been stored since. Returns false if the stream does not answer.
     async fn look(&mut self, committed: &mut Vec<u64>) -> Result<bool, Lost> {
         let end = match self.stream.get_info().await {
             Ok(info) => info.state.last_sequence,
@@ -400,7 +405,7 @@ impl Chain {
         }
         self.looks_back = 0;
         for sequence in self.last + 1..=end {
-            // From the leader: a replica may not have it yet.
+            // Read from the leader, because a replica may lag behind.
             match self.stream.get_raw_message(sequence).await {
                 Ok(message) => {
                     let id = Id::of(&message.headers);
@@ -413,7 +418,7 @@ impl Chain {
                         committed.push(sequence);
                     }
                 }
-                // Only an owner removes messages, and these are not ours to have removed.
+                // Only an owner removes messages, and this one did not remove these.
                 Err(e) if e.kind() == RawMessageErrorKind::NoMessageFound => {
                     return Err(Lost(format!(
                         "another node has removed messages of stream {}",
@@ -430,7 +435,7 @@ impl Chain {
     }
 }
 
-/// Tries something again for as long as a cluster may take to choose another leader.
+/// Repeats an attempt for as long as a cluster may take to elect another leader.
 pub async fn patiently<T, F>(mut attempt: impl FnMut() -> F) -> Result<T, Error>
 where
     F: Future<Output = Result<T, Error>>,
@@ -497,7 +502,7 @@ mod tests {
         check(5, 2, next);
     }
 
-    // One message that is damaged must not hide all that come after it.
+    // A damaged message must not hide all later ones.
     #[test]
     fn the_chain_goes_on_behind_a_hole() {
         let mut follower = Follower::at(10, Id { epoch: 3, n: 7 });

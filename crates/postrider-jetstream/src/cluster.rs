@@ -1,4 +1,4 @@
-//! One node of a cluster, put together.
+//! A node of a cluster with all of its parts.
 
 use crate::archive::JetStreamArchive;
 use crate::ask::Asker;
@@ -23,14 +23,14 @@ use std::time::Duration;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
-/// Heartbeats must come through between two of these.
+/// Lower bound of the lease: heartbeats must get through within it.
 const LEASE_MIN: Duration = Duration::from_secs(1);
 const LEASE_MAX: Duration = Duration::from_secs(300);
 const PREFIX_MAX: usize = 32;
-/// How long another node has to say that it heard us.
+/// Time that another node has to confirm a request.
 const DRAIN_PATIENCE: Duration = Duration::from_secs(2);
 
-/// Everything that a node keeps in JetStream, and the node's place among the others.
+/// Everything that a node keeps in JetStream, and its membership in the cluster.
 pub struct Cluster {
     pub log: Arc<JetStreamLog>,
     pub catalog: Arc<JetStreamCatalog>,
@@ -45,7 +45,7 @@ pub struct Cluster {
     tasks: Mutex<Option<JoinSet<()>>>,
 }
 
-/// Whether a node may serve the cluster; whoever moves it always may.
+/// Whether a node may serve the cluster; the process that migrates the cluster always may.
 async fn check_moving(bucket: &Bucket, moving: bool) -> Result<(), Error> {
     match Migration::read(bucket).await? {
         Some(migration) if !moving => Err(migration.refusal()),
@@ -54,13 +54,13 @@ async fn check_moving(bucket: &Bucket, moving: bool) -> Result<(), Error> {
 }
 
 impl Cluster {
-    /// Joins the cluster that the settings name; makes it if there is none. Partitions are taken from then on, as
-    /// they fall to this node.
+    /// Joins the cluster of the settings, and creates it if there is none. From then on the node
+    /// takes partitions as they are assigned to it.
     pub async fn open(settings: Settings, node: Node) -> Result<Cluster, Error> {
         Cluster::open_for(settings, node, false).await
     }
 
-    /// The same for whoever moves the cluster: it is served by no one else.
+    /// Like `open`, for the process that migrates the cluster: no other node serves it meanwhile.
     pub async fn open_moving(settings: Settings, node: Node) -> Result<Cluster, Error> {
         Cluster::open_for(settings, node, true).await
     }
@@ -103,7 +103,8 @@ impl Cluster {
         let health = Health::new(connection.clone(), settings, facts.partitions, others);
         let stop = CancellationToken::new();
         let mut tasks = JoinSet::new();
-        // Not before it is known that no other process runs as this node: it would be this one that answers.
+        // Subscribe only after `Members::join` has checked that no other process runs as this node:
+        // otherwise this process would answer the check itself.
         let requests = forward::listen(&connection, id).await?;
         tasks.spawn(forward::serve(
             requests,
@@ -116,7 +117,8 @@ impl Cluster {
         ));
         let questions = asker.listen().await?;
         tasks.spawn(asker.clone().run(questions, stop.clone()));
-        // An answer on the same connection: the server knows by then what this node listens to.
+        // The answer on the same connection proves that the server has processed the subscriptions
+        // above.
         catalog.head().await?;
         let cluster = Cluster {
             log,
@@ -131,7 +133,7 @@ impl Cluster {
             stop,
             tasks: Mutex::new(Some(tasks)),
         };
-        // Who began to move the cluster before this node could be asked whether it is there has said so by now.
+        // A migration that began before this node could be seen by it has been announced by now.
         if let Err(moving) = check_moving(&cluster.bucket, moving).await {
             cluster.close().await;
             return Err(moving);
@@ -139,13 +141,14 @@ impl Cluster {
         Ok(cluster)
     }
 
-    /// A secret that all nodes share; what `new` makes becomes it if there is none yet. The name has letters, digits,
-    /// `-` and `_`.
+    /// A secret shared by all nodes; if there is none yet, `new` creates it. The name consists of
+    /// letters, digits, `-` and `_`.
     pub async fn secret(&self, name: &str, new: impl FnOnce() -> Secret) -> Result<Secret, Error> {
         facts::secret(&self.bucket, &self.connection.sealer, name, new).await
     }
 
-    /// A text that all nodes share, with its revision; none if there is none yet. The name is as that of a secret.
+    /// A text shared by all nodes, with its revision, if there is one. Names are like those of
+    /// secrets.
     pub async fn shared_text(&self, name: &str) -> Result<Option<(Bytes, u64)>, Error> {
         let key = format!("shared.{name}");
         let Some(found) = self.bucket.read(&key).await? else {
@@ -156,8 +159,8 @@ impl Cluster {
         Ok(Some((opened.into(), found.revision)))
     }
 
-    /// Stores such a text if it still has this revision, 0: if there is none. False if it has another. No two texts that
-    /// were ever offered may be the same.
+    /// Stores a shared text if it still has this revision (0: if there is none). Returns false if
+    /// it has another. Every text ever offered must be different from the others.
     pub async fn swap_shared_text(&self, name: &str, text: Bytes, expected: u64) -> Result<bool, Error> {
         let key = format!("shared.{name}");
         let text = self.connection.sealer.close(&key, text.into());
@@ -167,8 +170,8 @@ impl Cluster {
         }
     }
 
-    /// Lets a node, this one or another, give its partitions to the others; or take part again. Returns when the node
-    /// has begun to.
+    /// Makes a node, this one or another, hand its partitions to the others, or participate again.
+    /// Returns when the node has started to do so.
     pub async fn drain(&self, node: NodeId, draining: bool) -> Result<(), Error> {
         if node == self.members.node().id {
             match draining {
@@ -189,14 +192,14 @@ impl Cluster {
         }
     }
 
-    /// Gives the partitions to the others, says goodbye and ends. To be called once nothing claims or publishes any
-    /// more; attempts that are still under way get ten seconds.
+    /// Hands over all partitions, leaves the cluster and stops. Must be called once nothing claims
+    /// or publishes any more; attempts under way get ten seconds.
     pub async fn close(&self) {
         self.members.leave().await;
         self.end().await;
     }
 
-    /// Ends as a crash does: nothing is released, nobody is told.
+    /// Stops like a crash: nothing is released and no node is informed.
     pub async fn abandon(&self) {
         self.members.abandon().await;
         for partition in self.log.partitions().iter() {
@@ -223,13 +226,14 @@ impl Cluster {
     }
 }
 
-/// A number for the cluster out of one for a process: the same bits should not mean two things.
+/// Derives the cluster's number from that of a process, so that the same bits do not identify two
+/// things.
 fn identity(process: u64) -> u64 {
     let mixed = (process ^ (process >> 31)).wrapping_mul(0x9E37_79B9_7F4A_7C15);
     mixed ^ (mixed >> 29)
 }
 
-/// Says what is wrong with the settings, beginning with the name of the one that is.
+/// Returns what is wrong with the settings, beginning with the name of the setting.
 pub fn check(settings: &Settings) -> Result<(), String> {
     let wrong = |what: &str| Err(what.to_owned());
     let prefix = &settings.prefix;

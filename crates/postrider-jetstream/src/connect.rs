@@ -1,4 +1,4 @@
-//! Where JetStream is and how to get there.
+//! Connections to JetStream.
 
 use crate::sealer::ValueSealer;
 use async_nats::jetstream::context::{AccountErrorKind, ContextBuilder};
@@ -12,35 +12,36 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::watch;
 
-/// The oldest server whose behaviour this is built on.
+/// The oldest supported server version.
 const SERVER_MIN: (u64, u64) = (2, 12);
-/// How long an acknowledgement is waited for before it is looked up what became of the message.
+/// How long an acknowledgement is awaited before the outcome of the message is looked up.
 const ACK_WAIT: Duration = Duration::from_secs(2);
-/// How long an answer to a question is waited for: another one is asked sooner than a message is sent twice.
+/// How long an answer to a read is awaited; short, because reads can be repeated at another server.
 const ANSWER_WAIT: Duration = Duration::from_secs(1);
-/// A server that answers none of three of these is gone.
+/// A server that answers none of three consecutive pings is gone.
 const PING_EVERY: Duration = Duration::from_secs(2);
-/// Servers count headers as part of a message.
+/// Allowance for headers, which servers count as part of a message.
 const HEADERS_MAX: usize = 4 << 10;
 
-/// How the engine is set up, the same on every node but for the way there.
+/// Settings of the store, equal on all nodes except for how to reach the servers.
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// `nats://host:port` or `tls://host:port`, any servers of one cluster.
+    /// `nats://host:port` or `tls://host:port`, any servers of the same cluster.
     pub urls: Vec<String>,
     pub auth: Auth,
     pub tls: Tls,
-    /// How many servers keep each stream.
+    /// Number of servers that store each stream.
     pub replicas: usize,
     pub prefix: String,
-    /// Fixed when a cluster starts for the first time.
+    /// Fixed when the cluster starts for the first time.
     pub partitions: u8,
     pub lease: Duration,
-    /// The servers' monitoring addresses, to learn how they write to disk.
+    /// The servers' monitoring addresses, which tell how they write to disk.
     pub monitor_urls: Vec<String>,
-    /// How to get into the servers' system account, to learn the same without monitors.
+    /// Credentials of the servers' system account, which tells the same without monitoring.
     pub system: Option<Auth>,
-    /// Keys that values with secrets are sealed under, the same on every node; without any they are stored as they are.
+    /// Keys that values with secrets are sealed under, equal on all nodes; without keys they are
+    /// not sealed.
     pub keys: Option<Arc<Keyring>>,
 }
 
@@ -69,7 +70,7 @@ pub enum Auth {
         password: Secret,
     },
     Token(Secret),
-    /// The seed of an nkey.
+    /// The seed of an NKey.
     Nkey(Secret),
     /// A file with a JWT and a seed.
     Credentials(PathBuf),
@@ -78,13 +79,13 @@ pub enum Auth {
 #[derive(Clone, Debug, Default)]
 pub struct Tls {
     pub required: bool,
-    /// Certificates to trust besides those of this machine.
+    /// CA certificates to trust in addition to those of the machine.
     pub ca: Option<PathBuf>,
-    /// The certificate to show and its key.
+    /// The client certificate and its key.
     pub client: Option<(PathBuf, PathBuf)>,
 }
 
-/// What streams and subjects are called.
+/// Names of streams and subjects.
 #[derive(Clone, Debug)]
 pub struct Names {
     prefix: Arc<str>,
@@ -126,13 +127,13 @@ impl Names {
     }
 }
 
-/// Two connections: one to write with, one to read back with, so that much of one never holds up the other.
+/// Two connections, one for writing and one for reading, so that neither delays the other.
 #[derive(Clone)]
 pub struct Connection {
     pub client: async_nats::Client,
-    /// For publishing; acknowledgements are waited for a while.
+    /// For publishing; acknowledgements have a timeout.
     pub js: jetstream::Context,
-    /// For questions, on the same connection.
+    /// For requests, on the same connection.
     pub asking: jetstream::Context,
     /// For reading, on a connection of its own.
     pub reading: jetstream::Context,
@@ -143,7 +144,8 @@ pub struct Connection {
 }
 
 impl Connection {
-    /// Connects and sees that the server is one that will do. `node` is the name that servers show for us.
+    /// Connects and checks the server's version. `node` is the name that servers display for this
+    /// connection.
     pub async fn open(settings: &Settings, node: &str) -> Result<Connection, Error> {
         let (count, reconnects) = watch::channel(0);
         let count = Arc::new(count);
@@ -180,7 +182,7 @@ impl Connection {
         })
     }
 
-    /// Counts how often the writing connection was made.
+    /// Number of times that the writing connection was established.
     pub fn reconnects(&self) -> watch::Receiver<u64> {
         self.reconnects.clone()
     }
@@ -189,7 +191,7 @@ impl Connection {
         self.client.connection_state() == async_nats::connection::State::Connected
     }
 
-    /// No message may be larger.
+    /// Maximum size of a message.
     pub fn message_max(&self) -> usize {
         self.client
             .max_payload()
@@ -197,7 +199,8 @@ impl Connection {
             .max(HEADERS_MAX)
     }
 
-    /// The stream of this name, made if it is not there: kept on disk, nothing ever dropped, read from any replica.
+    /// The stream of this name, created if necessary: stored on disk, nothing discarded, readable
+    /// from any replica.
     pub async fn stream(&self, name: &str, subjects: Vec<String>) -> Result<stream::Stream, Error> {
         let config = stream::Config {
             name: name.into(),
@@ -207,7 +210,7 @@ impl Connection {
             retention: stream::RetentionPolicy::Limits,
             discard: stream::DiscardPolicy::New,
             allow_direct: true,
-            // Nothing is recognized by a message id; the window takes memory.
+            // Message ids are not used for deduplication; the window would only take memory.
             duplicate_window: Duration::from_millis(100),
             ..stream::Config::default()
         };
@@ -237,7 +240,7 @@ pub(crate) async fn connect(
                 without_secrets(url)
             ))
         })?;
-        // The client does not use what is in the address.
+        // The client ignores credentials in the address.
         if let (Some(user), Some(password)) = (server.username(), server.password()) {
             from_url = Some((user.to_owned(), password.to_owned()));
         }
@@ -307,7 +310,7 @@ fn is_new_enough(version: &str) -> bool {
     major.zip(minor).is_some_and(|version| version >= SERVER_MIN)
 }
 
-/// An address as it may be shown.
+/// An address without credentials, for display.
 pub fn without_secrets(url: &str) -> String {
     match (url.split_once("://"), url.rsplit_once('@')) {
         (Some((scheme, _)), Some((_, host))) => format!("{scheme}://{host}"),
@@ -316,7 +319,7 @@ pub fn without_secrets(url: &str) -> String {
     }
 }
 
-/// An error with what caused it.
+/// The text of an error with its causes.
 pub fn chain(error: &(dyn std::error::Error + 'static)) -> String {
     let mut text = error.to_string();
     let mut cause = error.source();

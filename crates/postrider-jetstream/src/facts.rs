@@ -1,4 +1,4 @@
-//! What all nodes of a cluster have in common: decided once, by whoever starts first.
+//! Facts that all nodes of a cluster share, decided once by the first node to start.
 
 use crate::bucket::{Bucket, Swapped};
 use crate::sealer::ValueSealer;
@@ -9,13 +9,13 @@ use postrider_store::Error;
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
 
-/// How this program writes streams and keys. Another one is refused rather than guessed at.
+/// Format of streams and keys. A cluster with another format is refused.
 pub const FORMAT: u32 = 1;
 const KEY: &str = "cluster";
-/// Tries to agree on something before the bucket is taken for away.
+/// Number of attempts to agree before the bucket counts as unavailable.
 const TRIES: u32 = 20;
 const TRY_AGAIN: Duration = Duration::from_millis(250);
-/// No secret is longer.
+/// Maximum size of a secret.
 const SECRET_BYTES_MAX: usize = 64 << 10;
 
 /// The facts of a cluster.
@@ -23,7 +23,7 @@ const SECRET_BYTES_MAX: usize = 64 << 10;
 pub struct Facts {
     pub format: u32,
     pub partitions: u8,
-    /// The cluster's own number.
+    /// The cluster's unique number.
     pub identity: u64,
     pub created: Timestamp,
 }
@@ -76,7 +76,7 @@ impl Facts {
         })
     }
 
-    /// Whether a node that is set up with so many partitions may be part of this cluster.
+    /// Whether a node configured with this number of partitions may join the cluster.
     fn check(self, partitions: u8) -> Result<Facts, Error> {
         if self.partitions == partitions {
             return Ok(self);
@@ -94,7 +94,7 @@ impl Facts {
         found.map(|bytes| Facts::read(&bytes)).transpose()
     }
 
-    /// The facts of the cluster; `new` become them if there are none yet.
+    /// The facts of the cluster; `new` if there are none yet.
     pub async fn agree(bucket: &Bucket, new: Facts) -> Result<Facts, Error> {
         let partitions = new.partitions;
         let agreed = get_or_put(bucket, KEY, new.write()).await?;
@@ -102,8 +102,8 @@ impl Facts {
     }
 }
 
-/// A secret that all nodes share; what `new` makes becomes it if there is none yet.
-/// A value that is stored unsealed, or under an earlier key, is sealed anew.
+/// A secret shared by all nodes; if there is none yet, `new` creates it. A value that is stored
+/// unsealed or under an earlier key is sealed again.
 pub async fn secret(
     bucket: &Bucket,
     sealer: &ValueSealer,
@@ -124,7 +124,7 @@ pub async fn secret(
         Some((value, revision)) if sealer.wants_to_seal(&value) => {
             let plain = sealer.open_key(&key, &value)?.into_owned();
             let sealed = sealer.close(&key, plain);
-            // Another node that has done so first did the same.
+            // If another node was faster, it has stored an equivalent value.
             attempt(|| bucket.swap(&key, sealed.clone().into(), revision)).await?;
             value
         }
@@ -146,7 +146,7 @@ pub async fn secret(
         .map_err(|_| Error::Corrupt(format!("secret {name} of the bucket is not text")))
 }
 
-/// What a key holds; `new` if it holds nothing.
+/// The value of a key; stores and returns `new` if there is none.
 async fn get_or_put(bucket: &Bucket, key: &str, new: Bytes) -> Result<Bytes, Error> {
     attempt(|| async {
         let mut expected = 0;
@@ -166,7 +166,7 @@ async fn get_or_put(bucket: &Bucket, key: &str, new: Bytes) -> Result<Bytes, Err
     .await
 }
 
-/// A cluster that is just being made has no leader for a moment.
+/// Retries because a cluster that is just being created has no leader for a moment.
 async fn attempt<T, F: Future<Output = Result<T, Error>>>(mut one: impl FnMut() -> F) -> Result<T, Error> {
     let mut tries = 1;
     loop {

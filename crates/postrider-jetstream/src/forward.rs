@@ -1,4 +1,4 @@
-//! A node without partitions hands what is published to it to one that has some.
+//! Forwarding of publish requests from a node without partitions to a node with some.
 
 use crate::catalog::JetStreamCatalog;
 use crate::connect::Connection;
@@ -21,22 +21,22 @@ use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
-/// How long all owners together have to take a request in.
+/// Time for all owners together to accept a request.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// How long an owner waits for the catalogue that a request was routed with.
+/// How long an owner waits for the catalog version that a request was routed with.
 const CATALOG_PATIENCE: Duration = Duration::from_secs(3);
-/// Requests of other nodes that are taken in at once.
+/// Maximum number of forwarded requests that are processed at once.
 const TAKING_MAX: usize = 256;
-/// Requests of which only some parts have come.
+/// Maximum number of requests of which only some parts have arrived.
 const INCOMPLETE_MAX: usize = 64;
 
-/// What an owner says.
+/// An owner's reply to a forwarded request.
 #[derive(Debug, PartialEq, Eq)]
 enum Answer {
     Appended(Position),
-    /// It was certainly not taken in.
+    /// The request was certainly not accepted.
     Refused(String),
-    /// It may have been.
+    /// The request may have been accepted.
     Failed(String),
 }
 
@@ -81,12 +81,12 @@ fn read(mut bytes: Bytes) -> Option<(u64, Batch)> {
     Some((sequence, decode_batch(&bytes)?))
 }
 
-/// Where a node hears what is meant for it alone.
+/// Subject of messages to a single node.
 pub(crate) fn subject(connection: &Connection, node: NodeId, what: &str) -> String {
     format!("{}.node.{node}.{what}", connection.names.prefix())
 }
 
-/// Hands requests to owners of partitions.
+/// Forwards publish requests to owners of partitions.
 pub struct Forwarder {
     connection: Connection,
     handle: Handle,
@@ -103,12 +103,12 @@ impl Forwarder {
             handle,
             catalog,
             turn: AtomicUsize::new(0),
-            // Numbers of different nodes should not meet.
+            // Start at a random number so that the numbers of different nodes differ.
             numbers: AtomicU64::new(process),
         }
     }
 
-    /// Offers the request to one owner.
+    /// Offers the request to an owner.
     async fn offer(&self, to: NodeId, request: &Bytes) -> Answer {
         let number = self.numbers.fetch_add(1, Relaxed);
         let to = subject(&self.connection, to, "append");
@@ -145,8 +145,9 @@ impl Forwarder {
 
 #[async_trait]
 impl Forward for Forwarder {
-    /// Another owner is asked only when the one before certainly did not take the request in: at least once would
-    /// allow more, but nobody is helped by two of each event. After an `Err` the events may still turn up.
+    /// Tries another owner only if the previous one certainly did not accept the request:
+    /// at-least-once delivery would permit duplicates, but they help nobody. After an `Err` the
+    /// events may still be delivered.
     async fn append(&self, batch: Batch) -> Result<Position, Error> {
         let me = self.handle.node().id;
         let owners: Vec<NodeId> = self
@@ -185,14 +186,14 @@ impl Forward for Forwarder {
     }
 }
 
-/// Hears what is meant for this node alone, from now on.
+/// Subscribes to messages for this node alone.
 pub async fn listen(connection: &Connection, node: NodeId) -> Result<Subscriber, Error> {
     let heard = connection.client.subscribe(subject(connection, node, "*")).await;
     heard.map_err(|e| Error::Unavailable(e.to_string()))
 }
 
-/// Takes in what other nodes hand on, unless the cluster is being moved, and says that this node is there. Runs until
-/// stopped.
+/// Accepts publish requests of other nodes, unless the cluster is being migrated, and answers
+/// pings. Runs until stopped.
 pub async fn serve(
     mut requests: Subscriber,
     connection: Connection,
@@ -259,7 +260,7 @@ fn assemble(incomplete: &mut BTreeMap<u64, Assembly>, request: &Message) -> Opti
         .entry(of)
         .or_default()
         .add(headers, request.payload.clone());
-    // The last part is the one that wants an answer.
+    // Only the last part expects a reply.
     if request.reply.is_some() {
         incomplete.remove(&of);
     } else if incomplete.len() > INCOMPLETE_MAX {
@@ -269,7 +270,8 @@ fn assemble(incomplete: &mut BTreeMap<u64, Assembly>, request: &Message) -> Opti
 }
 
 async fn take(log: &JetStreamLog, catalog: &JetStreamCatalog, sequence: u64, batch: Batch) -> Answer {
-    // It was routed by a catalogue that this node may not know yet: subscriptions that it matched would be strays.
+    // The request may have been routed with a catalog that this node does not know yet: without
+    // waiting, its subscriptions could be mistaken for deleted ones.
     match tokio::time::timeout(CATALOG_PATIENCE, catalog.applied(sequence)).await {
         Ok(Ok(())) => {}
         Ok(Err(e)) => return Answer::Refused(e.to_string()),

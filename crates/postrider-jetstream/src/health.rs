@@ -1,4 +1,4 @@
-//! How JetStream is doing, and what its settings promise.
+//! The health of JetStream, and the durability that its settings guarantee.
 
 use crate::connect::{self, Connection, Settings, chain};
 use crate::partition::{EVENT_SEQUENCE_MAX, SPENT};
@@ -20,43 +20,43 @@ use tokio::net::TcpStream;
 use tokio::sync::Mutex;
 use tokio::time::Instant;
 
-/// How long one question may take.
+/// Maximum duration of one request.
 const PATIENCE: Duration = Duration::from_secs(1);
-/// What was found out is good for this long.
+/// How long a result is reused.
 const FRESH: Duration = Duration::from_secs(2);
-/// How servers write to disk changes only when they are restarted.
+/// The servers' sync setting changes only with a restart, so it is reused for longer.
 const SYNC_FRESH: Duration = Duration::from_secs(60);
-/// From here on people are told that a partition's stream will have used up its numbers.
+/// Sequence from which operators are warned that a partition's stream will run out of numbers.
 const NEARLY_SPENT: u64 = EVENT_SEQUENCE_MAX / 10 * 9;
-/// No answer of a monitor is larger.
+/// Maximum size of a monitor's answer.
 const ANSWER_BYTES_MAX: u64 = 1 << 20;
 
-/// What is said of a stream that does not exist.
+/// Description of a stream that does not exist.
 pub const NOT_THERE: &str = "it is not there";
 
-/// What can be learned of a NATS server without changing anything on it.
+/// Everything that can be learned of a NATS server without changing anything.
 #[derive(Clone, Debug)]
 pub struct Seen {
     pub server: String,
     pub version: String,
     /// The NATS cluster that the server belongs to.
     pub cluster: Option<String>,
-    /// The addresses of that cluster's servers that clients are told.
+    /// Number of that cluster's servers that are announced to clients.
     pub addresses: usize,
-    /// No message may be larger.
+    /// Maximum size of a message.
     pub payload_max: usize,
-    /// Streams that the account has, and may have.
+    /// Number of streams in the account, and its limit.
     pub streams: usize,
     pub streams_max: Option<u64>,
-    /// Bytes on disk that the account uses, and may use.
+    /// Bytes on disk used by the account, and its limit.
     pub storage: u64,
     pub storage_max: Option<u64>,
-    /// What the server's clock shows, if there is a stream to ask about.
+    /// The server's clock, if a stream exists by which it can be read.
     pub now: Option<Timestamp>,
     pub report: Arc<Report>,
 }
 
-/// Looks at JetStream as it is, for a cluster that may not have been started yet.
+/// Examines JetStream for a cluster that may not have been started yet.
 pub async fn examine(settings: &Settings) -> Result<Seen, Error> {
     let connection = Connection::open(settings, "doctor").await?;
     let account = connection.asking.query_account().await;
@@ -88,7 +88,7 @@ pub async fn examine(settings: &Settings) -> Result<Seen, Error> {
     })
 }
 
-/// Answers about streams carry the time; nothing else does.
+/// Only answers about streams contain the server's time.
 async fn server_time(connection: &Connection, stream: &str) -> Option<Timestamp> {
     let question = connection
         .client
@@ -98,14 +98,14 @@ async fn server_time(connection: &Connection, stream: &str) -> Option<Timestamp>
     Timestamp::parse(answer["ts"].as_str()?)
 }
 
-/// When a server writes what it has acknowledged through to its disk.
+/// When a server flushes acknowledged data to disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sync {
-    /// Before it acknowledges.
+    /// Before the acknowledgement.
     Always,
-    /// So often.
+    /// At this interval.
     Interval(Duration),
-    /// Nobody says.
+    /// The server does not tell.
     Unknown,
 }
 
@@ -129,7 +129,7 @@ fn length(of: Duration) -> String {
 }
 
 impl Sync {
-    /// What holds for all of several servers.
+    /// The guarantee that holds for all of several servers.
     fn weakest(all: impl IntoIterator<Item = Sync>) -> Sync {
         let weaker = |a: Sync, b: Sync| match (a, b) {
             (Sync::Unknown, _) | (_, Sync::Unknown) => Sync::Unknown,
@@ -141,11 +141,11 @@ impl Sync {
     }
 }
 
-/// What an acknowledged event survives, in one sentence.
+/// Describes in a sentence which failures an acknowledged event survives.
 pub fn guarantee(replicas: usize, sync: Sync) -> String {
     let servers = match replicas {
         0 | 1 => "a crash of the server".to_owned(),
-        // A majority must be left.
+        // A majority must remain.
         2 => "a crash of both servers".to_owned(),
         n if (n - 1) / 2 == 1 => format!("the loss of any one of its {n} servers and a crash of all of them"),
         n => format!(
@@ -193,48 +193,48 @@ pub struct Server {
     pub sync: Sync,
 }
 
-/// A copy of a stream that is not its leader's.
+/// A replica of a stream on a server that is not the leader.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Replica {
     pub server: String,
     pub current: bool,
     pub offline: bool,
-    /// Operations that it is behind.
+    /// Number of operations that the replica lags behind.
     pub lag: u64,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Stream {
     pub name: String,
-    /// None: there is none, or it is a single server.
+    /// `None` if there is no leader, or for a single server.
     pub leader: Option<String>,
     pub others: Vec<Replica>,
     pub replicas: usize,
     pub messages: u64,
     pub bytes: u64,
     pub last_sequence: u64,
-    /// Why nothing is known of it.
+    /// Why nothing is known of the stream.
     pub trouble: Option<String>,
 }
 
-/// How JetStream is doing.
+/// A report on the health of JetStream.
 #[derive(Clone, Debug)]
 pub struct Report {
-    /// The version of the server that this node is connected to; none while it is not.
+    /// Version of the server that this node is connected to; `None` while disconnected.
     pub version: Option<String>,
-    /// Those that say how they write to disk.
+    /// The servers that tell how they write to disk.
     pub servers: Vec<Server>,
-    /// Of the stream that has the fewest.
+    /// Number of replicas of the stream with the fewest.
     pub replicas: usize,
     pub sync: Sync,
     pub guarantee: String,
-    /// The partitions' streams in the order of their numbers, then the others.
+    /// The partitions' streams ordered by number, then the others.
     pub streams: Vec<Stream>,
     pub partitions: u8,
 }
 
 impl Report {
-    /// What keeps JetStream from storing things now.
+    /// Reasons why JetStream currently cannot store data.
     pub fn trouble(&self) -> Vec<String> {
         let mut trouble = Vec::new();
         if self.version.is_none() {
@@ -249,7 +249,7 @@ impl Report {
         trouble
     }
 
-    /// The partitions whose streams will have used up their numbers some day soon: long before that there is something to do.
+    /// Partitions whose streams will run out of numbers; reported early enough to act.
     pub fn nearly_spent(&self) -> Vec<String> {
         match self.spent(EVENT_SEQUENCE_MAX) {
             spent if spent.is_empty() => self.spent(NEARLY_SPENT),
@@ -257,7 +257,8 @@ impl Report {
         }
     }
 
-    /// The same without the missing streams of these partitions, which nobody has made yet: a start is no trouble.
+    /// Like this report, without the missing streams of partitions that are starting and have not
+    /// created them yet.
     pub fn without_missing(&self, starting: &BTreeSet<u8>) -> Report {
         let mut report = self.clone();
         let partitions = report.streams.iter_mut().take(usize::from(self.partitions));
@@ -283,7 +284,7 @@ impl Report {
     }
 }
 
-/// Looks how JetStream is doing when it is asked, not more often than makes sense.
+/// Examines the health of JetStream on demand and caches the result for a short time.
 pub struct Health {
     connection: Connection,
     settings: Settings,
@@ -307,7 +308,7 @@ impl Health {
         }
     }
 
-    /// How JetStream is doing, or was two seconds ago. Takes no longer than a few seconds.
+    /// The health now, or up to two seconds ago. Takes at most a few seconds.
     pub async fn look(&self) -> Arc<Report> {
         let mut known = self.report.lock().await;
         if let Some((when, report)) = &*known
@@ -321,7 +322,7 @@ impl Health {
         report
     }
 
-    /// Makes the next look a new one, whenever the last was.
+    /// Makes the next look examine JetStream again, regardless of the cache.
     pub async fn forget(&self) {
         *self.report.lock().await = None;
     }
@@ -378,7 +379,7 @@ impl Health {
         }
     }
 
-    /// How the servers write to disk, as far as they say.
+    /// How the servers write to disk, as far as they tell.
     async fn servers(&self) -> Vec<Server> {
         let mut known = self.servers.lock().await;
         if let Some((when, servers)) = &*known
@@ -394,7 +395,7 @@ impl Health {
         servers
     }
 
-    /// Asks as the system account, if there is a way to.
+    /// Asks by means of the system account, if there are credentials for it.
     async fn ask_system(&self) -> Vec<Server> {
         let Some(auth) = self.settings.system.clone() else {
             return Vec::new();
@@ -420,7 +421,7 @@ impl Health {
     }
 }
 
-/// One answer per server, for as long as they come.
+/// Collects one answer per server until no more arrive.
 async fn gather(client: &async_nats::Client) -> Vec<Server> {
     let mut servers = BTreeMap::new();
     let inbox = client.new_inbox();
@@ -451,7 +452,7 @@ async fn gather(client: &async_nats::Client) -> Vec<Server> {
     servers.into_values().collect()
 }
 
-/// What a server says of itself over HTTP.
+/// Reads a server's name, version and sync setting from its HTTP monitoring.
 async fn monitor(url: &str) -> Server {
     let answer = match tokio::time::timeout(PATIENCE, get(url)).await {
         Ok(Ok(answer)) => answer,
@@ -479,7 +480,7 @@ fn sync_of(config: &Value) -> Sync {
     }
 }
 
-/// Host and port of a monitor's address, and what comes before its pages' names.
+/// Host and port of a monitor's address, and the path prefix of its pages.
 fn address(url: &str) -> Result<(&str, &str), String> {
     let rest = url.strip_prefix("http://").ok_or("only http:// can be read")?;
     let (host, base) = rest.split_once('/').unwrap_or((rest, ""));
@@ -488,7 +489,7 @@ fn address(url: &str) -> Result<(&str, &str), String> {
         .ok_or_else(|| "it is not an address".into())
 }
 
-/// The page of a monitor: one small request to a server that we were told of needs no HTTP client.
+/// Fetches a page of a monitor. A single small request to a configured server needs no HTTP client.
 async fn get(url: &str) -> Result<Value, String> {
     let (host, base) = address(url)?;
     let slash = if base.is_empty() { "" } else { "/" };

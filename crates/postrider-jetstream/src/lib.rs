@@ -1,4 +1,4 @@
-//! The promise kept on NATS JetStream, by any number of nodes together.
+//! The stores on NATS JetStream, shared by any number of nodes.
 
 pub mod connect;
 pub mod sealer;

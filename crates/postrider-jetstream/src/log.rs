@@ -1,4 +1,4 @@
-//! The event log of one node: the partitions that it owns.
+//! The event log of a node: the partitions that it owns.
 
 use crate::catalog::JetStreamCatalog;
 use crate::connect::Connection;
@@ -19,22 +19,23 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, OnceLock, RwLock};
 use std::time::Duration;
 
-/// Retries or letters that are looked at together.
+/// Number of retries or dead letters that are read together.
 const PAGE: usize = 1024;
-/// Requests join others that wait until there is so much.
+/// Publish requests join waiting ones until those have this many bytes.
 const FILL_BYTES: usize = 64 << 10;
-/// After so much it is another partition's turn to be the first.
+/// After this many bytes another partition becomes the preferred one.
 const TURN_BYTES: usize = 1 << 20;
-/// Closed subscriptions that are remembered, to be closed in partitions that come later too.
+/// Number of closed subscriptions that are remembered, in order to close them in partitions taken
+/// later.
 const CLOSED_REMEMBERED_MAX: usize = 16_384;
 
-/// Where events go that are published to a node without a partition.
+/// Accepts events that are published to a node without a partition.
 #[async_trait]
 pub trait Forward: Send + Sync {
     async fn append(&self, batch: Batch) -> Result<Position, Error>;
 }
 
-/// Nobody else takes events.
+/// A forwarder without other nodes, which refuses all events.
 pub struct Nowhere;
 
 #[async_trait]
@@ -46,18 +47,18 @@ impl Forward for Nowhere {
 
 type Partitions = Arc<[Arc<Partition>]>;
 
-/// The partitions of this node as one log. The order of publishing holds within a partition.
+/// The partitions of a node as one log. The order of publishing holds within each partition.
 pub struct JetStreamLog {
     identity: u64,
     connection: Connection,
     shared: Arc<NodeShared>,
     forward: Arc<dyn Forward>,
-    /// What events are routed by.
+    /// The catalog that events are routed by.
     catalog: OnceLock<Arc<JetStreamCatalog>>,
-    /// In the order of their numbers.
+    /// Ordered by number.
     partitions: RwLock<Partitions>,
     turn: AtomicUsize,
-    /// Bytes of all requests that were taken, to give every partition its turn to be the first.
+    /// Bytes of all accepted requests, which determine the preferred partition.
     appended: AtomicUsize,
     first: AtomicUsize,
     closed_subscriptions: RwLock<VecDeque<SubscriptionId>>,
@@ -65,7 +66,7 @@ pub struct JetStreamLog {
 }
 
 impl JetStreamLog {
-    /// A log without a partition. `identity` is the cluster's own number.
+    /// A log without a partition. `identity` is the cluster's number.
     pub fn new(
         connection: Connection,
         identity: u64,
@@ -87,7 +88,8 @@ impl JetStreamLog {
         }
     }
 
-    /// Takes nothing in once this catalogue cannot be read any further: it would be routed by what is not so any more.
+    /// Refuses events once this catalog cannot be followed any more, because they would be routed
+    /// by an outdated state.
     pub fn routed_by(&self, catalog: Arc<JetStreamCatalog>) {
         let _ = self.catalog.set(catalog);
     }
@@ -113,7 +115,7 @@ impl JetStreamLog {
         *partitions = all.into();
     }
 
-    /// Begins to serve a partition. Whoever listens is told what waits in it.
+    /// Begins to serve a partition. The listener is told what waits in it.
     pub fn add(&self, partition: Partition) -> Arc<Partition> {
         let partition = Arc::new(partition);
         let closed = self
@@ -146,7 +148,7 @@ impl JetStreamLog {
         partition
     }
 
-    /// Stops serving a partition, as it is. Its owner may still release it.
+    /// Stops serving a partition without changing it. The owner may still release it.
     pub fn remove(&self, number: u8) -> Option<Arc<Partition>> {
         let partition = self.partition(number)?;
         partition.retire();
@@ -154,20 +156,20 @@ impl JetStreamLog {
         Some(partition)
     }
 
-    /// Gives a partition up in good order: nothing more is claimed, attempts under way get a while, then everything
-    /// is written down for whoever takes it next.
+    /// Hands a partition over in an orderly way: nothing more is claimed, attempts under way get
+    /// `patience`, and then everything is recorded for the next owner.
     pub async fn give_up(&self, number: u8, patience: Duration) -> Result<(), Error> {
         let Some(partition) = self.partition(number) else {
             return Ok(());
         };
         partition.retire();
-        // What is not settled by then is offered again by the next owner.
+        // Claims that are not settled by then are offered again by the next owner.
         let _ = tokio::time::timeout(patience, partition.settled()).await;
         self.remove(number);
         partition.release().await
     }
 
-    /// The subscriptions of which something is here and that do not exist.
+    /// Subscriptions with deliveries here that do not exist any more.
     pub fn strays(&self, exists: impl Fn(SubscriptionId) -> bool) -> Vec<SubscriptionId> {
         let mut strays = BTreeSet::new();
         for partition in self.partitions().iter() {
@@ -181,7 +183,7 @@ impl JetStreamLog {
     pub async fn append_here(&self, batch: Batch) -> Result<Position, Error> {
         self.check_taking_in()?;
         let Some(partition) = self.choose(batch.body.len()) else {
-            // It says why, if it is one that is full.
+            // A full partition returns the specific reason.
             return match self.partitions().iter().find(|one| one.is_full()) {
                 Some(full) => full.append(batch).await,
                 None => Nowhere.append(batch).await,
@@ -190,14 +192,14 @@ impl JetStreamLog {
         partition.append(batch).await
     }
 
-    /// Where a request of this size goes.
+    /// The partition that a request of this size is appended to.
     fn choose(&self, bytes: usize) -> Option<Arc<Partition>> {
         let partitions = self.partitions();
         let open: Vec<&Arc<Partition>> = partitions.iter().filter(|one| one.takes_in()).collect();
         let waiting: Vec<Waiting> = open.iter().map(|one| one.waiting()).collect();
         let before = self.appended.fetch_add(bytes, Relaxed);
         let is_much = before / TURN_BYTES != before.wrapping_add(bytes) / TURN_BYTES;
-        // With nobody to go together with, they take turns.
+        // If no requests wait that this one could join, the partitions take turns.
         let first = match is_much || waiting.iter().all(|one| one.bytes == 0) {
             true => self.first.fetch_add(1, Relaxed).wrapping_add(1),
             false => self.first.load(Relaxed),
@@ -212,14 +214,14 @@ impl JetStreamLog {
             return Err(Error::Unavailable(why));
         }
         let lease = &self.shared.lease;
-        // Nobody is kept waiting for servers that have been away for a while.
+        // Do not let publishers wait for servers that have been away for a while.
         if lease.valid() || (lease.takes_in() && self.connection.is_connected()) {
             return Ok(());
         }
         Err(Error::Unavailable("this node's lease has run out".into()))
     }
 
-    /// Whether events may be taken in here.
+    /// Whether events can be accepted here.
     pub fn takes_in(&self) -> bool {
         self.check_taking_in().is_ok() && self.partitions().iter().any(|one| one.takes_in())
     }
@@ -252,8 +254,8 @@ impl JetStreamLog {
         });
     }
 
-    /// Claims retries that are due, of all partitions in the order in which they are. False if there are more that
-    /// must not be overtaken.
+    /// Claims due retries of all partitions in the order of their due times. Returns false if there
+    /// are more that must not be overtaken.
     async fn claim_due(
         &self,
         partitions: &[Arc<Partition>],
@@ -266,9 +268,10 @@ impl JetStreamLog {
         loop {
             let max = left.events().min(PAGE);
             let mut due: Vec<(Timestamp, Position)> = Vec::new();
-            // One may be given up while another is read: nothing more comes of it.
+            // A partition may be given up while another one is read: nothing more is claimed from
+            // it.
             for partition in partitions.iter().filter(|one| one.is_open()) {
-                // One is asked for even when there is no room: it must not be overtaken.
+                // Ask for one even without room, because it must not be overtaken.
                 due.extend(partition.book().due_of(of, now, max.max(1)));
             }
             if due.is_empty() {
@@ -343,8 +346,9 @@ impl JetStreamLog {
     }
 }
 
-/// The first from `turn` on that has room, so that requests go together: a message for each would cost JetStream, and
-/// its disk, far more. If none has, the one with the least.
+/// The first partition from `turn` on with room in its waiting group, so that requests share
+/// messages: separate messages would cost JetStream and its disk far more. Otherwise the one with
+/// the least bytes.
 fn choose(waiting: &[Waiting], turn: usize) -> Option<usize> {
     let count = waiting.len();
     let in_turn = || (0..count).map(|n| (turn % count + n) % count);
@@ -358,7 +362,7 @@ fn owner(partitions: &[Arc<Partition>], position: Position) -> Option<&Arc<Parti
     partitions.iter().find(|one| one.number() == number)
 }
 
-/// What concerns each partition, in the order of the partitions.
+/// Groups items by partition, ordered by partition.
 fn by_partition<T>(all: Vec<T>, position: impl Fn(&T) -> Position) -> BTreeMap<u8, Vec<T>> {
     let mut by: BTreeMap<u8, Vec<T>> = BTreeMap::new();
     for one in all {
@@ -389,7 +393,7 @@ impl EventLog for JetStreamLog {
         if self.claim_due(&open, of, now, &mut left, &mut claims).await? {
             self.claim_waiting(&open, of, &mut left, &mut claims).await?;
         }
-        // Reading may have taken a while.
+        // The lease may have expired during the reads above.
         if !claims.is_empty() && !self.shared.lease.valid() {
             self.release(of, claims);
             return Err(Error::Unavailable("this node's lease has run out".into()));
@@ -439,7 +443,7 @@ impl EventLog for JetStreamLog {
             }
         }
         self.tell(all);
-        // In the order in which they were named, each once.
+        // In the order of the request, each position once.
         Ok(order
             .into_iter()
             .filter(|position| ended.remove(position))
@@ -517,7 +521,7 @@ impl EventLog for JetStreamLog {
                 found.push(letter);
             }
             let Some(partition) = unread else { continue };
-            // What was read must be used before more is.
+            // Use what was read before more is read.
             if has_read && !found.is_empty() {
                 return Ok(found);
             }
@@ -566,7 +570,7 @@ impl EventLog for JetStreamLog {
         due.into_iter().collect()
     }
 
-    /// The first event that matches a subscription begins it.
+    /// The first event that matches a subscription opens it.
     async fn open_subscription(&self, _of: SubscriptionId) -> Result<(), Error> {
         self.check_open()
     }
@@ -640,7 +644,7 @@ impl EventLog for JetStreamLog {
     }
 
     fn listen(&self, listener: Arc<dyn Listener>) {
-        // There is one; a second one is ignored.
+        // Only the first listener counts; later ones are ignored.
         let _ = self.shared.listener.set(listener);
     }
 
@@ -680,7 +684,7 @@ mod tests {
         check(&[(0, false), (0, false), (0, false)], 5, Some(2));
         check(&[(full - 1, false), (0, false)], 0, Some(0));
         check(&[(full, false), (9, false), (0, false)], 0, Some(1));
-        // One that does not move gets no more than those that do.
+        // A stuck partition gets no more than those that make progress.
         check(&[(1, true), (9, false), (0, false)], 0, Some(1));
         check(&[(full + 2, false), (full + 1, false), (1, true)], 0, Some(1));
         check(&[(3, true), (1, true), (2, true)], 0, Some(1));

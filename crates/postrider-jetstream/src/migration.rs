@@ -1,4 +1,4 @@
-//! A cluster that is moved to another kind of store, or made out of one.
+//! The state of a cluster that is migrated to another kind of store, or from one.
 
 use crate::bucket::Bucket;
 use crate::chain::nap;
@@ -16,31 +16,31 @@ use postrider_store::Error;
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
 
-/// The key that says so.
+/// Key of the bucket that contains the migration.
 pub const KEY: &str = "migration";
-/// How long a node has to answer that it is there.
+/// Time for a node to answer a ping.
 const PING_PATIENCE: Duration = Duration::from_secs(1);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum State {
-    /// Something is being moved here.
+    /// Data is being copied into this cluster.
     Copying,
-    /// It is all here and was found right; only the mark remains to be taken away.
+    /// All data is here and verified; only the migration key remains to be deleted.
     Verified,
-    /// Everything is being moved away.
+    /// All data is being copied out of this cluster.
     Leaving,
-    /// Everything was moved away.
+    /// All data was moved out of this cluster.
     Moved,
 }
 
-/// What a cluster says of its migration. No node serves a cluster that has one.
+/// A migration of a cluster. No node serves the cluster while there is one.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Migration {
     pub state: State,
-    /// The other store's own number, in hexadecimal.
+    /// The other store's identity, in hexadecimal.
     pub peer: String,
-    /// Where the other store is, for people.
+    /// Location of the other store, as text for people.
     pub place: String,
     /// Nanoseconds.
     pub at: i64,
@@ -56,7 +56,7 @@ impl Migration {
         }
     }
 
-    /// Whether it is about this store.
+    /// Whether the migration involves the store with this identity.
     pub fn is_with(&self, peer: u64) -> bool {
         self.peer == format!("{peer:016x}")
     }
@@ -104,14 +104,15 @@ impl Migration {
     }
 }
 
-/// A node that is there.
+/// A running node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Live {
     pub name: String,
     pub url: String,
 }
 
-/// The nodes of a cluster that run. One that does not answer is watched for as long as it takes to be taken for dead.
+/// The running nodes of a cluster. A node that does not answer is watched until it would count as
+/// dead.
 pub async fn live_nodes(
     connection: &Connection,
     bucket: &Bucket,
@@ -151,7 +152,7 @@ pub async fn live_nodes(
     Ok(live)
 }
 
-/// Removes everything that a cluster keeps, its bucket last.
+/// Deletes everything that a cluster stores, its bucket last.
 pub async fn wipe(connection: &Connection) -> Result<(), Error> {
     let names = &connection.names;
     let prefix = names.prefix();
@@ -176,7 +177,7 @@ pub async fn wipe(connection: &Connection) -> Result<(), Error> {
     Ok(())
 }
 
-/// Whether a stream that was to be removed is not there.
+/// Whether deleting a stream failed because it does not exist.
 fn is_missing(e: &DeleteStreamError) -> bool {
     matches!(e.kind(), DeleteStreamErrorKind::JetStream(e) if e.error_code() == ErrorCode::STREAM_NOT_FOUND)
 }

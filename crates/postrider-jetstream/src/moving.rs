@@ -1,6 +1,6 @@
-//! Moving the log: what is open in the partitions of this node, and taking in what is open in another log.
+//! Export of the open deliveries in this node's partitions, and import of another log's.
 //!
-//! Whoever moves a cluster owns all of its partitions.
+//! The process that migrates a cluster owns all of its partitions.
 
 use crate::log::JetStreamLog;
 use crate::partition::book::{Book, GivenUp};
@@ -14,9 +14,9 @@ use postrider_store::{Error, EventLog};
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
-/// Messages of one partition that are read ahead: a megabyte or so.
+/// Number of messages of a partition that are read ahead, about a megabyte.
 const AHEAD_MESSAGES: usize = 8;
-/// About so much is handed over at once.
+/// Approximate size of a portion of the export.
 const EXPORT_BYTES: usize = 4 << 20;
 const EXPORT_REQUESTS: usize = 4096;
 
@@ -46,7 +46,7 @@ impl Moving for JetStreamLog {
     }
 }
 
-/// What the journal says of a delivery that was attempted elsewhere.
+/// The journal record for a delivery that was attempted in the other log.
 fn record(open: &Open, position: Position) -> Option<Record> {
     let (of, was) = (open.of, None);
     let tried = |attempts, last| Tried { attempts, last };
@@ -79,7 +79,8 @@ fn record(open: &Open, position: Position) -> Option<Record> {
     }
 }
 
-/// All partitions at once, the oldest request first: as they were published, as far as one machine's clock tells.
+/// Merges all partitions, oldest request first: in the order of publishing, as far as one machine's
+/// clock can tell.
 struct Exporting<'l> {
     log: &'l JetStreamLog,
     flushed: bool,
@@ -114,15 +115,15 @@ impl Export for Exporting<'_> {
     }
 }
 
-/// What is open of one message.
+/// The open deliveries of a message.
 type OpenOf = Vec<(Position, SubscriptionId, Stage)>;
 
-/// One partition, chunk by chunk.
+/// The export of a partition, chunk by chunk.
 struct Line {
     partition: Arc<Partition>,
-    /// The first and the last sequence of the chunks that come. None before the first look.
+    /// The first and last sequence of the chunks that follow; `None` before the first read.
     chunks: Option<VecDeque<(u64, u64)>>,
-    /// Retries and letters, by position; those that come last are at the front.
+    /// Retries and dead letters ordered by position, the last ones at the front.
     tried: Vec<(Position, SubscriptionId, Stage)>,
     messages: VecDeque<(u64, OpenOf)>,
     ready: VecDeque<Moved>,
@@ -139,7 +140,7 @@ impl Line {
         }
     }
 
-    /// Sees that something is ready, unless that was all.
+    /// Ensures that a request is ready, unless the partition is exhausted.
     async fn fill(&mut self) -> Result<(), Error> {
         while self.ready.is_empty() {
             if self.messages.is_empty() && !self.next_chunk() {
@@ -154,7 +155,8 @@ impl Line {
                         .iter()
                         .filter_map(|(_, open)| open.first().map(|one| one.0))
                         .collect();
-                    // The first of them is read whatever else is; if not, it cannot be and is counted.
+                    // The first position is always read; if that fails for good, its message is
+                    // dropped and counted.
                     self.partition.read(&positions, &mut read).await?;
                 }
                 self.ready.extend(requests(&self.partition, open, &read));
@@ -163,7 +165,7 @@ impl Line {
         Ok(())
     }
 
-    /// Looks up what is open in the next chunk. False after the last.
+    /// Collects the open deliveries of the next chunk. Returns false after the last.
     fn next_chunk(&mut self) -> bool {
         let book = self.partition.book();
         let chunks = self.chunks.get_or_insert_with(|| {
@@ -225,7 +227,7 @@ fn tried_of(book: &Book) -> Vec<(Position, SubscriptionId, Stage)> {
     all
 }
 
-/// The requests of one message of which something is open.
+/// The requests of a message that have open deliveries.
 fn requests(partition: &Partition, open: &OpenOf, read: &Read) -> Vec<Moved> {
     let mut moved: Vec<Moved> = Vec::new();
     for (position, of, stage) in open {

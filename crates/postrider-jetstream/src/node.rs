@@ -1,4 +1,4 @@
-//! What the partitions of one node have in common.
+//! State shared by the partitions of a node.
 
 use crate::partition::group::Message;
 use postrider_store::{Entry, Listener};
@@ -7,16 +7,17 @@ use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 
-/// So many damaged records are told apart; the others are only counted.
+/// Maximum number of damaged records that are described; further ones are only counted.
 const CORRUPT_NAMED_MAX: usize = 20;
 
 /// Whether this node may act for its partitions.
 pub trait Lease: Send + Sync {
-    /// Asked before deliveries are claimed: nothing but time tells two nodes apart that send.
+    /// Checked before deliveries are claimed: only time separates two nodes that send.
     fn valid(&self) -> bool;
 
-    /// Asked before events are taken in. One whose lease has run out may: if the partition is another's by now, its stream
-    /// refuses them. So publishing goes on while nobody can store a heartbeat.
+    /// Checked before events are accepted. A node with an expired lease may accept events: if the
+    /// partition belongs to another node by now, the stream refuses them. So publishing continues
+    /// while no heartbeat can be stored.
     fn takes_in(&self) -> bool {
         self.valid()
     }
@@ -28,17 +29,19 @@ impl<F: Fn() -> bool + Send + Sync> Lease for F {
     }
 }
 
-/// When things are written and for how long they are kept in memory. Tests make them small.
+/// Limits on memory, chunks and snapshots. Tests reduce them.
 #[derive(Clone, Copy, Debug)]
 pub struct Bounds {
-    /// Events of all partitions together take at most this much memory; the others are read from their streams.
+    /// Maximum memory for the events of all partitions; other events are read from their streams.
     pub cache_bytes: usize,
-    /// A chunk ends after so many bytes or messages.
+    /// A chunk ends after this many bytes or messages.
     pub chunk_bytes: u64,
     pub chunk_messages: u64,
-    /// A snapshot is written when more than this was journalled since the last one, or its own size.
+    /// A snapshot is written when the journal has grown by more than this since the last one, or by
+    /// more than the snapshot's size.
     pub snapshot_journal_bytes: u64,
-    /// … or more than this much of events was written, or could be purged, or eight times its size.
+    /// … or when more than this many bytes of events were written, or could be purged, or more than
+    /// eight times the snapshot's size.
     pub snapshot_event_bytes: u64,
 }
 
@@ -54,7 +57,7 @@ impl Default for Bounds {
     }
 }
 
-/// Shared by the partitions of a node and its log.
+/// State shared by the partitions of a node and its log.
 pub struct NodeShared {
     pub node: String,
     pub lease: Arc<dyn Lease>,
@@ -67,23 +70,23 @@ pub struct NodeShared {
 
 #[derive(Debug, Default)]
 pub struct Counters {
-    /// Partitions that were taken.
+    /// Partitions that were taken over.
     pub takeovers: AtomicU64,
-    /// Partitions that another node took while this one held them.
+    /// Partitions that another node took while this one owned them.
     pub lost: AtomicU64,
-    /// Events and settlements that were refused because the partition is another node's.
+    /// Events and settlements refused because the partition belongs to another node.
     pub fenced: AtomicU64,
     /// Deliveries that may be under way at an earlier owner and are offered again.
     pub redelivered: AtomicU64,
-    /// How often it had to be looked up what became of messages.
+    /// Number of times that the outcome of messages had to be looked up.
     pub recoveries: AtomicU64,
     pub snapshots: AtomicU64,
-    /// Messages that say what became of deliveries, and their bytes.
+    /// Journal messages, and their bytes.
     pub journal_messages: AtomicU64,
     pub journal_bytes: AtomicU64,
     pub corrupt_records: AtomicU64,
     pub corrupt_deliveries: AtomicU64,
-    /// Messages that were read back to be delivered.
+    /// Messages that were read back for delivery.
     pub read_back: AtomicU64,
 }
 
@@ -110,8 +113,8 @@ impl NodeShared {
         }
     }
 
-    /// Keeps a message for as long as there is room for it. Returns the one to use: entries that somebody still
-    /// has in memory are those, so that there is no second copy of them.
+    /// Caches a message if there is room. Returns the message to use: it shares entries that are
+    /// still in use elsewhere, so that there is no second copy of them.
     pub(crate) fn keep(&self, partition: u8, sequence: u64, message: Arc<Message>) -> Arc<Message> {
         self.cache
             .lock()
@@ -126,7 +129,7 @@ impl NodeShared {
             .find((partition, sequence))
     }
 
-    /// Events of a partition that is given away are of no use here.
+    /// Drops the events of a partition that was handed over.
     pub(crate) fn forget(&self, partition: u8) {
         self.cache.lock().expect("no panic holds it").forget(partition);
     }
@@ -146,17 +149,17 @@ impl NodeShared {
     }
 }
 
-/// Messages that were let go are forgotten when there are this many, and again whenever their number has
-/// doubled.
+/// Evicted messages whose entries are gone are forgotten when there are this many, and again
+/// whenever the number has doubled.
 const LET_GO_MIN: usize = 256;
 
-/// Messages by partition and sequence, the oldest out first.
+/// Cache of messages by partition and sequence; the oldest are evicted first.
 struct Cache {
     messages: FxHashMap<(u8, u64), Arc<Message>>,
     order: VecDeque<(u8, u64)>,
     bytes: usize,
     bytes_max: usize,
-    /// Messages that were let go, some of whose entries may still be on their way.
+    /// Evicted messages with entries that may still be in use.
     let_go: FxHashMap<(u8, u64), Vec<Weak<Entry>>>,
     forget_at: usize,
 }
@@ -253,7 +256,8 @@ mod tests {
     use super::*;
     use postrider_store::conformance::events;
 
-    // What was on its way was read again: two copies in memory, charged once.
+    // Evicted entries that are still in use are read again: the cache must reuse them and count
+    // them once.
     #[test]
     fn entries_that_are_let_go_while_in_use_are_not_read_twice() {
         let read = |sequence: u64| {
@@ -274,7 +278,7 @@ mod tests {
         let again = cache.keep((0, 1), read(1));
         assert!(Arc::ptr_eq(&again.entries[0], &first));
         drop((again, first));
-        // Entries that nobody uses are not remembered.
+        // Entries that are not in use are forgotten.
         for sequence in 3..1000 {
             cache.keep((0, sequence), read(sequence));
         }

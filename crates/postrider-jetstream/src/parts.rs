@@ -1,16 +1,17 @@
-//! Things that are too large for one message go in several.
+//! Splitting of data that is too large for one message.
 
 use async_nats::HeaderMap;
 use bytes::{Bytes, BytesMut};
 
-/// `<of>.<number>.<count>`: which part of how many, of which thing.
+/// Header `<of>.<number>.<count>`: id of the whole, index of the part, number of parts.
 pub const PART: &str = "Pr-Part";
-/// Nothing that is put together from parts is larger.
+/// Maximum size of the whole.
 pub const WHOLE_BYTES_MAX: usize = 64 << 20;
-/// What a header may say.
+/// Maximum length of a text in a header.
 const HEADER_TEXT_MAX: usize = 512;
 
-/// The parts of something, each no larger than `max`, with what their header says. There is at least one.
+/// Splits data into parts of at most `max` bytes, with the header of each. Returns at least one
+/// part.
 pub fn cut(whole: Bytes, max: usize, of: u64) -> Vec<(Bytes, String)> {
     let max = max.max(1);
     let count = whole.len().div_ceil(max).max(1);
@@ -21,7 +22,7 @@ pub fn cut(whole: Bytes, max: usize, of: u64) -> Vec<(Bytes, String)> {
     (0..count).map(part).collect()
 }
 
-/// A text as a header can hold it.
+/// A text in a form that a header can contain.
 pub fn header_text(text: &str) -> String {
     text.chars()
         .filter(|c| !c.is_control())
@@ -29,7 +30,7 @@ pub fn header_text(text: &str) -> String {
         .collect()
 }
 
-/// Which part of what this is: of, number, count.
+/// Reads the header of a part: id, index, count.
 pub fn part_of(headers: &HeaderMap) -> Option<(u64, usize, usize)> {
     let text = headers.get(PART)?.as_str();
     let mut numbers = text.splitn(3, '.');
@@ -39,7 +40,7 @@ pub fn part_of(headers: &HeaderMap) -> Option<(u64, usize, usize)> {
     (number < count).then_some((of, number, count))
 }
 
-/// Puts parts together that come in order. A part that is missing spoils the whole.
+/// Joins parts that arrive in order. A missing part invalidates the whole.
 #[derive(Debug, Default)]
 pub struct Assembly {
     bytes: BytesMut,
@@ -47,7 +48,7 @@ pub struct Assembly {
 }
 
 impl Assembly {
-    /// The whole, once its last part is there.
+    /// Adds a part. Returns the whole after the last part.
     pub fn add(&mut self, headers: &HeaderMap, payload: Bytes) -> Option<Bytes> {
         let (_, number, count) = part_of(headers)?;
         if number != self.parts || self.bytes.len() + payload.len() > WHOLE_BYTES_MAX {

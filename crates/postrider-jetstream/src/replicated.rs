@@ -1,11 +1,13 @@
-//! A state that every node holds in memory, fed by one stream that any of them may write to.
+//! A state machine that every node holds in memory, fed by a stream that any node may write to.
 //!
-//! A message says which was the last one that its author had seen, and is stored only if that is still so: whoever was
-//! overtaken reads on, looks whether what it wants may still be done, and tries again. So all nodes apply the same
-//! commits in the same order, and each knows of every commit what was there before it. Whether a commit is stored whose
-//! acknowledgement got lost is seen in the stream: a place in it is taken once.
+//! A message names the last message that its author had seen, and is stored only if that is still
+//! the last. An author that was overtaken reads on, checks whether its commit is still permitted,
+//! and tries again. So all nodes apply the same commits in the same order, and every commit was
+//! checked against the state before it. After a lost acknowledgement the stream shows whether the
+//! commit is stored, because each place in it is taken once.
 //!
-//! Once the log has become long somebody writes down the state, in parts, and purges what was before it.
+//! Once the log has become long, a node writes a snapshot of the state in parts, and purges what
+//! came before.
 
 mod book;
 mod frame;
@@ -33,51 +35,51 @@ use tokio::time::{Instant, timeout};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-/// Whoever commits waits no longer than this: a cluster that has lost a leader needs up to nine seconds for another.
+/// Timeout of a commit: a cluster that has lost a leader needs up to nine seconds to elect another.
 const COMMIT_PATIENCE: Duration = Duration::from_secs(12);
-/// As long opening takes while nothing is heard.
+/// Timeout of opening while no message arrives.
 const OPEN_PATIENCE: Duration = Duration::from_secs(20);
-/// After a failure it is tried again this much later.
+/// Delay after a failure.
 const AGAIN: Duration = Duration::from_millis(50);
-/// A message that the server speaks of and that does not come by itself for so long is asked for.
+/// How long an announced message may be missing before it is requested explicitly.
 const TAIL_PATIENCE: Duration = Duration::from_millis(200);
-/// A snapshot may be superseded while it is read. That often it is tried.
+/// Number of attempts to read a snapshot, which may be superseded meanwhile.
 const OPEN_TRIES: usize = 8;
 
-/// What is replicated. It changes by what is applied to it and by nothing else, on all nodes alike.
+/// The replicated state. It changes only by applied commits, in the same way on all nodes.
 pub(crate) trait Machine: Send + 'static {
-    /// What a commit is about, to see whether it may still be made.
+    /// Input of the check whether a commit is still permitted.
     type Draft: Send + 'static;
-    /// What a commit came to, for the one who made it.
+    /// Result of a commit, for the caller.
     type Output: Send + 'static;
-    /// For people.
+    /// Name of the state for messages.
     const WHAT: &'static str;
 
     fn check(&self, draft: &Self::Draft, me: u64) -> Result<(), Error>;
-    /// The error says why it cannot be understood.
+    /// Applies a commit. The error says why it cannot be decoded.
     fn apply(&mut self, commit: Commit<'_>) -> Result<Self::Output, String>;
-    /// Appends everything that is in it.
+    /// Appends the encoded state.
     fn snapshot(&self, out: &mut Vec<u8>);
-    /// Becomes what was written down after the message `sequence`, whatever it was before.
+    /// Replaces the state with a snapshot that was taken after the message `sequence`.
     fn restore(&mut self, bytes: &[u8], sequence: u64) -> Result<(), String>;
 }
 
 pub(crate) struct Commit<'a> {
     pub records: &'a [&'a [u8]],
     pub by: u64,
-    /// This node has made it and is waiting for it.
+    /// Whether this node made the commit and its caller waits for it.
     pub known_here: bool,
     pub sequence: u64,
 }
 
-/// Where a state is kept.
+/// Where a state is stored.
 #[derive(Clone)]
 pub(crate) struct Place {
     pub connection: Connection,
-    /// What the subjects begin with.
+    /// Prefix of the subjects.
     pub subject: String,
     pub stream: String,
-    /// A snapshot is written when the log is so long, at least.
+    /// Minimum size of the log at which a snapshot is written.
     pub snapshot_bytes: u64,
 }
 
@@ -93,7 +95,7 @@ impl Place {
     }
 }
 
-/// A snapshot is written when the log is so long, unless the last was longer.
+/// Size of the log at which a snapshot is written, unless the last snapshot was larger.
 const SNAPSHOT_BYTES: u64 = 4 << 20;
 
 pub(crate) struct Replicated<M: Machine> {
@@ -105,24 +107,25 @@ struct Shared<M: Machine> {
     place: Place,
     me: u64,
     book: Mutex<Book<M>>,
-    /// The last message that was applied.
+    /// Sequence of the last applied message.
     last: watch::Sender<u64>,
-    /// Nothing more can be read or changed; why is in the book.
+    /// Set when the state can neither be read nor changed any more; `broken` has the reason.
     broken: AtomicBool,
-    /// There is something to write.
+    /// Signals that there is something to write.
     waiting: Notify,
     stop: CancellationToken,
 }
 
 impl<M: Machine> Replicated<M> {
-    /// The stream's last message, as its leader says.
+    /// Sequence of the stream's last message, according to its leader.
     pub async fn head(&self) -> Result<u64, Error> {
         let stream = self.shared.stream().await?;
         let info = stream.get_info().await.map_err(unavailable::<M>)?;
         Ok(info.state.last_sequence)
     }
 
-    /// Waits until everything is applied that was stored before now. Returns the last message of that.
+    /// Waits until everything stored before the call is applied. Returns the sequence of the last
+    /// of it.
     pub async fn catch_up(&self) -> Result<u64, Error> {
         let head = self.head().await?;
         loop {
@@ -134,7 +137,8 @@ impl<M: Machine> Replicated<M> {
         }
     }
 
-    /// `me` is a number that nobody else has, nor an earlier life of this node.
+    /// `me` must differ from the number of every other node and of every earlier process of this
+    /// node.
     pub async fn open(place: Place, machine: M, me: u64) -> Result<Replicated<M>, Error> {
         let shared = Arc::new(Shared {
             me,
@@ -157,38 +161,38 @@ impl<M: Machine> Replicated<M> {
         Ok(Replicated { shared, tasks })
     }
 
-    /// Looks at the state.
+    /// Reads the state.
     pub fn read<T>(&self, look: impl FnOnce(&M) -> T) -> T {
         look(&self.shared.book().machine)
     }
 
-    /// Changes what is this node's own beside the state.
+    /// Changes the part of the state that is local to this node.
     pub fn local<T>(&self, change: impl FnOnce(&mut M) -> T) -> T {
         change(&mut self.shared.book().machine)
     }
 
-    /// Why nothing more can be read or changed, if so.
+    /// Why the state can neither be read nor changed any more, if that is so.
     pub fn broken(&self) -> Option<Error> {
         self.shared.book().broken.clone()
     }
 
-    /// The same for whoever asks often.
+    /// Like `broken`; cheap enough to be called often.
     pub fn is_broken(&self) -> bool {
         self.shared.broken.load(Relaxed)
     }
 
-    /// The last message that was applied, and the state after it.
+    /// Reads the state together with the sequence of the last applied message.
     pub fn read_at<T>(&self, look: impl FnOnce(&M, u64) -> T) -> T {
         let book = self.shared.book();
         look(&book.machine, book.last)
     }
 
-    /// Rises with every message that is applied, a moment later.
+    /// Increases shortly after each applied message.
     pub fn last(&self) -> watch::Receiver<u64> {
         self.shared.last.subscribe()
     }
 
-    /// Makes a commit durable, even if nobody waits for it any more.
+    /// Makes a commit durable, even if the caller goes away.
     pub fn commit(
         &self,
         records: &[Vec<u8>],
@@ -200,7 +204,7 @@ impl<M: Machine> Replicated<M> {
         async move { stored.await.map_err(|_| Error::Closed)? }
     }
 
-    /// Ends. Commits that wait are not made.
+    /// Stops. Waiting commits are not made.
     pub async fn close(&self) {
         self.shared.stop.cancel();
         self.tasks.wait().await;
@@ -218,7 +222,7 @@ fn unavailable<M: Machine>(why: impl Display) -> Error {
     Error::Unavailable(format!("{}: {why}", M::WHAT))
 }
 
-/// A snapshot on its way into the stream.
+/// A snapshot that is being written.
 struct Writing {
     at: u64,
     bytes: u64,
@@ -230,7 +234,7 @@ impl<M: Machine> Shared<M> {
         self.book.lock().expect("no panic holds it")
     }
 
-    /// The last message that was applied, unless nothing more can be.
+    /// The sequence of the last applied message, or why no more can be applied.
     fn known(&self) -> Result<u64, Error> {
         let book = self.book();
         match &book.broken {
@@ -243,7 +247,7 @@ impl<M: Machine> Shared<M> {
         tracing::error!(error = %why, "nothing more can be read or changed");
         self.book().fail(why);
         self.broken.store(true, Relaxed);
-        // Whoever waits for it to go on hears that it does not.
+        // Wake all waiters so that they see the failure.
         self.last.send_modify(|_| {});
     }
 
@@ -255,7 +259,7 @@ impl<M: Machine> Shared<M> {
         self.place.connection.message_max()
     }
 
-    /// True when it is time to end.
+    /// Returns true when it is time to stop.
     async fn pause(&self, pause: Duration) -> bool {
         timeout(pause, self.stop.cancelled()).await.is_ok()
     }
@@ -272,7 +276,7 @@ impl<M: Machine> Shared<M> {
             self.pause(AGAIN).await;
         }
         let upto = self.load().await?;
-        // Nobody is at work yet, so whoever waits for it sees each step.
+        // Subscribe before the tail starts, so that no step is missed.
         let mut last = self.last.subscribe();
         tasks.spawn(self.clone().tail());
         loop {
@@ -294,7 +298,7 @@ impl<M: Machine> Shared<M> {
         stream.map_err(unavailable::<M>)
     }
 
-    /// Takes up the last snapshot, if there is one. Returns the number of the stream's last message.
+    /// Loads the last snapshot, if there is one. Returns the sequence of the stream's last message.
     async fn load(&self) -> Result<u64, Error> {
         let stream = self.stream().await?;
         for _ in 0..OPEN_TRIES {
@@ -310,7 +314,7 @@ impl<M: Machine> Shared<M> {
             };
             match self.load_snapshot(&stream, info.state.first_sequence).await {
                 Ok(true) => return Ok(info.state.last_sequence),
-                // Another one took its place meanwhile.
+                // Another snapshot has replaced it meanwhile.
                 Ok(false) => {}
                 Err(e @ Error::Corrupt(_)) => return Err(e),
                 Err(e) => {
@@ -324,7 +328,7 @@ impl<M: Machine> Shared<M> {
         Err(unavailable::<M>("the last snapshot cannot be read"))
     }
 
-    /// False if what is there does not go with what is left of the log.
+    /// Returns false if the snapshot does not connect to the rest of the log.
     async fn load_snapshot(&self, stream: &Stream<()>, first: u64) -> Result<bool, Error> {
         let subject = self.subject("manifest");
         let found = match stream.get_last_raw_message_by_subject(&subject).await {
@@ -333,7 +337,7 @@ impl<M: Machine> Shared<M> {
             Err(e) => return Err(unavailable::<M>(e)),
         };
         let Some(found) = found else {
-            // The log is whole, or has lost its beginning to a purge that is just being made.
+            // The log is complete, or its beginning is just being purged after a snapshot.
             return Ok(first <= self.book().last + 1);
         };
         let damaged = || {
@@ -350,7 +354,7 @@ impl<M: Machine> Shared<M> {
             return Ok(false);
         }
         if manifest.at <= self.book().last && self.book().last > 0 && first <= self.book().last + 1 {
-            // What is known is newer, and the log goes on from there.
+            // The known state is newer, and the log continues from there.
             return Ok(true);
         }
         let mut whole = Vec::new();
@@ -372,11 +376,11 @@ impl<M: Machine> Shared<M> {
         Ok(true)
     }
 
-    /// One message, if it is there.
+    /// A single message, if it exists.
     async fn get(&self, stream: &Stream<()>, sequence: u64) -> Result<Option<Bytes>, Error> {
         match stream.direct_get(sequence).await {
             Ok(message) => return Ok(Some(message.payload)),
-            // Any replica answers, and it may lag.
+            // Any replica answers, and it may lag behind.
             Err(e) if e.kind() == DirectGetErrorKind::NotFound => {}
             Err(e) => tracing::debug!(error = %e, sequence, "direct get failed"),
         }
@@ -387,7 +391,7 @@ impl<M: Machine> Shared<M> {
         }
     }
 
-    /// Applies a message, if it is the next.
+    /// Applies a message if it is the next one.
     fn take(&self, sequence: u64, payload: &[u8]) -> Took {
         let (took, last) = {
             let mut book = self.book();
@@ -404,7 +408,7 @@ impl<M: Machine> Shared<M> {
         took
     }
 
-    /// Applies everything as it comes.
+    /// Applies messages as they arrive.
     async fn tail(self: Arc<Self>) {
         while !self.stop.is_cancelled() {
             if let Err(e) = self.read_on().await {
@@ -448,7 +452,7 @@ impl<M: Machine> Shared<M> {
             };
             let message = match message {
                 Some(Ok(message)) => message,
-                // It sees to itself.
+                // The consumer recovers by itself.
                 Some(Err(e)) => {
                     tracing::debug!(error = %e, "{}: a pause in what is read", M::WHAT);
                     continue;
@@ -462,7 +466,8 @@ impl<M: Machine> Shared<M> {
         }
     }
 
-    /// Something is missing: it was purged while nothing could be heard, or it has yet to come.
+    /// Handles a missing message: it was purged while this node was disconnected, or has yet to
+    /// arrive.
     async fn mend(&self) -> Result<(), Error> {
         let stream = self.stream().await?;
         let info = stream.get_info().await.map_err(unavailable::<M>)?;
@@ -481,11 +486,11 @@ impl<M: Machine> Shared<M> {
             return Ok(());
         }
         if let Some(payload) = self.get(&stream, next).await? {
-            // Whoever sends what is to be read lacks it.
+            // The replica that the consumer reads from does not have the message yet.
             self.take(next, &payload);
             return Ok(());
         }
-        // A snapshot may hold it that nothing was purged for yet.
+        // A snapshot may contain the message before anything is purged.
         let loaded = self.load().await;
         if self.book().last < next && self.is_lost(&stream, next).await? {
             self.fail(Error::Corrupt(format!(
@@ -499,7 +504,8 @@ impl<M: Machine> Shared<M> {
         loaded.map(drop)
     }
 
-    /// Whether a message is not there though no purge has taken it, by one who has come that far.
+    /// Whether a message is missing without having been purged, according to a server that has
+    /// progressed far enough.
     async fn is_lost(&self, stream: &Stream<()>, sequence: u64) -> Result<bool, Error> {
         if self.get(stream, sequence).await?.is_some() {
             return Ok(false);
@@ -508,7 +514,7 @@ impl<M: Machine> Shared<M> {
         Ok((info.state.first_sequence..=info.state.last_sequence).contains(&sequence))
     }
 
-    /// Waits until everything is applied that was stored before now, as far as the leader knows.
+    /// Waits until everything stored before the call is applied, as far as the leader knows.
     async fn catch_up(&self, seen: u64) -> Result<(), Error> {
         let mut last = self.last.subscribe();
         let moved = async { drop(last.wait_for(|last| *last > seen).await) };
@@ -545,11 +551,11 @@ impl<M: Machine> Shared<M> {
         }
     }
 
-    /// Writes what waits, one message at a time.
+    /// Writes waiting commits, one message at a time.
     async fn write(self: Arc<Self>) {
         let mut snapshot: Option<Writing> = None;
         while !self.stop.is_cancelled() {
-            // What is sent was checked by what is known up to just this message.
+            // A message must have been checked against the state after exactly `seen`.
             let (message, seen) = {
                 let mut book = self.book();
                 (book.next_message(self.payload_max(), Instant::now()), book.last)
@@ -575,7 +581,8 @@ impl<M: Machine> Shared<M> {
         self.book().close();
     }
 
-    /// Sends one message to be stored as the next after `seen`. Whether it was is seen in the book.
+    /// Publishes a message to be stored directly after `seen`. Whether it was shows when the stream
+    /// is read.
     async fn publish(&self, subject: &str, payload: Bytes, seen: u64) {
         let message = PublishMessage::build()
             .payload(payload.clone())
@@ -596,7 +603,7 @@ impl<M: Machine> Shared<M> {
         };
         let error = match sent {
             Ok(ack) => {
-                // Unless the tail was faster.
+                // Does nothing if the tail was faster.
                 self.take(ack.sequence, &payload);
                 return;
             }
@@ -604,7 +611,7 @@ impl<M: Machine> Shared<M> {
         };
         let caught_up = match error.kind() {
             PublishErrorKind::WrongLastSequence => self.catch_up(seen).await,
-            // It may be stored, now or later: the next message that takes this place decides.
+            // The message may be stored now or later: the next message at this place decides.
             _ => Err(unavailable::<M>(&error)),
         };
         if let Err(e) = caught_up {
@@ -633,7 +640,7 @@ impl<M: Machine> Shared<M> {
         }
     }
 
-    /// Stores one message more of a snapshot. True when there is nothing more to do for it.
+    /// Stores the next message of a snapshot. Returns true when nothing remains to be done.
     async fn write_snapshot(&self, writing: &Writing) -> bool {
         let (stored, superseded, seen) = {
             let book = self.book();
@@ -650,7 +657,7 @@ impl<M: Machine> Shared<M> {
         }
         let next = stored.len() as u64;
         if let Some(bytes) = writing.chunks.get(stored.len()) {
-            // Somebody else was faster.
+            // Another node was faster.
             if next == 0 && !self.wants_snapshot() {
                 return true;
             }
@@ -669,7 +676,7 @@ impl<M: Machine> Shared<M> {
         false
     }
 
-    /// Everything that a snapshot says is in it: nobody needs the log before it, nor earlier snapshots.
+    /// Purges the log before a complete snapshot, and earlier snapshots.
     async fn purge(&self, at: u64) {
         let purged = async {
             let stream = self.stream().await?;

@@ -1,12 +1,13 @@
-//! Sealing of values that hold secrets, before they leave for JetStream. All nodes of a cluster have the same keys.
+//! Sealing of values with secrets before they are sent to JetStream. All nodes of a cluster have
+//! the same keys.
 
 use postrider_store::Error;
 use postrider_store::seal::{Keyring, key_of};
 use std::borrow::Cow;
 use std::sync::Arc;
 
-/// Seals values where keys are configured, and opens what is sealed. Values from before keys were configured stay
-/// readable.
+/// Seals values if keys are configured, and opens sealed ones. Values from before keys were
+/// configured stay readable.
 #[derive(Clone, Debug, Default)]
 pub struct ValueSealer(Option<Arc<Keyring>>);
 
@@ -15,14 +16,14 @@ impl ValueSealer {
         ValueSealer(keys)
     }
 
-    /// Whether a stored value should be written anew, sealed.
+    /// Whether a stored value should be replaced by a sealed one.
     pub fn wants_to_seal(&self, stored: &[u8]) -> bool {
         self.0
             .as_ref()
             .is_some_and(|keys| key_of(stored) != Some(keys.current()))
     }
 
-    /// A value as it is stored at a place.
+    /// The form in which a value is stored at a location.
     pub fn close(&self, place: &str, value: Vec<u8>) -> Vec<u8> {
         match &self.0 {
             Some(keys) => keys.seal(place, &value),
@@ -30,7 +31,7 @@ impl ValueSealer {
         }
     }
 
-    /// The value that is stored at a place. The error names the key that is missing.
+    /// Opens the value stored at a location. The error names the missing key.
     pub fn open<'a>(&self, place: &str, stored: &'a [u8]) -> Result<Cow<'a, [u8]>, String> {
         match (&self.0, key_of(stored)) {
             (Some(keys), _) => keys.open(place, stored).map_err(|e| e.to_string()),
@@ -42,7 +43,7 @@ impl ValueSealer {
         }
     }
 
-    /// The same for a key of the bucket.
+    /// Like `open`, for a key of the bucket.
     pub(crate) fn open_key<'a>(&self, key: &str, stored: &'a [u8]) -> Result<Cow<'a, [u8]>, Error> {
         self.open(key, stored)
             .map_err(|why| Error::Corrupt(format!("{key} in the cluster's bucket is {why}")))

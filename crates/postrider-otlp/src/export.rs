@@ -1,4 +1,5 @@
-//! Sending: in batches, again for a while when the collector is away, then no more.
+//! The exporting task: sends spans in batches, retries for a while when the collector is
+//! unreachable, and drops what is left.
 
 use crate::message::{ExportTraceServiceResponse, Span};
 use crate::{Form, Item, Protocol};
@@ -13,35 +14,35 @@ use std::time::Duration;
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
-/// Spans in one request.
+/// The most spans in one request.
 pub const BATCH_MAX: usize = 512;
-/// So long a request waits to be filled.
+/// How long a request waits for more spans.
 const GATHER: Duration = Duration::from_millis(500);
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
-/// The waits between tries; the last repeats.
+/// Waits between retries; the last one repeats.
 const WAITS: [Duration; 4] = [
     Duration::from_secs(1),
     Duration::from_secs(2),
     Duration::from_secs(4),
     Duration::from_secs(8),
 ];
-/// Spans that could not be sent for so long are dropped: newer ones say more.
+/// Spans that could not be sent for this long are dropped: newer ones are more useful.
 pub const TRY_FOR: Duration = Duration::from_secs(30);
-/// So long what waits may hold up the end.
+/// How long waiting spans may delay the end.
 pub const FLUSH_MAX: Duration = Duration::from_secs(3);
 
-/// What a collector's answer means.
+/// The meaning of a collector's answer.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Verdict {
-    /// It has them, but for so many.
+    /// The collector has accepted the spans, except for the rejected ones.
     Taken { rejected: u64, why: String },
-    /// It may take them later, not before this wait if one is named.
+    /// The collector may accept the spans later, not before this wait if one is given.
     Later(Option<Duration>, String),
-    /// It will never take them.
+    /// The collector will never accept the spans.
     Never(String),
 }
 
-/// By the rules of OTLP/HTTP.
+/// Judges an answer by the rules of OTLP/HTTP.
 pub fn judge(reply: &Reply, protocol: Protocol) -> Verdict {
     let answer = match reply {
         Reply::Failed(failure) => return Verdict::Later(None, failure.detail.clone()),
@@ -50,7 +51,7 @@ pub fn judge(reply: &Reply, protocol: Protocol) -> Verdict {
     let why = format!("the collector answered {}", answer.status);
     match answer.status {
         200..=299 => {
-            // What cannot be read says nothing against the spans.
+            // An unreadable body after a success says nothing against the spans.
             let read = match protocol {
                 Protocol::HttpProtobuf => ExportTraceServiceResponse::decode(answer.body.clone()).ok(),
                 Protocol::HttpJson => serde_json::from_slice(&answer.body).ok(),
@@ -86,7 +87,7 @@ pub struct Export {
 }
 
 impl Export {
-    /// Until it is stopped, and then for a bounded time.
+    /// Runs until the exporter is stopped, and then for a bounded time.
     pub async fn run(mut self, mut waiting: mpsc::Receiver<Item>) {
         let mut items = Vec::with_capacity(BATCH_MAX);
         while !self.stop.is_cancelled() {
@@ -109,7 +110,7 @@ impl Export {
         }
     }
 
-    /// Waits for something to send, then a little more for company.
+    /// Waits for a first span, then a little longer for more.
     async fn gather(&self, waiting: &mut mpsc::Receiver<Item>, items: &mut Vec<Item>) {
         let mut until = None;
         while items.len() < BATCH_MAX {
@@ -167,7 +168,7 @@ impl Export {
             self.fails(&why, "trying again");
             tokio::select! {
                 biased;
-                // It is tried once more at once.
+                // A stop allows one more immediate retry.
                 () = self.stop.cancelled() => {}
                 () = self.wall.sleep_until(again) => {}
             }
@@ -181,7 +182,7 @@ impl Export {
         stopped.then(|| *self.end.get().expect("set before it is stopped"))
     }
 
-    /// Until then, or for as long as an end can be put off.
+    /// Waits until this time, or for as long as the end may be delayed.
     async fn patience(&self, timeout: Timestamp) {
         let end = async {
             self.stop.cancelled().await;
@@ -218,7 +219,7 @@ impl Export {
     }
 }
 
-/// Without a query, which may hold a key.
+/// The URL without its query, which may hold a key.
 fn bare(url: &http::Uri) -> String {
     let scheme = url.scheme_str().unwrap_or_default();
     let authority = url.authority().map_or("", |authority| authority.as_str());

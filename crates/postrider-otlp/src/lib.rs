@@ -1,7 +1,8 @@
-//! Traces for OpenTelemetry: a span per publish request and one per attempt, sent to a collector over OTLP/HTTP.
+//! Traces for OpenTelemetry: a span per publish request and one per attempt, sent to a collector
+//! over OTLP/HTTP.
 //!
-//! What happens on the path of events is only put into a bounded queue; one task makes spans of it and sends them. A
-//! collector that is slow or away costs spans, which are counted, and nothing else.
+//! The event path only pushes items into a bounded queue; one task turns them into spans and sends
+//! them. A collector that is slow or unreachable costs spans, which are counted, and nothing else.
 
 mod export;
 mod message;
@@ -28,10 +29,10 @@ use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-/// Spans that wait to be sent. Beyond it they are dropped and counted.
+/// The most items that wait to be sent. Beyond it they are dropped and counted.
 pub const WAITING_MAX: usize = 16_384;
 
-/// How spans are written.
+/// The encoding of spans.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Protocol {
     HttpProtobuf,
@@ -39,22 +40,23 @@ pub enum Protocol {
 }
 
 pub struct Config {
-    /// Where requests go, path and all.
+    /// The full URL for requests.
     pub url: Uri,
     pub protocol: Protocol,
     /// Sent with every request.
     pub headers: Vec<(HeaderName, Secret)>,
     pub service_name: String,
     pub service_version: &'static str,
-    /// The log's own random half: what ids are made of.
+    /// The log's random identity, from which ids are derived.
     pub log: u64,
-    /// Makes this life's spans of events that were not stored differ from another's.
+    /// A random number that makes this process's spans of unstored events differ from those of
+    /// others.
     pub chance: u64,
-    /// Of the traces that begin here.
+    /// The share of the traces begun here that is exported.
     pub share: Share,
 }
 
-/// Why an exporter cannot be made.
+/// A header that cannot be sent, so that no exporter can be created.
 #[derive(Debug, PartialEq, Eq)]
 pub struct UnfitHeader(pub HeaderName);
 
@@ -66,7 +68,7 @@ impl std::fmt::Display for UnfitHeader {
 
 impl std::error::Error for UnfitHeader {}
 
-/// What is put into the queue.
+/// An entry of the queue.
 enum Item {
     Published(Box<Published>),
     Attempted(Box<Attempted>),
@@ -81,11 +83,11 @@ impl Item {
     }
 }
 
-/// Takes what happens and sends it on as spans.
+/// Exports what happens to events as spans.
 pub struct Exporter {
     queue: mpsc::Sender<Item>,
     ids: Ids,
-    /// For publish requests that have no place in the log.
+    /// Ids for publish requests without a position in the log.
     unstored: Ids,
     number: AtomicU64,
     share: Share,
@@ -98,7 +100,8 @@ pub struct Exporter {
 }
 
 impl Exporter {
-    /// Starts the task that sends. `clock` is the engine's; the collector is waited for by the wall's.
+    /// Starts the task that sends. `clock` is the engine's; waits for the collector use the
+    /// machine's.
     pub fn start(
         config: Config,
         transport: Arc<dyn Transport>,
@@ -155,7 +158,7 @@ impl Exporter {
         let mut gathered = Gathered::default();
         match batch.trace.as_deref().and_then(Carried::of_request) {
             Some(carried) => gathered.add(Some(carried)),
-            // Then perhaps the events know what they are part of.
+            // Without a context of the request, the events' own contexts count.
             None => (0..batch.events.len()).for_each(|index| gathered.add(Carried::of_event(batch, index))),
         }
         let (ids, first) = match accepted.first {
@@ -202,7 +205,7 @@ impl Recorder for Exporter {
 
     fn attempted(&self, mut attempted: Attempted) {
         if attempted.span.is_some() {
-            // What was answered is the flight recorder's business.
+            // The answer is not part of a span.
             attempted.answer = None;
             attempted.runs.truncate(1);
             self.push(Item::Attempted(Box::new(attempted)));
@@ -217,7 +220,7 @@ impl Recorder for Exporter {
     fn replayed(&self, _: Replayed) {}
 }
 
-/// How requests to the collector look.
+/// The form of requests to the collector.
 struct Form {
     url: Arc<Uri>,
     headers: Arc<HeaderMap>,

@@ -1,5 +1,5 @@
-//! The messages of OTLP, as far as traces need them. Numbers and names are those of `opentelemetry-proto` 1.x, which
-//! never change: a field that is left out there is left out here.
+//! The messages of OTLP, as far as traces need them. Numbers and names are those of
+//! `opentelemetry-proto` 1.x, which never change; fields that traces do not need are omitted.
 
 use serde::{Deserialize, Serialize, Serializer};
 
@@ -53,7 +53,7 @@ pub struct Span {
     #[prost(string, tag = "3")]
     #[serde(skip_serializing_if = "String::is_empty")]
     pub trace_state: String,
-    /// Empty for the first of a trace.
+    /// Empty for the first span of a trace.
     #[prost(bytes = "vec", tag = "4")]
     #[serde(serialize_with = "hex", skip_serializing_if = "Vec::is_empty")]
     pub parent_span_id: Vec<u8>,
@@ -84,9 +84,9 @@ pub const KIND_SERVER: i32 = 2;
 pub const KIND_CLIENT: i32 = 3;
 /// `StatusCode`
 pub const STATUS_ERROR: i32 = 2;
-/// `SpanFlags`: it is known whether the parent is of another process, and it is.
+/// `SpanFlags`: whether the parent is remote is known, and it is.
 pub const REMOTE: u32 = 0x300;
-/// The parent is of this process.
+/// The parent is a span of this process.
 pub const LOCAL: u32 = 0x100;
 
 #[derive(Clone, PartialEq, prost::Message, Serialize)]
@@ -202,13 +202,13 @@ impl KeyValue {
     }
 }
 
-/// OTLP's JSON writes ids so, not in base64 as other bytes.
+/// OTLP's JSON writes ids in hex, not in base64 like other bytes.
 fn hex<S: Serializer>(bytes: &[u8], to: S) -> Result<S::Ok, S::Error> {
     let digits = bytes.iter().map(|byte| format!("{byte:02x}"));
     to.serialize_str(&digits.collect::<String>())
 }
 
-/// Protobuf's JSON writes numbers of 64 bits as text.
+/// Protobuf's JSON writes 64-bit numbers as text.
 fn digits<S: Serializer>(number: &impl std::fmt::Display, to: S) -> Result<S::Ok, S::Error> {
     to.collect_str(number)
 }
@@ -245,8 +245,9 @@ mod tests {
         check(list, json!({"arrayValue": {"values": values}}));
     }
 
-    // Made with PyPI's opentelemetry-proto 1.37: ExportTraceServiceResponse(partial_success=ExportTracePartialSuccess(
-    // rejected_spans=3, error_message="no")).SerializeToString().hex()
+    // Made with PyPI's opentelemetry-proto 1.37:
+    // ExportTraceServiceResponse(partial_success=ExportTracePartialSuccess( rejected_spans=3,
+    // error_message="no")).SerializeToString().hex()
     #[test]
     fn answers_are_read_in_both_forms() {
         let expected = ExportTraceServiceResponse {

@@ -1,4 +1,5 @@
-//! What the engine tells, as spans. Names of attributes are OpenTelemetry's for messaging and HTTP where it has some.
+//! Spans from the engine's reports. Attribute names are OpenTelemetry's for messaging and HTTP
+//! where it has some.
 
 use crate::message::{
     KIND_CLIENT, KIND_SERVER, KeyValue, LOCAL, Link, REMOTE, STATUS_ERROR, Span, Status, Value,
@@ -11,9 +12,9 @@ use postrider_engine::attempt::trace::AttemptSpan;
 use postrider_engine::recorder::{Attempted, Audience, Decision};
 use std::sync::Arc;
 
-/// `messaging.system`: OpenTelemetry's word for what we stand in for.
+/// `messaging.system`: OpenTelemetry's name of the service that Postrider replaces.
 const SYSTEM: &str = "eventgrid";
-/// Texts that come from outside are cut.
+/// Texts from outside are truncated.
 const TEXT_BYTES_MAX: usize = 256;
 
 /// A publish request that was accepted.
@@ -26,9 +27,9 @@ pub struct Published {
     pub ended: Timestamp,
     pub events: usize,
     pub bytes: usize,
-    /// How many deliveries follow from it.
+    /// The number of deliveries that result from it.
     pub deliveries: usize,
-    /// Of the first events.
+    /// The ids of the first events.
     pub ids: Vec<Box<str>>,
     pub publisher: Box<str>,
 }
@@ -89,7 +90,8 @@ pub fn of_attempt(attempted: &Attempted, span: &AttemptSpan) -> Span {
         put("error.type", kind.unwrap_or_else(|| outcome.clone()).into());
     }
     put("postrider.outcome", outcome.as_str().into());
-    // A delivery request has one outcome, but what follows may differ by event: the first stands for all.
+    // A delivery request has one outcome, but its events may have different consequences: the first
+    // stands for all.
     if let Some(run) = attempted.runs.first() {
         put("postrider.attempt", i64::from(run.number).into());
         if run.number > 1 {
@@ -122,7 +124,8 @@ pub fn of_attempt(attempted: &Attempted, span: &AttemptSpan) -> Span {
         (None, Some(status)) => format!("{outcome}: status {status}"),
         (None, None) => outcome,
     };
-    // The parent is the producer's span, or ours of the publish request, which is then not linked to.
+    // The parent is the producer's span, or else our span of the publish request, in which case
+    // there are no links.
     let parent = match span.standing.links.is_empty() {
         true => LOCAL,
         false => REMOTE,
@@ -141,7 +144,7 @@ pub fn of_attempt(attempted: &Attempted, span: &AttemptSpan) -> Span {
     }
 }
 
-/// What both kinds say of the events they are about.
+/// The attributes that both kinds of spans have about their events.
 fn messages(operation: &str, topic: &str, events: usize, ids: &[Box<str>]) -> Vec<KeyValue> {
     let mut attributes = vec![
         KeyValue::new("messaging.system", SYSTEM),

@@ -1,4 +1,4 @@
-//! The exporter against a collector that does as it is told, in time that is only counted.
+//! The exporter against a scripted collector, in paused time.
 
 use super::*;
 use crate::export::{FLUSH_MAX, TRY_FOR, Verdict, judge};
@@ -21,7 +21,7 @@ use tokio::time::Instant;
 const PARENT: &str = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
 const UNSAMPLED: &str = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-00";
 
-/// Follows the runtime's clock, which leaps when nothing else can happen.
+/// A clock that follows the runtime's, which jumps when all tasks wait.
 struct Leaping(Instant);
 
 impl Clock for Leaping {
@@ -37,15 +37,15 @@ impl Clock for Leaping {
     }
 }
 
-/// A collector: how it answers each request, the last answer again and again.
+/// A collector with a status for each request; the last one repeats.
 struct Collector {
     script: Vec<u16>,
     seen: Mutex<Vec<(Instant, Value)>>,
 }
 
-/// Says nothing.
+/// The collector does not answer.
 const SILENT: u16 = 0;
-/// Is not there.
+/// The collector is unreachable.
 const AWAY: u16 = 1;
 
 #[async_trait]
@@ -213,7 +213,7 @@ fn success() -> Attempted {
     attempted(Outcome::Success, Some(200), Decision::Done)
 }
 
-/// The attributes by name, their values without the names of their types.
+/// The attributes by name, with their values without type names.
 fn attributes(span: &Value) -> Value {
     let all = span["attributes"].as_array().unwrap().iter().map(|one| {
         let value = one["value"].as_object().unwrap().values().next().unwrap().clone();
@@ -312,7 +312,7 @@ async fn a_publish_request_is_a_span_in_its_producer_s_trace_or_begins_one() {
     exporter.accepted(accepted(Some(12), CloudEvent, None, &[&own, event]));
     exporter.accepted(accepted(None, EventGrid, None, &[event]));
     exporter.accepted(accepted(None, EventGrid, None, &[event]));
-    // Its producer wants no records of it.
+    // The producer does not want the trace recorded.
     exporter.accepted(accepted(Some(13), EventGrid, Some(UNSAMPLED), &[event]));
     exporter.stop(FLUSH_MAX).await;
     let spans = collector.spans();
@@ -343,7 +343,7 @@ async fn a_publish_request_is_a_span_in_its_producer_s_trace_or_begins_one() {
     assert_eq!(of(&spans[2]), joined(11));
     assert_eq!(of(&spans[3]), alone(12));
     assert_eq!(spans[3]["links"][0]["traceId"], parent.trace_id());
-    // Nobody wanted them, so that they have no place in the log; still they are told apart.
+    // No subscription matched these, so they have no position in the log; still their spans differ.
     assert_ne!(of(&spans[4]), of(&spans[5]));
     assert_eq!(
         (&spans[0]["name"], &spans[0]["kind"]),
@@ -395,7 +395,7 @@ async fn spans_are_given_up_in_time() {
     let last = *collector.asked().last().unwrap();
     assert_eq!(collector.asked(), [0, 1, 3, 7, 15, 23]);
     assert!(last <= TRY_FOR.as_secs());
-    // The next are tried for themselves.
+    // Later spans are tried independently.
     exporter.attempted(success());
     settled(&exporter, (0, 2)).await;
     assert_eq!(collector.asked().len(), 12);
@@ -419,7 +419,7 @@ async fn a_collector_that_says_nothing_is_not_waited_for_for_ever() {
     assert_eq!(collector.asked(), [0, 11]);
 }
 
-// Nobody takes anything out of the queue while the runtime does not run.
+// While the runtime does not run, nothing is taken out of the queue.
 #[tokio::test(start_paused = true)]
 async fn the_queue_is_bounded_and_what_does_not_fit_is_counted() {
     let (_, exporter) = start(&[200]);
@@ -443,7 +443,7 @@ async fn the_end_is_put_off_only_for_so_long() {
         for _ in 0..count {
             exporter.attempted(success());
         }
-        // The first batch is on its way.
+        // The first batch is being sent.
         tokio::time::sleep_until(Instant::now() + Duration::from_millis(600)).await;
         let began = Instant::now();
         exporter.stop(patience).await;

@@ -1,9 +1,10 @@
-//! The portal: files for a browser, inside the binary. No build step, no other host.
+//! The portal: files for a browser, embedded in the binary. They need no build step and load
+//! nothing from other hosts.
 
-/// One file of the portal.
+/// A file of the portal.
 #[derive(Clone, Copy, Debug)]
 pub struct File {
-    /// Below `/portal/`.
+    /// Path below `/portal/`.
     pub path: &'static str,
     pub content_type: &'static str,
     pub bytes: &'static [u8],
@@ -21,7 +22,7 @@ macro_rules! files {
 
 const SCRIPT: &str = "text/javascript; charset=utf-8";
 
-/// All of them, by path.
+/// All files, sorted by path.
 pub const FILES: &[File] = files! {
     "docs/docs.css": "text/css; charset=utf-8",
     "docs/docs.js": SCRIPT,
@@ -64,7 +65,7 @@ pub const FILES: &[File] = files! {
     "style.css": "text/css; charset=utf-8",
 };
 
-/// The page that all routes begin with.
+/// The page that every route of the portal loads first.
 pub const INDEX: &str = "index.html";
 
 pub fn file(path: &str) -> Option<&'static File> {

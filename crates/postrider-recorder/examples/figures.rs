@@ -1,7 +1,7 @@
-//! What the recorder costs: `cargo run --release -p postrider-recorder --example figures`.
+//! Measures the recorder's cost: `cargo run --release -p postrider-recorder --example figures`.
 //!
-//! Nanoseconds for whoever records, microseconds of processor time for the writer's thread, and what questions cost
-//! with a million recorded attempts.
+//! Prints nanoseconds per recorded item for the caller, microseconds of processor time for the
+//! writer's thread, and the cost of queries with a million recorded attempts.
 
 #[path = "../tests/support/mod.rs"]
 mod support;
@@ -23,7 +23,7 @@ fn now() -> Instant {
     Instant::now()
 }
 
-/// Processor time of the thread of this name, in nanoseconds.
+/// The processor time of the thread of this name, in nanoseconds.
 fn thread_time(name: &str) -> u64 {
     let tasks = std::fs::read_dir("/proc/self/task").expect("this is Linux");
     for task in tasks.flatten() {
@@ -68,7 +68,7 @@ fn main() {
         let begun = now();
         for number in numbers {
             for (subscription, endpoint) in audience.subscriptions.iter().zip(&endpoints) {
-                // One in a hundred fails, and one in ten thousand for good.
+                // Every hundredth attempt fails, and every ten-thousandth permanently.
                 let outcome = if number % 100 == 7 {
                     Outcome::Busy
                 } else {

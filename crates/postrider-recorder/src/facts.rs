@@ -1,4 +1,5 @@
-//! What is known about endpoints and subscriptions rather than about single events. Little enough for memory.
+//! Facts about endpoints and subscriptions rather than single events. Few enough to be kept in
+//! memory.
 
 use crate::record::Frame;
 use postrider_core::ids::SubscriptionId;
@@ -9,18 +10,18 @@ use postrider_engine::endpoint::DelayScope;
 use postrider_engine::recorder::Hold;
 use rustc_hash::FxHashMap;
 
-/// Times during which one endpoint was left alone that are remembered, the latest ones.
+/// The most probations of one endpoint that are kept, the latest ones.
 const HOLDS_MAX: usize = 256;
 
 #[derive(Default)]
 pub struct Facts {
     retired: FxHashMap<u64, (Timestamp, Reason)>,
-    /// In the order of time.
+    /// In chronological order.
     holds: FxHashMap<String, Vec<Hold>>,
 }
 
 impl Facts {
-    /// Takes up a fact. They are told in the order in which they happened.
+    /// Adds a fact. Facts are added in the order in which they happened.
     pub fn add(&mut self, frame: &Frame<'_>) {
         match *frame {
             Frame::Retired {
@@ -49,7 +50,7 @@ impl Facts {
         }
         let holds = self.holds.get_mut(endpoint).expect("it was put there");
         match holds.last_mut() {
-            // It has failed its probe: the same hold goes on.
+            // The probe has failed: the same hold continues.
             Some(last) if last.released.is_none() => (last.cause, last.until) = (cause, until),
             _ => holds.push(Hold {
                 cause,
@@ -79,8 +80,8 @@ impl Facts {
         self.retired.get(&subscription).copied()
     }
 
-    /// The holds of an endpoint, for all subscriptions or for this one, that had not ended by `from` and
-    /// began by `until`.
+    /// The holds of an endpoint, for all subscriptions or for this one, that had not ended by
+    /// `from` and began by `until`.
     pub fn holds(&self, endpoint: &str, of: SubscriptionId, from: Timestamp, until: Timestamp) -> Vec<Hold> {
         if self.holds.is_empty() {
             return Vec::new();
@@ -95,7 +96,7 @@ impl Facts {
         met
     }
 
-    /// Forgets what lies before everything that is kept.
+    /// Forgets facts from before the oldest kept record.
     pub fn forget_before(&mut self, oldest: Timestamp) {
         self.retired.retain(|_, (at, _)| *at >= oldest);
         self.holds.retain(|_, holds| {

@@ -1,7 +1,9 @@
-//! Frames: how records are written into segments. Numbers are varints, times count from the segment's start.
+//! Frames: the form of records in segments. Numbers are varints; times count from the segment's
+//! start.
 //!
-//! A frame is its length, a checksum, and its content, whose first byte says what it is. Frames refer to others of
-//! the same segment by their offset, so that a segment can be read, and dropped, by itself.
+//! A frame consists of its length, a checksum, and its content, whose first byte is the kind.
+//! Frames refer to others of the same segment by their offset, so that each segment can be read,
+//! and dropped, by itself.
 
 use postrider_core::event::Schema;
 use postrider_core::outcome::Outcome;
@@ -12,12 +14,12 @@ use std::time::Duration;
 
 /// Length and checksum.
 pub const FRAME_HEAD: usize = 8;
-/// What a segment begins with: the format, then when it was begun.
+/// The length of a segment's header: the format, then the time at which the segment was begun.
 pub const SEGMENT_HEAD: usize = 16;
 pub const SEGMENT_MAGIC: [u8; 8] = *b"PRFLREC1";
-/// No frame is longer; a length beyond it is damage.
+/// The greatest length of a frame; a greater one is damage.
 pub const FRAME_MAX: usize = 4 << 20;
-/// Events of one request that share a frame, and an entry in the index.
+/// The most events of one request that share a frame, and an entry in the index.
 pub const CHUNK: u32 = 32;
 
 pub mod kind {
@@ -79,7 +81,7 @@ impl Put for Vec<u8> {
     }
 }
 
-/// Takes values from a frame's content. None means that the frame is not what it says it is.
+/// Reads values from a frame's content. None means that the content is malformed.
 pub struct Take<'a> {
     bytes: &'a [u8],
     start: i64,
@@ -112,7 +114,7 @@ impl<'a> Take<'a> {
         self.num()?.try_into().ok()
     }
 
-    /// A count of things of which each takes at least a byte.
+    /// A count of items that take at least a byte each.
     pub fn count(&mut self) -> Option<usize> {
         let count = usize::try_from(self.num()?).ok()?;
         (count <= self.bytes.len()).then_some(count)
@@ -255,18 +257,19 @@ pub fn take_disposition(from: &mut Take<'_>) -> Option<Disposition> {
     })
 }
 
-/// The same text cut to at most `max` bytes, between characters.
+/// The text cut to at most `max` bytes, between characters.
 pub fn clip(text: &str, max: usize) -> &str {
     &text[..text.floor_char_boundary(max)]
 }
 
-/// What an index knows of an event's record without reading it.
+/// A summary of an event's record in the index, so that the record need not be read.
 ///
-/// Kind 3 bits, outcome 5, what follows 3, then the lowest bits of the subscription's number.
+/// 3 bits of kind, 5 of outcome, 3 of consequence, then the lowest bits of the subscription's
+/// number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Digest(pub u32);
 
-/// What follows, as a digest has it.
+/// The consequence of an attempt, as stored in a digest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum Follows {
@@ -301,7 +304,7 @@ impl Digest {
         self.0 >> 3 & 31 == u32::from(outcome.code())
     }
 
-    /// None for what is not an attempt, and for an outcome that this version does not know.
+    /// None for anything but an attempt, and for an outcome that this version does not know.
     pub fn outcome(self) -> Option<Outcome> {
         Outcome::ALL
             .into_iter()
@@ -312,12 +315,12 @@ impl Digest {
         self.0 >> 8 & 7 == follows as u32
     }
 
-    /// Whether it may be about this subscription.
+    /// Whether the record may be about this subscription.
     pub fn may_be_of(self, subscription: u64) -> bool {
         self.0 >> 11 == (subscription as u32) << 11 >> 11
     }
 
-    /// Whether the delivery ended with it.
+    /// Whether the delivery ended with this record.
     pub fn ends(self) -> bool {
         self.follows(Follows::Done) || self.follows(Follows::DeadLetter) || self.follows(Follows::Drop)
     }

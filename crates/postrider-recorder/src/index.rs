@@ -1,7 +1,8 @@
-//! Where in a segment things are: in memory while it is written, in a file beside it afterwards.
+//! The index of a segment: in memory while the segment is written, in a file next to it afterwards.
 //!
-//! Three tables: *cards*, one for every frame of accepted events in the order of recording; *ids*, hashes of event ids;
-//! *places*, what happened to the events of a chunk, by the position of the chunk's first event.
+//! Three tables: *cards*, one for every frame of accepted events in the order of recording; *ids*,
+//! hashes of event ids; *places*, the records about the events of a chunk, by the position of the
+//! chunk's first event.
 
 use crate::frame::{Digest, Sort};
 use postrider_engine::recorder::Work;
@@ -12,14 +13,14 @@ use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::Path;
 
 const MAGIC: [u8; 8] = *b"PRFLIDX1";
-/// Magic, the length of the rest, checksum of all that follows.
+/// Magic, the length of the rest, and the checksum of everything that follows.
 const HEAD: usize = 8 + 8 + 4;
 const BLOCK: usize = 4096;
 const NONE: u32 = u32::MAX;
-/// Stands for the position of events that were not stored.
+/// The position of events that were not stored.
 pub const NO_POSITION: u64 = u64::MAX;
 
-/// A value with a fixed form in an index file.
+/// A value with a fixed length in an index file.
 pub trait Fixed: Copy {
     const WIDTH: usize;
     fn put(&self, out: &mut Vec<u8>);
@@ -34,12 +35,12 @@ fn u64_at(bytes: &[u8], at: usize) -> u64 {
     u64::from_le_bytes(bytes[at..at + 8].try_into().expect("eight bytes"))
 }
 
-/// What can be told of a frame of accepted events without reading it. Sets are kept as single bits of hashes: what has
-/// no bit here is not in the frame.
+/// A summary of a frame of accepted events, so that the frame need not be read. Sets are stored as
+/// bits of hashes: a value without its bit is not in the frame.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Card {
     pub offset: u32,
-    /// How many deliveries follow from the events in the frame.
+    /// The number of deliveries of the events in the frame.
     pub deliveries: u32,
     /// When the request was accepted, in nanoseconds.
     pub accepted: i64,
@@ -79,7 +80,7 @@ impl Fixed for Card {
     }
 }
 
-/// An event's id, as a hash, and the frame that has it.
+/// The hash of an event's id, and the frame that contains it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct IdEntry {
     pub hash: u64,
@@ -102,14 +103,14 @@ impl Fixed for IdEntry {
     }
 }
 
-/// Something that happened to events of a chunk.
+/// A record about events of a chunk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PlaceEntry {
-    /// Of the chunk's first event.
+    /// The position of the chunk's first event.
     pub position: u64,
     pub offset: u32,
     pub digest: Digest,
-    /// Which events of the chunk.
+    /// The affected events of the chunk.
     pub mask: u32,
 }
 
@@ -133,7 +134,7 @@ impl Fixed for PlaceEntry {
     }
 }
 
-/// The single bit that stands for a value in a set of 64.
+/// The bit that represents a value in a set of 64.
 pub fn bit64(value: u64) -> u64 {
     1 << (value.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 58)
 }
@@ -142,7 +143,7 @@ pub fn bit32(hash: u64) -> u32 {
     1 << (hash >> 59)
 }
 
-/// A hash of text that never changes: FNV-1a, stirred.
+/// A hash of text that never changes: FNV-1a with a final mix.
 pub fn hash_text(text: &str) -> u64 {
     let mut hash = 0xcbf2_9ce4_8422_2325u64;
     for chunk in text.as_bytes().chunks(8) {
@@ -155,7 +156,7 @@ pub fn hash_text(text: &str) -> u64 {
     hash ^ (hash >> 32)
 }
 
-/// What a segment holds, to tell whether it is worth looking into.
+/// A summary of a segment, to decide whether a query has to read it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Summary {
     /// The earliest and the latest time of acceptance.
@@ -178,7 +179,7 @@ impl Summary {
     }
 }
 
-/// New entries, in the order of writing.
+/// New index entries, in the order of writing.
 #[derive(Default)]
 pub struct Notes {
     pub cards: Vec<Card>,
@@ -190,10 +191,10 @@ pub struct Notes {
     pub subscriptions: Vec<u64>,
 }
 
-/// Values in the order in which they came, found by a key.
+/// Values in the order of insertion, found by key.
 struct Chains<T> {
     last: FxHashMap<u64, u32>,
-    /// Each with the one before it of the same key.
+    /// Each value with the index of the previous one of the same key.
     all: Vec<(T, u32)>,
 }
 
@@ -252,7 +253,7 @@ impl MemIndex {
         self.summary.subscriptions.extend(notes.subscriptions.drain(..));
     }
 
-    /// Fills in what is known only when nothing more comes.
+    /// Computes the values that are known only when the segment is complete.
     pub fn finish(&mut self) {
         let home: FxHashSet<u64> = self.cards.iter().map(|card| card.position).collect();
         for place in self.places.values().filter(|p| !p.digest.is(Sort::Accepted)) {
@@ -262,7 +263,7 @@ impl MemIndex {
         }
     }
 
-    /// The whole index as it is written to a file.
+    /// The whole index in its file format.
     pub fn encode(&self) -> Vec<u8> {
         let mut ids: Vec<IdEntry> = self.ids.values().collect();
         ids.sort_unstable();
@@ -316,8 +317,8 @@ impl MemIndex {
     }
 }
 
-/// Writes an index file so that it is there whole or not at all, as far as a process that dies goes. One that
-/// a power failure has damaged is known by its checksum.
+/// Writes an index file atomically with respect to a process that dies. Damage by a power failure
+/// is recognized by the checksum.
 pub fn write(path: &Path, encoded: &[u8]) -> io::Result<FileIndex> {
     let temporary = path.with_extension("idx-new");
     let mut file = OpenOptions::new()
@@ -331,14 +332,14 @@ pub fn write(path: &Path, encoded: &[u8]) -> io::Result<FileIndex> {
     FileIndex::open(path)
 }
 
-/// A stretch of an index file with entries of one kind.
+/// The range of one table in an index file.
 #[derive(Clone, Copy, Debug, Default)]
 struct Section {
     start: u64,
     count: u64,
 }
 
-/// The index of a segment that is closed.
+/// The index of a closed segment.
 #[derive(Debug)]
 pub struct FileIndex {
     file: File,
@@ -354,7 +355,7 @@ fn damaged() -> io::Error {
 }
 
 impl FileIndex {
-    /// Reads what is kept in memory of it. The tables are not looked at.
+    /// Reads the part that is kept in memory. The tables are not read.
     pub fn open(path: &Path) -> io::Result<FileIndex> {
         const COUNTS: usize = 10 * 8;
         let file = File::open(path)?;
@@ -407,7 +408,7 @@ impl FileIndex {
         })
     }
 
-    /// Whether the file is what was written.
+    /// Whether the file is as it was written.
     pub fn is_whole(&self) -> bool {
         let mut hasher = crc32fast::Hasher::new();
         let mut head = [0; HEAD];
@@ -432,14 +433,15 @@ impl FileIndex {
     }
 }
 
-/// The piece of a table that was read last. Queries walk through tables, so that it is mostly the one wanted next.
+/// The block of a table that was read last. Queries read tables sequentially, so that the next
+/// entry is mostly in it.
 #[derive(Default)]
 struct Window {
     first: u64,
     bytes: Vec<u8>,
 }
 
-/// What a query keeps of one segment's index between its questions.
+/// A query's cache of one segment's index.
 #[derive(Default)]
 pub struct Cache {
     cards: Window,
@@ -470,7 +472,8 @@ impl Window {
         Some(T::take(&self.bytes[at..at + T::WIDTH]))
     }
 
-    /// The number of the first entry whose key is not less than `key`. Keys are spread evenly enough to guess where.
+    /// The number of the first entry whose key is not less than `key`. Keys are distributed evenly
+    /// enough for interpolation.
     fn lower_bound<T: Fixed>(
         &mut self,
         file: &File,
@@ -480,7 +483,7 @@ impl Window {
         work: &mut Work,
     ) -> Option<u64> {
         let (mut low, mut high) = (0, section.count);
-        // The piece at hand may settle it, or narrow it down.
+        // The cached block may contain the answer, or narrow the range.
         let held = (self.bytes.len() / T::WIDTH) as u64;
         if held > 0 {
             let first: T = self.get(file, section, self.first, work)?;
@@ -529,12 +532,12 @@ impl Window {
     }
 }
 
-/// The index of a segment, wherever it is.
+/// The index of a segment, in memory or in a file.
 pub enum Index {
     /// Being written, or about to go into a file.
     Memory(MemIndex),
     File(FileIndex),
-    /// To be made anew from the segment.
+    /// To be rebuilt from the segment.
     Missing,
 }
 
@@ -574,7 +577,7 @@ impl Index {
         }
     }
 
-    /// Whether something may have happened here to a chunk that was accepted in another segment.
+    /// Whether this segment may contain records about a chunk that was accepted in another one.
     pub fn may_have_foreign(&self, position: u64) -> bool {
         match self {
             Index::Memory(index) => index.places.last.contains_key(&position),
@@ -586,7 +589,7 @@ impl Index {
         }
     }
 
-    /// Appends what happened to a chunk, the latest first.
+    /// Appends the records about a chunk, the latest first.
     pub fn places(&self, position: u64, cache: &mut Cache, work: &mut Work, out: &mut Vec<PlaceEntry>) {
         work.lookups += 1;
         match self {
@@ -612,7 +615,7 @@ impl Index {
         }
     }
 
-    /// Appends the frames that may hold events with this id, the latest first.
+    /// Appends the frames that may contain events with this id, the latest first.
     pub fn ids(&self, hash: u64, cache: &mut Cache, work: &mut Work, out: &mut Vec<u32>) {
         work.lookups += 1;
         match self {

@@ -1,8 +1,8 @@
-//! The flight recorder on local files: what became of every event, for as long as it is kept.
+//! The flight recorder on local files: the history of every event, for as long as it is kept.
 //!
-//! The engine pushes records into a bounded queue and goes on. One thread frames them into segments, another puts
-//! indexes beside the closed ones. Nothing is flushed to the disk: a power failure costs the last seconds of memory of
-//! what happened, never an event.
+//! The engine pushes records into a bounded queue and continues. One thread writes them into
+//! segments as frames, another writes the index files of closed segments. Nothing is flushed to the
+//! disk: a power failure loses the last seconds of history, never an event.
 
 mod queue;
 mod writer;
@@ -55,13 +55,13 @@ pub struct Config {
     pub directory: PathBuf,
     /// Segments whose last record is older are dropped.
     pub keep: Duration,
-    /// The oldest segments are dropped when all together take more.
+    /// The oldest segments are dropped when all together exceed this.
     pub bytes_max: u64,
-    /// A segment is closed when it is this long or this old.
+    /// A segment is closed when it exceeds this size or age.
     pub segment_bytes: u64,
     pub segment_span: Duration,
-    /// Whether events are accepted and attempted by other nodes too. Watchers are told of attempts at events that are
-    /// not known here then, rather than nothing.
+    /// Whether events are accepted and attempted by other nodes too. The live stream then includes
+    /// attempts of events that are not known here.
     pub among_others: bool,
 }
 
@@ -78,12 +78,12 @@ impl Config {
     }
 }
 
-/// A question waits this long for what was recorded before it.
+/// How long a query waits for the records pushed before it.
 const CATCH_UP_MAX: Duration = Duration::from_secs(5);
-/// The same where nodes ask each other: they wait a second for the answer.
+/// The same in a cluster: peer requests wait a second for the reply.
 const CATCH_UP_AMONG_OTHERS_MAX: Duration = Duration::from_millis(500);
 
-/// Keeps records on disk and answers questions about them. Stops, with everything written, when it is dropped.
+/// Stores records on disk and answers queries. Stops, with everything written, when it is dropped.
 pub struct FlightRecorder {
     shared: Arc<Shared>,
     threads: Mutex<Vec<JoinHandle<()>>>,
@@ -93,28 +93,29 @@ struct Shared {
     config: Config,
     clock: Arc<dyn Clock>,
     queue: Queue,
-    /// The oldest first; the last is being written.
+    /// The oldest first; the last one is being written.
     segments: RwLock<Vec<Arc<Segment>>>,
     facts: RwLock<Facts>,
     recents: Mutex<Recents>,
     lines: broadcast::Sender<Arc<Line>>,
     trouble: Mutex<Option<String>>,
-    /// Whether all that an earlier life has left has been looked at.
+    /// Whether all segments of an earlier process have been checked.
     checked: (Mutex<bool>, Condvar),
 }
 
-/// Work for the thread that keeps the indexes.
+/// Work for the thread that maintains the indexes.
 enum Job {
-    /// Put the index of a closed segment into its file.
+    /// Write the index of a closed segment into its file.
     Seal(Arc<Segment>),
-    /// Look whether a segment of an earlier life has a good index, and make one if not.
+    /// Check the index of a segment of an earlier process, and rebuild it if necessary.
     Check(Arc<Segment>),
-    /// All of the earlier life's segments have been looked at.
+    /// All segments of the earlier process have been checked.
     Checked,
 }
 
 impl FlightRecorder {
-    /// Takes up what an earlier life has left. Segments without an index are indexed in the background.
+    /// Opens the segments of an earlier process. Segments without an index are indexed in the
+    /// background.
     pub fn open(config: Config, clock: Arc<dyn Clock>) -> Result<Arc<FlightRecorder>, Error> {
         let path = config.directory.clone();
         FlightRecorder::start(config, clock).map_err(|source| Error { path, source })
@@ -138,7 +139,7 @@ impl FlightRecorder {
         shared.reload_facts();
         let (jobs, todo) = mpsc::channel();
         for segment in found.into_iter().rev() {
-            // The receiver is in hand: this cannot fail.
+            // The receiver is held here, so sending cannot fail.
             let _ = jobs.send(Job::Check(segment));
         }
         let _ = jobs.send(Job::Checked);
@@ -154,8 +155,9 @@ impl FlightRecorder {
         }))
     }
 
-    /// Returns once everything that was recorded before the call can be found: whoever has been told that an event was
-    /// accepted can ask for it. A disk that hangs is not waited for without end.
+    /// Returns once everything that was recorded before the call can be found, so that a client
+    /// that was told of an acceptance can query the event. The wait is bounded, in case a disk
+    /// hangs.
     pub fn flush(&self) {
         self.shared.queue.flush(match self.shared.config.among_others {
             true => CATCH_UP_AMONG_OTHERS_MAX,
@@ -163,7 +165,7 @@ impl FlightRecorder {
         });
     }
 
-    /// Returns once everything that an earlier life has left can be found.
+    /// Returns once all segments of an earlier process can be queried.
     pub fn wait_indexed(&self) {
         let (checked, changed) = &self.shared.checked;
         let checked = checked.lock().expect("no panic holds it");
@@ -174,7 +176,8 @@ impl FlightRecorder {
         );
     }
 
-    /// Writes what has been recorded and ends the threads. Nothing is recorded afterwards.
+    /// Writes everything that has been recorded and ends the threads. Nothing is recorded
+    /// afterwards.
     pub fn stop(&self) {
         self.shared.queue.close();
         let threads = std::mem::take(&mut *self.threads.lock().expect("no panic holds it"));
@@ -203,7 +206,7 @@ fn thread(name: &str, run: impl FnOnce() + Send + 'static) -> io::Result<JoinHan
     std::thread::Builder::new().name(name.to_owned()).spawn(run)
 }
 
-/// The segments in the directory, the oldest first. What cannot be one is removed.
+/// The segments in the directory, the oldest first. Files that cannot be segments are removed.
 fn find_segments(config: &Config) -> io::Result<Vec<Arc<Segment>>> {
     let mut found = Vec::new();
     for entry in std::fs::read_dir(&config.directory)? {
@@ -231,7 +234,7 @@ impl Shared {
         self.trouble.lock().expect("no panic holds it")
     }
 
-    /// Reads all facts anew, in their order.
+    /// Reads all facts again, in their order.
     fn reload_facts(&self) {
         let mut facts = self.facts.write().expect("no panic holds it");
         *facts = Facts::default();
@@ -271,25 +274,26 @@ impl Shared {
                 }
             };
             if let Err(e) = result {
-                // It may have been dropped meanwhile.
+                // The segment may have been dropped in the meantime.
                 tracing::warn!(segment = %segment.path.display(), error = %e, "cannot index what was recorded");
             }
         }
     }
 
-    /// Whether a segment has been written to for long enough.
+    /// Whether a segment has reached its maximum age.
     fn is_old(&self, segment: &Segment, now: Timestamp) -> bool {
         now.since(Timestamp::from_nanos(segment.start)) >= self.config.segment_span
     }
 
-    /// Drops segments that are too old or too many. The last stays while it is written.
+    /// Drops segments that are too old or exceed the size limit. The last one stays while it is
+    /// written.
     fn retain(&self, now: Timestamp, writing: bool) {
         let mut segments = self.segments.write().expect("no panic holds it");
         let mut bytes: u64 = segments.iter().map(|segment| segment.bytes()).sum();
         let oldest = (now - self.config.keep).nanos();
         let mut dropped = 0;
         while let Some(segment) = segments.get(dropped) {
-            // Nothing in a segment is newer than the start of the one after it.
+            // No record of a segment is newer than the start of the next one.
             let end = match segments.get(dropped + 1) {
                 Some(next) => next.start,
                 None if writing => break,
@@ -331,7 +335,7 @@ struct Writing {
     looked: Timestamp,
 }
 
-/// How often it is looked for segments that are too old.
+/// How often to check for segments that are too old.
 const LOOK_AROUND: Duration = Duration::from_secs(60);
 
 impl Writing {
@@ -381,7 +385,8 @@ impl Writing {
                 }
             }
             Err(e) => {
-                // What was written in part is cut off by its checksum. A new segment is tried with the next records.
+                // A partial write is recognized by its checksum and cut off. The next records start
+                // a new segment.
                 self.close();
                 self.shared.queue.lost.fetch_add(records.len() as u64, Relaxed);
                 let first = self.shared.trouble().replace(e.to_string()).is_none();
@@ -393,14 +398,15 @@ impl Writing {
     }
 
     fn try_write(&mut self, records: &[Record], now: Timestamp) -> io::Result<()> {
-        // As many as fit between two looks at the segment's size.
+        // As many as fit between two checks of the segment's size.
         for records in records.chunks(512) {
             self.roll(now)?;
             let (segment, frames) = self.open.as_mut().expect("one was just begun");
             for record in records {
                 frames.add(record);
             }
-            // Whoever reads facts anew sees these either in the file or here, not twice.
+            // The lock is taken before the append, so that a reload of facts sees these either in
+            // the file or here, not twice.
             let is_fact =
                 |r: &Record| matches!(r, Record::Held(_) | Record::Released(_) | Record::Retired(_));
             let mut facts = records
@@ -418,7 +424,8 @@ impl Writing {
         Ok(())
     }
 
-    /// Sees to it that there is a segment to write to.
+    /// Ensures that there is a segment to write to, and begins a new one if the current one is
+    /// full.
     fn roll(&mut self, now: Timestamp) -> io::Result<()> {
         let config = &self.shared.config;
         let full = |(segment, frames): &(Arc<Segment>, Frames)| {
@@ -429,7 +436,7 @@ impl Writing {
         }
         self.close();
         let mut segments = self.shared.segments.write().expect("no panic holds it");
-        // Clocks are set back at times; the order of segments is the order of writing all the same.
+        // Clocks can be set back; the order of segments must still be the order of writing.
         let after = segments.last().map_or(0, |last| last.start + 1);
         let start = now.nanos().max(after);
         let segment = Arc::new(Segment::create(&self.shared.config.directory, start)?);
@@ -442,7 +449,7 @@ impl Writing {
 
     fn close(&mut self) {
         if let Some((segment, _)) = self.open.take() {
-            // The other thread ends only after this one.
+            // The index thread ends only after this one.
             let _ = self.jobs.send(Job::Seal(segment));
         }
     }
@@ -463,12 +470,13 @@ impl Writing {
         }
         let segments = shared.segments();
         let facts = shared.facts.read().expect("no panic holds it");
-        // An attempt can be over before it is recorded that the event was accepted. It reads better the other way round.
+        // An attempt can end before the acceptance of its event is recorded. Readers of the stream
+        // expect the acceptance first.
         let is_accepted = |record: &&Record| matches!(record, Record::Accepted(_));
         let rest = records.iter().filter(|record| !is_accepted(record));
         for record in records.iter().filter(is_accepted).chain(rest) {
             self.teller.tell(record, &segments, &facts, |line| {
-                // Nobody listens any more: then nobody misses it.
+                // Without a subscriber the line is dropped.
                 let _ = shared.lines.send(Arc::new(line));
             });
         }

@@ -1,4 +1,4 @@
-//! The latest: events with their content for trying filters on, and lines for whoever watches.
+//! The latest events with their content, for trying out filters, and the lines of the live stream.
 
 use crate::facts::Facts;
 use crate::query::Session;
@@ -15,23 +15,24 @@ use std::sync::Arc;
 
 /// Memory for the contents of recent events, shared by all topics.
 const RECENT_BYTES_MAX: usize = 32 << 20;
-/// What one topic may have of it at most, and at least.
+/// The greatest and the least part of it for one topic.
 const TOPIC_BYTES: (usize, usize) = (1 << 20, 16 << 10);
 const TOPIC_REQUESTS_MAX: usize = 256;
-/// Topics whose events are kept; the one that has been quiet for longest makes room.
+/// The most topics whose events are kept; the one that has been quiet for longest makes space.
 const TOPICS_MAX: usize = 2048;
-/// Lines that wait for a slow watcher.
+/// The most lines that wait for a slow subscriber.
 pub const LINES_MAX: usize = 4096;
-/// Events that watchers were told of and whose attempts will be told in the same words.
+/// The most events whose texts are kept for lines about their later attempts.
 const KNOWN_MAX: usize = 16 << 10;
-/// What is said of events that are not known yet. When there is more, the words for most of them will never come.
+/// The most lines that are held for events whose acceptance is not recorded yet. Beyond it, the
+/// acceptance of most will never come.
 const EARLY_MAX: usize = 16 << 10;
 
 /// The latest requests of every topic.
 #[derive(Default)]
 pub struct Recents {
     topics: BTreeMap<TopicId, TopicRecents>,
-    /// Counts requests: the greater, the later.
+    /// Counts requests: a greater value is later.
     clock: u64,
 }
 
@@ -49,7 +50,7 @@ impl Recents {
         let topic = self.topics.entry(accepted.audience.topic).or_default();
         topic.bytes += size(accepted);
         topic.requests.push_back((self.clock, accepted.clone()));
-        // The latest one stays, however large.
+        // The latest request stays, however large.
         while topic.requests.len() > 1 && (topic.bytes > share || topic.requests.len() > TOPIC_REQUESTS_MAX) {
             if let Some((_, oldest)) = topic.requests.pop_front() {
                 topic.bytes -= size(&oldest);
@@ -87,7 +88,7 @@ impl Recents {
     }
 }
 
-/// The words for an event.
+/// The texts about an event that each of its lines contains.
 struct Brief {
     id: String,
     topic: TopicId,
@@ -127,22 +128,23 @@ impl Brief {
     }
 }
 
-/// What is said of an event, besides the words for it.
+/// The content of a line apart from the texts about its event.
 struct Said {
     what: Happening,
     at: Timestamp,
     subscription: Option<(SubscriptionId, String)>,
 }
 
-/// Puts what happens into lines, while someone watches.
+/// Builds the lines of the live stream while it has subscribers.
 pub struct Teller {
     among_others: bool,
-    /// What is said of an event that another node has accepted.
+    /// The empty texts for an event that another node has accepted.
     unknown: Brief,
     known: FxHashMap<Place, Arc<Brief>>,
     order: VecDeque<Place>,
-    /// An attempt can be over before it is recorded that the event was accepted: whoever publishes waits for the log
-    /// just as deliveries do. What is said of it then waits.
+    /// Lines of attempts that ended before the acceptance of their event was recorded: the
+    /// publisher's task waits for the log just as deliveries do. The lines wait for the event's
+    /// texts.
     early: FxHashMap<Place, Vec<Said>>,
     early_count: usize,
 }
@@ -166,14 +168,15 @@ impl Teller {
         }
     }
 
-    /// Nobody watches any more.
+    /// Forgets everything: the live stream has no subscribers any more.
     pub fn forget(&mut self) {
         if !self.order.is_empty() || !self.early.is_empty() {
             (self.known, self.order, self.early, self.early_count) = Default::default();
         }
     }
 
-    /// The lines of one record. Events that were accepted before anyone watched are looked up in the segments.
+    /// The lines of one record. Events accepted before the stream had a subscriber are looked up in
+    /// the segments.
     pub fn tell(
         &mut self,
         record: &Record,
@@ -243,7 +246,7 @@ impl Teller {
         }
     }
 
-    /// Says it in the words for the event, or keeps it until they are known.
+    /// Builds the line with the event's texts, or holds it until they are known.
     fn tell_of(
         &mut self,
         place: Place,
@@ -254,7 +257,7 @@ impl Teller {
         if let Some(brief) = self.known.get(&place) {
             say(brief.line(said));
         } else if self.among_others {
-            // It is not looked for here, where nothing may take long: mostly it would be in vain.
+            // Not looked up here, where nothing may take long: usually the lookup would fail.
             say(Line {
                 elsewhere: Some(place),
                 ..self.unknown.line(said)

@@ -1,4 +1,5 @@
-//! Questions: where is this event, and which events are like that. Each does a bounded amount of work.
+//! Queries for an event by id, and for events by their properties. Each does a bounded amount of
+//! work.
 
 use crate::facts::Facts;
 use crate::frame::{CHUNK, Follows, Sort, clip};
@@ -18,15 +19,17 @@ use rustc_hash::FxHashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// What a page may cost, in units of about ten nanoseconds on a small machine: forty milliseconds. Work is counted rather
-/// than timed, so that the same question about the same records always gets the same pages.
+/// The most that a page may cost, in units of about ten nanoseconds on a small machine: forty
+/// milliseconds. Work is counted instead of timed, so that the same query over the same records
+/// always gives the same pages.
 pub const BUDGET: u64 = 4_000_000;
-/// Stories of one id that are told, the latest ones.
+/// The most histories for one id, the latest ones.
 const STORIES_MAX: usize = 32;
-/// Frames that are read for the events of one chunk. Who has more is told with what was recorded first.
+/// The most frames that are read for the events of one chunk. Beyond it the history is incomplete,
+/// with the earliest records.
 const FRAMES_MAX: usize = 20_000;
 pub const LIMIT_MAX: usize = 1000;
-/// By so much the clock of another node may be wrong, or ours.
+/// The greatest difference between the clocks of nodes that is tolerated.
 const CLOCKS_DIFFER: Duration = Duration::from_secs(600);
 
 pub fn cost(work: &Work) -> u64 {
@@ -42,17 +45,17 @@ struct Name {
     predicates: Vec<(Verdict, String)>,
 }
 
-/// The subscriptions of a set, each with where its name is.
+/// The subscriptions of a set, each with the offset of its name.
 type Members = Arc<[(u64, u32)]>;
 
-/// One question, and what it has read so far.
+/// The state of one query.
 pub struct Session<'a> {
     /// The latest first.
     segments: Vec<Arc<Segment>>,
     caches: Vec<Cache>,
     facts: &'a Facts,
     pub work: Work,
-    /// What accepted events are read with, what names, and what happened to them: each goes its own way.
+    /// Separate readers for accepted events, names and activity: each reads in its own order.
     accepted: Reader,
     named: Reader,
     happened: Reader,
@@ -61,7 +64,7 @@ pub struct Session<'a> {
     sets: FxHashMap<(usize, u32), Members>,
 }
 
-/// A delivery while its story is put together.
+/// A delivery whose history is being assembled.
 #[derive(Default)]
 struct Draft {
     name: Option<Arc<Name>>,
@@ -163,7 +166,7 @@ impl<'a> Session<'a> {
         search.page
     }
 
-    /// Whether the segment may hold what is looked for.
+    /// Whether the segment may contain matching events.
     fn is_worth_it(&mut self, at: usize, query: &Query) -> bool {
         self.work.cards += 1;
         let index = self.segments[at].index.read().expect("no panic holds it");
@@ -181,13 +184,13 @@ impl<'a> Session<'a> {
                 .is_none_or(|id| summary.subscriptions.contains(&id.0))
     }
 
-    /// The frames of a segment that may hold this id, the latest first.
+    /// The frames of a segment that may contain this id, the latest first.
     fn frames_with(&mut self, at: usize, id: &str) -> Vec<u32> {
         let mut offsets = Vec::new();
         let index = self.segments[at].index.read().expect("no panic holds it");
         index.ids(hash_text(id), &mut self.caches[at], &mut self.work, &mut offsets);
         drop(index);
-        // The same id may stand in one frame several times.
+        // An id may occur several times in one frame.
         offsets.dedup();
         offsets
     }
@@ -210,7 +213,7 @@ impl<'a> Session<'a> {
         true
     }
 
-    /// Walks through a segment from its end. False when the page is full or has cost enough.
+    /// Searches a segment from its end. False when the page is full or the budget is used up.
     fn search_cards(&mut self, at: usize, cursor: Option<Cursor>, search: &mut Search<'_>) -> bool {
         let segment = self.segments[at].clone();
         let mut number = segment.index.read().expect("no panic holds it").cards();
@@ -260,7 +263,7 @@ impl<'a> Session<'a> {
         true
     }
 
-    /// How many cards of a segment are not behind the frame at `offset`.
+    /// The number of a segment's cards up to and including the frame at `offset`.
     fn cards_up_to(&mut self, at: usize, count: u32, offset: u32) -> u32 {
         let index = self.segments[at].index.read().expect("no panic holds it");
         let (mut low, mut high) = (0, count);
@@ -276,7 +279,7 @@ impl<'a> Session<'a> {
         low
     }
 
-    /// Looks at the events of one frame, the last first, before the one with the number `before`.
+    /// Searches the events of one frame, the last first, before the one with the number `before`.
     fn search_frame(
         &mut self,
         at: usize,
@@ -321,7 +324,7 @@ impl<'a> Session<'a> {
         go_on
     }
 
-    /// Reads a frame of accepted events. Damaged ones are passed over.
+    /// Reads a frame of accepted events. Damaged frames are skipped.
     fn with_accepted(&mut self, at: usize, offset: u32, then: impl FnOnce(&mut Self, &AcceptedFrame<'_>)) {
         let segment = self.segments[at].clone();
         let mut reader = std::mem::take(&mut self.accepted);
@@ -332,8 +335,9 @@ impl<'a> Session<'a> {
         self.accepted = reader;
     }
 
-    /// What happened to the events of a chunk that was accepted in the segment `home`, in the order of recording. When it
-    /// is known how many deliveries there are, looking ends with the last of them.
+    /// The records about the events of a chunk that was accepted in the segment `home`, in the
+    /// order of recording. If the number of deliveries is known, the search stops at the end of the
+    /// last one.
     fn entries(&mut self, home: usize, position: u64, deliveries: Option<u32>) -> Vec<(usize, PlaceEntry)> {
         let mut all = Vec::new();
         if position == NO_POSITION {
@@ -341,7 +345,7 @@ impl<'a> Session<'a> {
         }
         let mut found = Vec::new();
         let mut ended = 0;
-        // An attempt may be recorded a moment before the acceptance, in the segment before.
+        // An attempt may be recorded a moment before the acceptance, in the previous segment.
         let older = (home + 1 < self.segments.len()).then_some(home + 1);
         let newer = (0..home).rev();
         for at in std::iter::once(home).chain(older).chain(newer) {
@@ -438,7 +442,7 @@ impl<'a> Session<'a> {
         }
     }
 
-    /// Puts together what is known about one event.
+    /// Assembles the history of one event.
     fn story(
         &mut self,
         home: usize,
@@ -510,7 +514,8 @@ impl<'a> Session<'a> {
         }
     }
 
-    /// Adds what happened to an event. Where it was read, if it is a dead letter that was sent on its way again.
+    /// Adds the records about an event. Returns the blob it was read from, if it is a replayed dead
+    /// letter.
     fn happen(
         &mut self,
         place: Place,
@@ -601,14 +606,14 @@ impl<'a> Session<'a> {
         replayed_from
     }
 
-    /// What happened here to an event that was accepted at this time, wherever that was.
+    /// The records of this node about an event that was accepted at this time, on any node.
     pub fn happened(&mut self, place: Place, accepted: Timestamp) -> Vec<SubscriptionStory> {
         let (position, _) = crate::writer::chunk_of(place);
         // The clocks of nodes differ.
         let since = (accepted - CLOCKS_DIFFER).nanos();
         let (mut all, mut found) = (Vec::new(), Vec::new());
         for at in 0..self.segments.len() {
-            // Nothing in a segment is newer than the start of the one after it.
+            // No record of a segment is newer than the start of the next one.
             if at > 0 && self.segments[at - 1].start < since {
                 break;
             }
@@ -687,17 +692,17 @@ fn position(frame: &AcceptedFrame<'_>) -> u64 {
         .map_or(NO_POSITION, |first| first.0 + u64::from(frame.index))
 }
 
-/// A search on its way.
+/// The state of a search.
 struct Search<'q> {
     query: &'q Query,
     limit: usize,
     budget: u64,
     page: Page,
-    /// Attempts in the lines of the page, where they are listed.
+    /// The attempts on the page, where attempts are listed.
     attempts: usize,
 }
 
-/// Keeps the range of times that were looked at.
+/// Extends the range of times that were searched.
 trait Note {
     fn note(&mut self, accepted: i64);
 }
@@ -714,7 +719,7 @@ impl Note for Page {
 
 impl Search<'_> {
     fn has_room(&self, work: &Work) -> bool {
-        // Something is looked at in any case: otherwise a search might never come to its end.
+        // At least one event is looked at: otherwise a search might never end.
         cost(work) < self.budget || self.page.searched.is_none()
     }
 
@@ -740,7 +745,7 @@ impl Search<'_> {
         });
     }
 
-    /// Whether a frame may hold what is looked for, by its card.
+    /// Whether a frame may contain matching events, by its card.
     fn may_hold(&self, card: &Card) -> bool {
         let query = self.query;
         query.topic.is_none_or(|topic| card.topic == topic.0)
@@ -755,7 +760,7 @@ impl Search<'_> {
                 .is_none_or(|wanted| card.types & bit32(hash_text(clip(wanted, TEXT_MAX))) != 0)
     }
 
-    /// The events of a chunk that may be in the state, or have come to the outcome, that is looked for.
+    /// The events of a chunk that may have the requested state or outcome.
     fn candidates(&self, card: &Card, entries: &[(usize, PlaceEntry)], facts: &Facts) -> u32 {
         let query = self.query;
         let with = |wanted: &dyn Fn(&PlaceEntry) -> bool| {
@@ -796,7 +801,7 @@ impl Search<'_> {
             }
     }
 
-    /// Whether an event is looked for, by what it is.
+    /// Whether an event itself matches the query.
     fn wants(&self, frame: &AcceptedFrame<'_>, event: &EventFrame<'_>) -> bool {
         let query = self.query;
         query.id.as_ref().is_none_or(|id| clip(id, ID_MAX) == event.id)
@@ -814,7 +819,7 @@ impl Search<'_> {
             && (query.subscription.is_none() || event.matched > 0)
     }
 
-    /// Whether an event is looked for, by what became of it.
+    /// Whether an event's history matches the query.
     fn takes(&self, story: &EventStory) -> bool {
         let query = self.query;
         let deliveries = || {

@@ -1,32 +1,32 @@
-//! The way from the engine to the writer's thread: bounded, never waited for.
+//! The queue from the engine to the writer's thread: bounded, and never waited for.
 
 use crate::writer::Record;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Condvar, Mutex};
 use std::time::Duration;
 
-/// Records that wait.
+/// The most records that wait.
 pub const WAITING_MAX: usize = 1 << 16;
-/// Memory that they hold, bodies of requests included.
+/// The most memory that they may hold, bodies of requests included.
 pub const WAITING_BYTES_MAX: usize = 48 << 20;
-/// After work the writer lets more gather for this long, so that one call to the system serves many records
-/// and whoever records need not wake anybody.
+/// After some work the writer waits this long for more records, so that one system call serves many
+/// of them and callers need not wake the writer.
 const GATHER: Duration = Duration::from_millis(10);
-/// Without work it looks around this often, for what has become too old.
+/// Without work the writer wakes this often, to drop segments that are too old.
 const IDLE: Duration = Duration::from_secs(60);
 
 #[derive(Default)]
 struct Waiting {
     records: Vec<Record>,
     bytes: usize,
-    /// The writer waits for someone to wake it.
+    /// Whether the writer waits to be woken.
     asleep: bool,
-    /// Someone wants everything written now.
+    /// Whether a caller wants everything written now.
     hurry: bool,
     closed: bool,
-    /// How many records were ever taken in.
+    /// The number of records ever accepted.
     pushed: u64,
-    /// How many of those are in the file.
+    /// The number of records that have been processed.
     done: u64,
 }
 
@@ -38,7 +38,7 @@ pub struct Queue {
     pub lost: AtomicU64,
 }
 
-/// Size of a record besides what it points to.
+/// The size of a record besides the data that it points to.
 const OWN: usize = 256;
 
 impl Record {
@@ -57,7 +57,7 @@ impl Record {
 }
 
 impl Queue {
-    /// Takes a record, or counts it as lost.
+    /// Adds a record, or counts it as lost.
     pub fn push(&self, record: Record) {
         let bytes = record.bytes();
         let mut waiting = self.waiting.lock().expect("no panic holds it");
@@ -79,8 +79,8 @@ impl Queue {
         }
     }
 
-    /// Waits for records and puts them into `into`, which is empty. `worked`: the last round had some. False when there
-    /// will be no more. May come back with none, to look around.
+    /// Waits for records and moves them into `into`, which is empty. `worked` if the last round had
+    /// some. False when the queue is closed and empty. May return no records, for periodic work.
     pub fn take(&self, into: &mut Vec<Record>, worked: bool) -> bool {
         let mut waiting = self.waiting.lock().expect("no panic holds it");
         if worked && !waiting.hurry && !waiting.closed {
@@ -108,13 +108,14 @@ impl Queue {
             .0
     }
 
-    /// So many records have been seen to, well or badly.
+    /// Reports that this many records have been processed, successfully or not.
     pub fn done(&self, count: u64) {
         self.waiting.lock().expect("no panic holds it").done += count;
         self.written.notify_all();
     }
 
-    /// Returns once everything that was pushed before the call has been seen to, or this much time has passed.
+    /// Returns once everything that was pushed before the call has been processed, or this much
+    /// time has passed.
     pub fn flush(&self, at_most: Duration) {
         let waiting = self.waiting.lock().expect("no panic holds it");
         let target = waiting.pushed;

@@ -1,4 +1,4 @@
-//! The frames' contents: what each kind holds, written and read side by side.
+//! The contents of frames: the reader and the writer of each kind side by side.
 
 use crate::frame::{Take, kind, schema_of, take_decision, take_disposition, verdict_of};
 use postrider_core::event::Schema;
@@ -9,13 +9,13 @@ use postrider_core::time::Timestamp;
 use postrider_engine::deliver::Timings;
 use postrider_engine::recorder::{Decision, Disposition, Place, Run, Verdict};
 
-/// A frame that was read, borrowing from it.
+/// A parsed frame that borrows from its bytes.
 pub enum Frame<'a> {
     Topic(TopicName<'a>),
     Subscription(SubscriptionName<'a>),
-    /// Subscriptions that an event matched: their numbers and where their names are.
+    /// The subscriptions that an event matched: their numbers and the offsets of their names.
     Set(Vec<(u64, u32)>),
-    /// Those that it did not.
+    /// The subscriptions that an event did not match, with the verdicts.
     Verdicts(Vec<(u64, u32, Verdict)>),
     Accepted(AcceptedFrame<'a>),
     Attempted(AttemptedFrame<'a>),
@@ -56,7 +56,7 @@ pub struct AcceptedFrame<'a> {
     pub topic: u64,
     pub topic_name: u32,
     pub first: Option<Position>,
-    /// The place in the request of the frame's first event.
+    /// The index in the request of the frame's first event.
     pub index: u32,
     pub accepted: Timestamp,
     pub schema: Schema,
@@ -73,19 +73,19 @@ pub struct EventFrame<'a> {
     pub source: Option<&'a str>,
     pub domain_topic: Option<&'a str>,
     pub bytes: u64,
-    /// Where the set of matching subscriptions is; zero for none.
+    /// The offset of the set of matching subscriptions; zero for none.
     pub set: u32,
     pub matched: u32,
-    /// Where the verdicts are; zero for none.
+    /// The offset of the verdicts; zero for none.
     pub verdicts: u32,
-    /// Its own, if that is another than its request's.
+    /// The event's own trace context, if it differs from its request's.
     pub trace: Option<&'a str>,
 }
 
 pub struct AttemptedFrame<'a> {
     pub subscription: u64,
     pub subscription_name: u32,
-    /// Empty when it is the one that the subscription's name has.
+    /// Empty when it is the endpoint stored with the subscription's name.
     pub endpoint: &'a str,
     pub begun: Timestamp,
     pub ended: Timestamp,
@@ -141,7 +141,7 @@ fn place(from: &mut Take<'_>) -> Option<Place> {
 }
 
 impl<'a> Frame<'a> {
-    /// None if it is not a frame of ours.
+    /// None if the bytes are not a valid frame.
     pub fn read(bytes: &'a [u8], start: i64) -> Option<Frame<'a>> {
         let mut from = Take::new(bytes, start);
         let from = &mut from;
@@ -294,7 +294,8 @@ impl<'a> AttemptedFrame<'a> {
         })
     }
 
-    /// What followed for one event, which attempt of it this was, and since when it could have been made.
+    /// The number of the attempt for this event, since when it could have been made, and the
+    /// decision.
     pub fn of(&self, event: Place) -> Option<(u32, Timestamp, Decision)> {
         let run = self.runs.iter().find(|run| {
             run.start.first == event.first

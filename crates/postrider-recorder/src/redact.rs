@@ -1,14 +1,15 @@
-//! What is kept of a response: its beginning, as text, without what looks like a secret.
+//! The stored part of a response: its beginning as text, with likely secrets masked.
 
 use crate::frame::clip;
 
-/// Kept of the response to a failed attempt.
+/// The bytes kept of the response to a failed attempt.
 pub const SNIPPET_MAX: usize = 1024;
-/// Kept of the response to a successful one, which hardly anybody reads.
+/// The bytes kept of the response to a successful one, which is rarely read.
 pub const SNIPPET_OF_SUCCESS_MAX: usize = 256;
 const MASK: &str = "***";
 
-/// A member or header whose name ends in one of these words, in any case, is a secret: `clientSecret`, `api_key`,
+/// A member or header whose name ends in one of these words, in any case, is a secret:
+/// `clientSecret`, `api_key`,
 /// `x-auth-token`; not `secretary`, `session-service.invalid` or `token_type`.
 const WORDS: [&str; 24] = [
     "authorization",
@@ -37,7 +38,7 @@ const WORDS: [&str; 24] = [
     "passphrase",
 ];
 
-/// Whether the value that goes by this name is not to be shown.
+/// Whether the value of this name must not be shown.
 pub fn is_secret(name: &str) -> bool {
     let last = last_word(name);
     WORDS.iter().any(|word| last.eq_ignore_ascii_case(word))
@@ -55,9 +56,10 @@ fn last_word(name: &str) -> &str {
     start.and_then(|at| name.get(at..)).unwrap_or(name)
 }
 
-/// The beginning of a body as text, and whether there was more. Bytes that are not text show as such.
+/// The beginning of a body as text, and whether there was more. Invalid bytes show as replacement
+/// characters.
 pub fn snippet(body: &[u8], max: usize) -> (String, bool) {
-    // A value may begin before the cut and end after it: what is looked at is a little longer than what is kept.
+    // A value may begin before the cut and end after it, so more is scanned than is kept.
     let seen = &body[..body.len().min(max * 2)];
     let text = String::from_utf8_lossy(seen);
     let masked = mask(&text);
@@ -66,8 +68,8 @@ pub fn snippet(body: &[u8], max: usize) -> (String, bool) {
     (kept.to_owned(), truncated)
 }
 
-/// Replaces the values behind names of secrets in anything that looks like `"name": "value"`, `name=value`
-/// or `name: value`. Works on pieces of JSON, forms, headers and plain text; they need not be whole.
+/// Replaces the values of secret names in anything that looks like `"name": "value"`, `name=value`
+/// or `name: value`. Works on fragments of JSON, forms, headers and plain text.
 pub fn mask(text: &str) -> String {
     let bytes = text.as_bytes();
     let mut out = String::with_capacity(text.len());
@@ -84,7 +86,7 @@ pub fn mask(text: &str) -> String {
         }
         let name = &text[name_start..at];
         let Some(value) = value_after(bytes, at) else {
-            // `Bearer abc` and `SharedAccessSignature sr=…`, wherever they are.
+            // `Bearer abc` and `SharedAccessSignature sr=…`, anywhere.
             if let Some(end) = credential_after(name, bytes, at) {
                 out.push_str(&text[copied..at + 1]);
                 out.push_str(MASK);
@@ -104,8 +106,9 @@ pub fn mask(text: &str) -> String {
     out
 }
 
-/// `code` and its like name a secret in `?code=…` and an error in `{"code":"NotFound"}` or `{"statusCode":404}`. What
-/// consists of letters, or is a small number, and is not part of a query or a form is the latter.
+/// `code` and similar names hold a secret in `?code=…` and an error in `{"code":"NotFound"}` or
+/// `{"statusCode":404}`. A value that consists of letters, or is a small number, and is not part of
+/// a query or a form is an error.
 fn is_error_code(name: &str, between: &[u8], value: &str) -> bool {
     let word = |c: char| c.is_ascii_alphabetic() || matches!(c, '_' | '.' | ' ');
     let number = value.len() <= 5 && value.bytes().all(|b| b.is_ascii_digit());
@@ -125,7 +128,7 @@ fn skip(bytes: &[u8], mut at: usize, which: impl Fn(u8) -> bool) -> usize {
     at
 }
 
-/// Where the value begins and ends that is given behind a name which ends at `at`.
+/// The range of the value that belongs to a name which ends at `at`.
 fn value_after(bytes: &[u8], at: usize) -> Option<(usize, usize)> {
     let blank = |b: u8| matches!(b, b' ' | b'\t' | b'\n' | b'\r');
     // The name's own closing quote, which may be escaped: JSON within JSON.
@@ -142,13 +145,14 @@ fn value_after(bytes: &[u8], at: usize) -> Option<(usize, usize)> {
             let mut end = inner;
             let closing = escaped > start;
             while end < bytes.len() && bytes[end] != quote {
-                // In JSON within JSON the quote that ends it is the escaped one.
+                // In JSON within JSON the value's closing quote is the escaped one.
                 if bytes[end] == b'\\' && closing && bytes.get(end + 1) == Some(&quote) {
                     break;
                 }
                 end += if bytes[end] == b'\\' { 2 } else { 1 };
             }
-            // Only whole characters are stepped over: both bytes of an escape are ASCII, or the second begins one.
+            // Only whole characters are skipped: both bytes of an escape are ASCII, or the second
+            // begins a character.
             Some((inner, char_start(bytes, end.min(bytes.len()))))
         }
         Some(b'{' | b'[') => Some((start, structure_end(bytes, start))),
@@ -192,7 +196,7 @@ fn structure_end(bytes: &[u8], start: usize) -> usize {
     bytes.len()
 }
 
-/// The end of what follows the name of an authorization scheme.
+/// The end of the credential after the name of an authorization scheme.
 fn credential_after(name: &str, bytes: &[u8], at: usize) -> Option<usize> {
     let scheme = ["bearer", "basic", "sharedaccesssignature"]
         .iter()
@@ -261,7 +265,7 @@ mod tests {
         assert_eq!((text.len(), truncated), (1024, true));
         let (text, truncated) = snippet(b"\xff\xfe", 1024);
         assert_eq!((text.as_str(), truncated), ("\u{fffd}\u{fffd}", false));
-        // The value is cut in the middle; no half of it is shown.
+        // The value is cut in the middle; no part of it is shown.
         let body = format!(
             "{}{}",
             "x".repeat(1000),

@@ -1,4 +1,5 @@
-//! Segments: the files that records are kept in, begun anew every few minutes and dropped whole.
+//! Segments: the files that records are stored in. A new one begins every few minutes; old ones are
+//! deleted whole.
 
 use crate::frame::{FRAME_HEAD, FRAME_MAX, SEGMENT_HEAD, SEGMENT_MAGIC};
 use crate::index::{self, FileIndex, Index, MemIndex, Notes};
@@ -13,26 +14,26 @@ use std::path::{Path, PathBuf};
 use std::sync::RwLock;
 use std::sync::atomic::{AtomicU64, Ordering::Acquire, Ordering::Release};
 
-/// Most frames are read with one call …
+/// The least size of a read, which covers most frames …
 const READ_MIN: usize = 512;
-/// … and many with one, while they are asked for one after the other.
+/// … and the greatest, while frames are read sequentially.
 const READ_MAX: usize = 64 << 10;
 
-/// Longer frames are not found behind a damaged part whose length is unknown.
+/// The longest frame that is found after a damaged part of unknown length.
 const RESYNC_MAX: usize = 64 << 10;
 
 pub struct Segment {
-    /// When it was begun, in nanoseconds; also its name.
+    /// When the segment was begun, in nanoseconds; also its file name.
     pub start: i64,
     pub path: PathBuf,
     file: File,
-    /// How much of the file is good.
+    /// The length of the valid part of the file.
     len: AtomicU64,
     pub index: RwLock<Index>,
 }
 
 impl Segment {
-    /// Begins an empty one.
+    /// Begins an empty segment.
     pub fn create(directory: &Path, start: i64) -> io::Result<Segment> {
         let path = directory.join(format!("{start:020}.rec"));
         let file = OpenOptions::new()
@@ -54,7 +55,7 @@ impl Segment {
         })
     }
 
-    /// Opens one of an earlier life. None if it is not a segment.
+    /// Opens a segment of an earlier process. None if the file is not a segment.
     pub fn open(path: &Path) -> io::Result<Option<Segment>> {
         let file = File::open(path)?;
         let mut head = [0; SEGMENT_HEAD];
@@ -83,7 +84,7 @@ impl Segment {
         self.len.load(Acquire)
     }
 
-    /// What it takes on disk.
+    /// The size of the segment and its index on disk.
     pub fn bytes(&self) -> u64 {
         let index = match &*self.index.read().expect("no panic holds it") {
             Index::File(index) => index.bytes(),
@@ -92,7 +93,7 @@ impl Segment {
         self.len() + index
     }
 
-    /// Appends frames, then lets queries find them.
+    /// Appends frames, then makes them visible to queries.
     pub fn append(&self, bytes: &[u8], notes: &mut Notes) -> io::Result<()> {
         let at = self.len();
         self.file.write_all_at(bytes, at)?;
@@ -103,13 +104,13 @@ impl Segment {
         Ok(())
     }
 
-    /// Nothing more will be written: the index is put in order and goes into its file.
+    /// Completes the index and writes it to its file. Nothing more may be appended.
     pub fn seal(&self) -> io::Result<()> {
         match &mut *self.index.write().expect("no panic holds it") {
             Index::Memory(index) => index.finish(),
             Index::File(_) | Index::Missing => return Ok(()),
         }
-        // Queries go on meanwhile.
+        // Queries continue meanwhile.
         let encoded = match &*self.index.read().expect("no panic holds it") {
             Index::Memory(index) => index.encode(),
             Index::File(_) | Index::Missing => return Ok(()),
@@ -119,8 +120,8 @@ impl Segment {
         Ok(())
     }
 
-    /// Makes the index anew from the frames that are whole. Damaged ones are left out and warned of; behind the last
-    /// whole one there is what a crash cut short.
+    /// Rebuilds the index from the valid frames. Damaged frames are left out with a warning;
+    /// anything after the last valid frame was cut short by a crash.
     pub fn rebuild(&self) -> io::Result<()> {
         let bytes = std::fs::read(&self.path)?;
         let mut index = MemIndex::default();
@@ -144,14 +145,14 @@ impl Segment {
         self.seal()
     }
 
-    /// Fills `buffer` with what is at `offset`, up to `wanted` bytes of it.
+    /// Fills `buffer` from `offset`, with up to `wanted` bytes.
     fn read_at(&self, offset: u64, wanted: usize, buffer: &mut Vec<u8>) -> Option<()> {
         let left = usize::try_from(self.len().checked_sub(offset)?).ok()?;
         buffer.resize(wanted.min(left), 0);
         self.file.read_exact_at(buffer, offset).ok()
     }
 
-    /// Deletes its files. Queries that have it open can go on.
+    /// Deletes the files. Queries that have them open can continue.
     pub fn delete(&self) -> io::Result<()> {
         for path in [self.path.with_extension("idx"), self.path.clone()] {
             match std::fs::remove_file(path) {
@@ -163,9 +164,10 @@ impl Segment {
     }
 }
 
-/// Reads frames. What is asked for is often near what was asked for before: the more often it is, the further it reads.
+/// Reads frames. Requests are often close to each other: the more sequential they are, the further
+/// it reads ahead.
 pub struct Reader {
-    /// Which segment was read, and from where.
+    /// The segment that was read, and the offset.
     from: Option<(i64, u64)>,
     bytes: Vec<u8>,
     ahead: usize,
@@ -182,7 +184,7 @@ impl Default for Reader {
 }
 
 impl Reader {
-    /// The content of the frame at `offset`. None if it is not whole.
+    /// The content of the frame at `offset`. None if the frame is not valid.
     pub fn read(&mut self, segment: &Segment, offset: u32, work: &mut Work) -> Option<&[u8]> {
         work.frames += 1;
         let offset = u64::from(offset);
@@ -207,14 +209,14 @@ impl Reader {
         frame_at(&self.bytes, 0)
     }
 
-    /// Whether the frame at this place is whole in what was read.
+    /// Whether the frame at this offset is complete in the buffer.
     fn holds(&self, at: usize) -> bool {
         let frame = self.bytes.get(at..).unwrap_or_default();
         frame_len(frame).is_some_and(|len| FRAME_HEAD + len <= frame.len())
     }
 }
 
-/// Files of the flight recorder with damage before their last whole frame, or with a damaged index.
+/// Files of the flight recorder with damage before their last valid frame, or with a damaged index.
 pub fn damaged_files(directory: &Path) -> io::Result<Vec<String>> {
     let mut damaged = Vec::new();
     for entry in std::fs::read_dir(directory)? {
@@ -251,8 +253,8 @@ fn frame_len(bytes: &[u8]) -> Option<usize> {
     (1..=FRAME_MAX).contains(&len).then_some(len)
 }
 
-/// The first whole frame at or after `from`. Past damage only frames up to [`RESYNC_MAX`] are looked for: a length that is
-/// found by chance must not cost a checksum over megabytes.
+/// The first valid frame at or after `from`. After damage only frames up to [`RESYNC_MAX`] are
+/// considered: a random length must not cost a checksum over megabytes.
 fn next_frame(bytes: &[u8], from: usize, start: i64) -> Option<(usize, &[u8], Frame<'_>)> {
     let whole = |at: usize| {
         let content = frame_at(bytes, at)?;
@@ -263,7 +265,7 @@ fn next_frame(bytes: &[u8], from: usize, start: i64) -> Option<(usize, &[u8], Fr
         len.is_some_and(|len| len <= RESYNC_MAX)
     };
     let after_damaged = || {
-        // Most often the length of the damaged frame holds.
+        // Usually the length of the damaged frame is right.
         let next = from + FRAME_HEAD + bytes.get(from..).and_then(frame_len)?;
         whole(next)
     };
@@ -272,7 +274,7 @@ fn next_frame(bytes: &[u8], from: usize, start: i64) -> Option<(usize, &[u8], Fr
         .or_else(|| (from + 1..bytes.len()).filter(is_short).find_map(whole))
 }
 
-/// The content of the frame that begins at `at`, if it is whole.
+/// The content of the frame that begins at `at`, if it is valid.
 fn frame_at(bytes: &[u8], at: usize) -> Option<&[u8]> {
     let bytes = bytes.get(at..)?;
     let len = frame_len(bytes)?;
@@ -304,11 +306,11 @@ mod tests {
         let frames: Vec<Vec<u8>> = names.iter().map(|name| frame(name)).collect();
         let whole = frames.concat();
         let len = frames[0].len();
-        // A byte of the content, of the checksum, of the length; the length as large as can be.
+        // A byte of the content, of the checksum, of the length; then the greatest length.
         for (at, with) in [(12, 1u8), (4, 1), (0, 1), (3, 0xff)] {
             let mut bytes = whole.clone();
             bytes[3 * len + at] ^= with;
-            // And a frame that a crash cut short.
+            // Followed by a frame that a crash cut short.
             bytes.extend_from_slice(&frames[0][..len - 2]);
             let mut found = Vec::new();
             let mut end = 0;

@@ -1,4 +1,4 @@
-//! Turns records into frames and entries of the index.
+//! Turns records into frames and index entries.
 
 use crate::frame::{
     CHUNK, Digest, FRAME_HEAD, Follows, Put, Sort, clip, kind, put_decision, put_disposition, schema_code,
@@ -22,16 +22,16 @@ use rustc_hash::FxHashMap;
 use std::borrow::Cow;
 use std::sync::Arc;
 
-/// Kept of an event's id. Looking for a longer one looks for its beginning.
+/// The bytes kept of an event's id. A search for a longer id uses its beginning.
 pub const ID_MAX: usize = 1024;
-/// Kept of other texts of an event.
+/// The bytes kept of an event's other texts.
 pub const TEXT_MAX: usize = 512;
-/// Letters and ends that share a frame.
+/// Dead letters or ends that share a frame.
 const PLACES_PER_FRAME: usize = 256;
-/// Distinct answers of routing that are remembered for one topic.
+/// The most distinct routing results that are cached for one topic.
 const REMEMBERED_MAX: usize = 4096;
 
-/// Something to be recorded.
+/// A record for the flight recorder.
 pub enum Record {
     Accepted(Accepted),
     Attempted(Attempted),
@@ -43,7 +43,7 @@ pub enum Record {
     Replayed(Replayed),
 }
 
-/// A topic as it was named in the segment that is being written.
+/// A topic as named in the segment that is being written.
 struct Topic {
     audience: Arc<Audience>,
     name: u32,
@@ -57,7 +57,7 @@ struct Set {
     bits: u64,
 }
 
-/// Frames of one segment that are not in its file yet, and what they refer to.
+/// Frames of one segment that are not in its file yet, and the data that they refer to.
 pub struct Frames {
     start: i64,
     /// The offset of the first byte of `bytes`.
@@ -80,12 +80,12 @@ impl Frames {
         }
     }
 
-    /// How long the segment is with these.
+    /// The length of the segment with these frames.
     pub fn end(&self) -> u64 {
         self.base + self.bytes.len() as u64
     }
 
-    /// They are in the file.
+    /// Reports that the frames have been written to the file.
     pub fn written(&mut self) {
         self.base = self.end();
         self.bytes.clear();
@@ -145,7 +145,7 @@ impl Frames {
         }
     }
 
-    /// Where a subscription's name is in this segment.
+    /// The offset of a subscription's name in this segment.
     fn subscription(&mut self, subscription: &Arc<Subscription>) -> u32 {
         if let Some((known, offset, _)) = self.subscriptions.get(&subscription.id)
             && Arc::ptr_eq(known, subscription)
@@ -208,7 +208,7 @@ impl Frames {
         let mut names = Vec::with_capacity(matched.len());
         for id in matched {
             let all = &audience.subscriptions;
-            // Routing keeps them in the order of their ids.
+            // Routing lists them in the order of their ids.
             let at = all.binary_search_by_key(id, |s| s.id);
             let subscription = at
                 .ok()
@@ -292,7 +292,7 @@ impl Frames {
                 events: events.len() as u32,
                 ..Card::default()
             };
-            // What the frame refers to comes before it.
+            // Frames that this one refers to are written first.
             let mut refers = [(Set::default(), 0u32); CHUNK as usize];
             for (slot, index) in refers.iter_mut().zip(events.clone()) {
                 let set = self.set(audience, batch.matched(index));
@@ -486,15 +486,15 @@ fn mask(from: u32, count: u32) -> u32 {
     ones << from
 }
 
-/// The chunk that an event is in, by its position, and the event's number there.
+/// The position of the chunk that contains an event, and the event's index in it.
 pub fn chunk_of(event: Place) -> (u64, u32) {
     let within = event.index % CHUNK;
     (event.first.0 + u64::from(event.index - within), within)
 }
 
-/// Adds to an entry that was just made for the same, or makes one.
+/// Extends an entry that the same frame has just made, or makes one.
 fn note(places: &mut Vec<PlaceEntry>, entry: PlaceEntry) {
-    // The frame's own entries are the last ones; there are few for each frame.
+    // The frame's own entries are the last ones; there are few per frame.
     let own = places
         .iter_mut()
         .rev()
@@ -539,8 +539,8 @@ fn note_places(places: &mut Vec<PlaceEntry>, events: &[Place], offset: u32, dige
     }
 }
 
-/// What the index of a segment has to say about one of its frames, from the frame alone: for segments whose index
-/// was lost. `sets` are those that came before.
+/// The index entries of a frame, derived from the frame alone: for segments whose index was lost.
+/// `sets` are those of earlier frames.
 pub fn notes_of(frame: &Frame<'_>, offset: u32, sets: &mut FxHashMap<u32, u64>, notes: &mut Notes) {
     match frame {
         Frame::Topic(_) | Frame::Subscription(_) | Frame::Verdicts(_) => {}
@@ -605,7 +605,7 @@ pub fn notes_of(frame: &Frame<'_>, offset: u32, sets: &mut FxHashMap<u32, u64>, 
     }
 }
 
-/// The texts by which people know an event.
+/// The texts that identify an event for people.
 pub struct EventText<'a> {
     pub id: Cow<'a, str>,
     pub event_type: Cow<'a, str>,
@@ -629,7 +629,7 @@ impl<'a> EventText<'a> {
                 .as_ref()
                 .and_then(|m| m.topic.default_value.as_deref());
             let found = topic().or(mapped.map(Cow::Borrowed))?;
-            // `<domain id>/topics/<name>` or the name alone; a name has no slash.
+            // Either `<domain id>/topics/<name>` or the name alone; a name has no slash.
             Some(match found {
                 Cow::Borrowed(found) => Cow::Borrowed(found.rsplit('/').next().unwrap_or(found)),
                 Cow::Owned(found) => Cow::Owned(found.rsplit('/').next().unwrap_or(&found).to_owned()),
@@ -661,7 +661,7 @@ fn endpoint_of(subscription: &Subscription) -> String {
         .unwrap_or_default()
 }
 
-/// Everything that this subscription may say of an event that it does not take.
+/// All verdicts that this subscription may give on an event that it does not match.
 fn predicates(subscription: &Subscription) -> impl Iterator<Item = Verdict> {
     let filter = &subscription.filter;
     let fixed = [

@@ -1,4 +1,4 @@
-//! A recorder among others: events are accepted at one node and attempted at another.
+//! A recorder in a cluster: events are accepted at one node and attempted at another.
 
 mod support;
 
@@ -53,7 +53,8 @@ fn what_happened_to_events_of_other_nodes_is_found_by_their_places() {
     let subscription = &audience.subscriptions[0];
     let endpoint: Arc<str> = "https://receiver-10.example/hook".into();
     let accepted = clock.now();
-    // One is accepted here, the other elsewhere; both are attempted here, in different segments.
+    // The first event is accepted here, the other elsewhere; both are attempted here, in different
+    // segments.
     recorder.accepted(one(&audience, 7, accepted));
     let tries = |first: u64, number: u32, outcome: Outcome| {
         let now = clock.now();
@@ -87,7 +88,7 @@ fn what_happened_to_events_of_other_nodes_is_found_by_their_places() {
             (place(900), accepted),
             (place(5), accepted),
             (place(7), accepted),
-            // By a clock that is too far ahead: what was before is not looked for.
+            // By a clock that is too far ahead: earlier segments are not searched.
             (place(900), accepted + 20 * MINUTE),
         ]);
         let numbers = |at: usize| -> Vec<(u64, u32, Outcome)> {
@@ -110,7 +111,7 @@ fn what_happened_to_events_of_other_nodes_is_found_by_their_places() {
         assert_eq!(numbers(2), both);
         assert_eq!(found[0][0].name, "sub-10");
         assert_eq!(numbers(3), [(10, 2, Outcome::Success)]);
-        // Only what was accepted here can be named here.
+        // Only events accepted here can be named here.
         let events = recorder.events_at(&[place(900), place(7)]);
         assert!(events[0].is_none());
         assert_eq!(events[1].as_ref().unwrap().id, "event-000000000007");
@@ -123,7 +124,7 @@ fn what_happened_to_events_of_other_nodes_is_found_by_their_places() {
     look(&recorder);
 }
 
-// A page that goes on behind any line goes on with the next one.
+// A page that begins after any line continues with the next one.
 #[test]
 fn every_line_says_how_to_go_on_behind_it() {
     let directory = tempfile::tempdir().unwrap();
@@ -240,7 +241,7 @@ fn an_attempt_that_overtakes_its_event_is_told_after_it() {
         (seven, Some(DeliveryState::Delivered)),
     ];
     assert_eq!(told(), expected);
-    // Both may be written at once.
+    // Both records may be written together.
     attempted(8, Decision::Done);
     recorder.accepted(one(&audience, 8, now));
     let eight = "event-000000000008".to_owned();

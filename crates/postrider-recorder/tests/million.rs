@@ -1,4 +1,4 @@
-//! A million recorded attempts: every question is answered within its budget.
+//! A million recorded attempts: every query stays within its budget.
 
 mod support;
 
@@ -17,12 +17,12 @@ use support::{HandClock, attempt, audience, one, retry, run};
 const EVENTS: u64 = 500_000;
 const TOPICS: u64 = 4;
 
-/// What the most expensive thing that is not interrupted may cost: reading one frame of events with all that happened
-/// to them.
+/// The greatest cost of the last uninterrupted step: reading one frame of events with all records
+/// about them.
 const LAST_STEP: u64 = 20_000;
 
-/// Two subscriptions for each event; one in a hundred fails once, one in ten thousand for good; the retries are recorded
-/// minutes later, in other segments.
+/// Two subscriptions for each event; every hundredth delivery fails once, every ten-thousandth
+/// permanently; the retries are recorded minutes later, in other segments.
 fn record(recorder: &FlightRecorder, clock: &HandClock) {
     let audiences: Vec<_> = (0..TOPICS).map(|topic| audience(topic, topic * 2, 2)).collect();
     let endpoint: Arc<str> = "https://receiver.example/hook".into();
@@ -82,7 +82,7 @@ fn a_million_attempts() {
     assert_eq!(status.lost, 0);
     assert!(status.segments > 5, "{status:?}");
 
-    // Once as it was written, once from files alone.
+    // Once after writing, once from files alone.
     let check = |recorder: &FlightRecorder| {
         for number in [0, 7, 107, EVENTS / 2, EVENTS - 93, EVENTS - 1] {
             let stories = recorder.trace(&format!("event-{number:012}"));
@@ -224,7 +224,7 @@ fn a_million_attempts() {
                 found += page.events.len() as u64;
                 pages += 1;
                 query.cursor = page.cursor;
-                // Of what is common a few pages will do.
+                // For frequent values a few pages suffice.
                 if page.cursor.is_none() || pages == 40 {
                     break;
                 }
@@ -242,7 +242,7 @@ fn a_million_attempts() {
     recorder.wait_indexed();
     check(&recorder);
 
-    // Whoever watches is told in words of events that were accepted long before.
+    // The live stream has the texts of events that were accepted long before it had a subscriber.
     let mut lines = recorder.subscribe();
     let audience = audience(3, 6, 2);
     let endpoint: Arc<str> = "https://receiver.example/hook".into();

@@ -1,4 +1,5 @@
-//! The recorder against a list in memory: whatever is recorded, cut off, dropped and restarted, it tells the same.
+//! The recorder against a model in memory: after recording, truncation, deletion and restarts, both
+//! give the same history.
 
 mod support;
 
@@ -23,18 +24,18 @@ const SUBSCRIPTIONS: u64 = 3;
 
 #[derive(Clone, Debug)]
 enum Op {
-    /// For each event: id, type, subject, which subscriptions it matches.
+    /// For each event: id, type, subject, and the set of subscriptions that it matches.
     Publish {
         topic: u64,
         events: Vec<(u8, u8, u8, u8)>,
-        /// The first delivery is attempted before its acceptance is told.
+        /// Whether the first delivery is attempted before its acceptance is recorded.
         overtaken: bool,
     },
     Attempt {
         pick: u16,
         outcome: u8,
         decision: u8,
-        /// Deliveries of the same subscription that go with it.
+        /// Further deliveries of the same subscription in the request.
         more: u8,
     },
     End {
@@ -50,7 +51,7 @@ enum Op {
     Tick {
         seconds: u16,
     },
-    /// The latest file is cut, at a share of its length, and loses its index.
+    /// The latest file is truncated at a share of its length, and loses its index.
     Crash {
         cut: u16,
     },
@@ -82,7 +83,7 @@ fn op() -> impl Strategy<Value = Op> {
     ]
 }
 
-/// What an attempt, an end or a blob said about one delivery.
+/// A record of an attempt, an end or a blob about one delivery.
 #[derive(Clone, Debug)]
 enum Said {
     Attempt(u32, Outcome, Decision),
@@ -97,7 +98,7 @@ enum What {
     Said(Vec<(u64, Option<Place>, Said)>),
 }
 
-/// A record and where it ended up.
+/// A record and the segment that it was written to.
 struct Kept {
     what: What,
     segment: PathBuf,
@@ -169,7 +170,7 @@ impl World {
         })
     }
 
-    /// Notes where the record went that was just told.
+    /// Notes the segment of the latest record.
     fn keep(&mut self, what: What) {
         self.recorder().flush();
         let (segment, end) = self.latest_segment().expect("something was recorded");
@@ -178,7 +179,7 @@ impl World {
         self.clock.advance(Duration::from_millis(1));
     }
 
-    /// Forgets what is not on disk any more.
+    /// Forgets records that are no longer on disk.
     fn forget(&mut self) {
         let mut lens = BTreeMap::new();
         self.kept.retain(|kept| {
@@ -193,7 +194,7 @@ impl World {
         let open: Vec<usize> = (0..self.deliveries.len())
             .filter(|d| !self.deliveries[*d].ended)
             .collect();
-        // Mostly the latest ones.
+        // Usually the latest ones.
         (!open.is_empty()).then(|| open[open.len() - 1 - pick as usize % open.len()])
     }
 
@@ -371,7 +372,7 @@ impl World {
         for (i, which) in deliveries.iter().enumerate() {
             let delivery = &mut self.deliveries[*which];
             delivery.attempts += 1;
-            // Events of one request may fare differently.
+            // Events of one request may have different results.
             let decision = match (outcome, (decision + i as u8) % 6) {
                 (Outcome::Success, _) => Decision::Done,
                 (_, 0) => Decision::DeadLetter(Reason::AttemptsExhausted),
@@ -390,7 +391,7 @@ impl World {
         self.keep(What::Said(said));
     }
 
-    /// What is to be told of every event, the latest first.
+    /// The expected histories of all events, the latest first.
     fn expected(&self) -> Vec<Told> {
         let mut told = Vec::new();
         for kept in self.kept.iter().rev() {
@@ -449,7 +450,7 @@ impl World {
                 }
             }
             delivery.end = delivery.end.or(retired);
-            // Where it is is told with how it ended.
+            // The location of the blob is reported with the end.
             delivery.blob &= delivery.end.is_some();
             delivery.state = match (delivery.end, delivery.attempts.is_empty()) {
                 (Some(end), _) => end.state(),
@@ -491,7 +492,7 @@ impl World {
             found.extend(page.events);
             match page.cursor {
                 None => break,
-                // Read as it is handed out.
+                // The cursor takes the same path as in the API: through its text.
                 Some(cursor) => query.cursor = Some(cursor.to_string().parse().unwrap()),
             }
         }
@@ -548,7 +549,7 @@ fn similar(told: &[Told], expected: &[Told]) {
     }
 }
 
-/// What matters of a story.
+/// The compared parts of a history.
 #[derive(Clone, Debug, PartialEq)]
 struct Told {
     id: String,
@@ -732,8 +733,8 @@ proptest! {
     }
 }
 
-/// A receiver may have answered before the publisher's own task has told of the acceptance; between the two a segment may
-/// end. Publishes until that has happened.
+/// A receiver may have answered before the publisher's own task has recorded the acceptance; a
+/// segment may end in between. Publishes until that has happened.
 #[test]
 fn an_attempt_at_the_end_of_the_segment_before_is_found() {
     let mut world = World::new();
@@ -746,7 +747,7 @@ fn an_attempt_at_the_end_of_the_segment_before_is_found() {
         pairs.filter(straddles).count()
     };
     for number in 0..400usize {
-        // Lengths vary, so that segments end now here, now there.
+        // Lengths vary, so that segments end at different places.
         let events = vec![(0, 0, 0, 1); 1 + number % 3];
         world.publish(0, &events, true);
         if straddles(&world) == 2 {

@@ -1,5 +1,5 @@
-//! A storage account in memory, which outlives the server's crashes; the way there, with its weather and the
-//! points at which the power may go; and the archive, with points of its own.
+//! A storage account in memory that outlives the server's crashes; the network to it, with faults
+//! and with the points at which the power may go; and the archive, with crash points of its own.
 
 use crate::audit::Audit;
 use crate::chance::Chance;
@@ -27,7 +27,7 @@ pub struct MemoryBlobs {
 }
 
 impl MemoryBlobs {
-    /// One whose auditor sees everything that is put there.
+    /// A store whose auditor observes all writes.
     pub fn watched(audit: Arc<Audit>) -> MemoryBlobs {
         MemoryBlobs {
             blobs: Mutex::default(),
@@ -94,14 +94,14 @@ impl Blobs for MemoryBlobs {
     }
 }
 
-/// What lies between the server and its store.
+/// The network between the server and its store.
 pub struct Weather {
     chance: Mutex<Chance>,
     out_of_reach: AtomicBool,
     calm: AtomicBool,
-    /// So many answers of a hundred are errors though the blob was written.
+    /// The percentage of answers that are errors although the blob was written.
     lies_percent: u64,
-    /// So many of a hundred take their time.
+    /// The percentage of slow answers.
     slow_percent: u64,
 }
 
@@ -120,13 +120,13 @@ impl Weather {
         self.out_of_reach.store(out_of_reach, SeqCst);
     }
 
-    /// From now on nothing goes wrong.
+    /// Ends all faults.
     pub fn calm(&self) {
         self.set_out_of_reach(false);
         self.calm.store(true, SeqCst);
     }
 
-    /// How long an answer takes, and whether it is wrong.
+    /// The duration of an answer, and whether it is a false error.
     fn of_one_request(&self) -> (Duration, bool) {
         let mut chance = self.chance.lock().expect("no panic holds it");
         let millis = if chance.percent(self.slow_percent) {
@@ -142,9 +142,9 @@ impl Weather {
     }
 }
 
-/// The store as one life of the server sees it.
+/// The store during one life of the server.
 pub struct CrashBlobs {
-    /// The store, or what is planted before it.
+    /// The store, or a planted bug in front of it.
     pub inner: Arc<dyn Blobs>,
     pub weather: Arc<Weather>,
     pub power: Arc<Power>,
@@ -198,7 +198,8 @@ impl Blobs for CrashBlobs {
             return Err(self.trouble("the blob store is out of reach"));
         }
         let stored = self.inner.put(account, container, path, body).await?;
-        // The blob is there, but nobody knows yet: a crash here writes its letters again.
+        // The blob is stored but the server does not know: a crash here writes its dead letters
+        // again.
         self.point()?;
         self.clock.pass(takes).await;
         if lies {
@@ -217,7 +218,7 @@ impl Blobs for CrashBlobs {
     }
 }
 
-/// The archive of one life of the server.
+/// The archive during one life of the server.
 pub struct CrashArchive {
     pub inner: Arc<dyn Archive>,
     pub power: Arc<Power>,

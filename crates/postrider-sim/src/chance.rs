@@ -1,4 +1,4 @@
-//! Chance from a seed.
+//! Random numbers from a seed.
 
 /// SplitMix64: the same seed gives the same sequence, everywhere.
 #[derive(Clone, Debug)]
@@ -17,7 +17,7 @@ impl Chance {
         z ^ (z >> 31)
     }
 
-    /// Less than `n`.
+    /// A number below `n`.
     pub fn below(&mut self, n: u64) -> u64 {
         self.any() % n.max(1)
     }

@@ -1,4 +1,4 @@
-//! A clock that follows the test runtime, and jumps: paused time carries wall time with it.
+//! A clock that follows the test runtime's paused time, and can be set.
 
 use postrider_core::time::{Clock, Sleep, Timestamp};
 use std::sync::atomic::Ordering::Relaxed;
@@ -6,20 +6,20 @@ use std::sync::atomic::{AtomicBool, AtomicI64};
 use std::time::Duration;
 use tokio::time::Instant;
 
-/// When simulated time begins.
+/// The beginning of simulated time.
 pub const EPOCH: Timestamp = Timestamp::from_secs(1_700_000_000);
-/// As the real clock does: no nap is longer than this, then the time is looked at again.
+/// The longest sleep before the time is read again, as with the real clock.
 const NAP_MAX: Duration = Duration::from_secs(60);
 
 /// A wall clock that may be set forward and back.
 #[derive(Debug)]
 pub struct SimClock {
     started: Instant,
-    /// How far it has been set, in nanoseconds.
+    /// How far the clock has been set, in nanoseconds.
     set_by: AtomicI64,
-    /// What it showed when it was last set back, at the latest.
+    /// The latest time shown before the clock was set back.
     latest: AtomicI64,
-    /// It will not be set any more, so that there is no need to look again.
+    /// Whether the clock will not be set any more, so that sleeps need not be split.
     steady: AtomicBool,
 }
 
@@ -34,7 +34,7 @@ impl SimClock {
         }
     }
 
-    /// How much time has really passed.
+    /// The time that has really passed.
     pub fn elapsed(&self) -> Duration {
         self.started.elapsed()
     }
@@ -48,17 +48,17 @@ impl SimClock {
         self.set_by.fetch_sub(by.as_nanos() as i64, Relaxed);
     }
 
-    /// The latest time that it ever showed.
+    /// The latest time that the clock ever showed.
     pub fn latest(&self) -> Timestamp {
         Timestamp::from_nanos(self.latest.load(Relaxed)).max(self.now())
     }
 
-    /// Nobody sets it any more.
+    /// Promises that the clock is not set any more.
     pub fn keep_steady(&self) {
         self.steady.store(true, Relaxed);
     }
 
-    /// Waits for so much time to pass, whatever the clock shows.
+    /// Waits for this much time to pass, whatever the clock shows.
     pub async fn pass(&self, time: Duration) {
         tokio::time::sleep_until(Instant::now() + time).await;
     }

@@ -1,5 +1,5 @@
-//! A log and a catalogue that crash at chosen points: before and after each durable step, not at random
-//! instants. And a disk that is full for a while.
+//! A log and a catalog that crash at chosen points, before and after each durable step rather than
+//! at random instants; and a disk that is full for a while.
 
 use crate::audit::{Audit, Delay};
 use crate::clock::SimClock;
@@ -20,13 +20,13 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use tokio::sync::Notify;
 
-/// What was settled is durable after this long, whatever happens then.
+/// Settlements are durable after this long, in any case.
 const DURABLE_WITHIN: Duration = Duration::from_millis(100);
 
-/// The power of one life of the server, and the room on its disk.
+/// The power supply and the disk space of one life of the server.
 #[derive(Default)]
 pub struct Power {
-    /// Crash at the point with this number.
+    /// The number of the point at which to crash.
     crash_at: u64,
     points: AtomicU64,
     crashed: AtomicBool,
@@ -43,7 +43,7 @@ impl Power {
         }
     }
 
-    /// A point where the power may go. After it has gone, nothing gets through any more.
+    /// A point at which the power may go. Once it has gone, every further point fails.
     pub fn point(&self) -> Result<(), Error> {
         if self.points.fetch_add(1, SeqCst) == self.crash_at {
             self.crashed.store(true, SeqCst);
@@ -70,7 +70,8 @@ impl Power {
         self.has_room.notify_waiters();
     }
 
-    /// As the real store does: what was settled is written when there is room, however long that takes.
+    /// Waits for disk space like the real store, which writes settlements when there is space,
+    /// however long that takes.
     async fn room(&self) -> Result<(), Error> {
         while self.full() && !self.crashed() {
             self.has_room.notified().await;
@@ -79,15 +80,15 @@ impl Power {
     }
 }
 
-/// The log of one life of the server, between two crashes.
+/// The log during one life of the server, between two crashes.
 pub struct CrashLog {
     pub memory: Arc<MemoryLog>,
-    /// The same, or what is planted between.
+    /// The same log, or a planted bug in front of it.
     inner: Arc<dyn EventLog>,
     power: Arc<Power>,
     audit: Arc<Audit>,
     clock: Arc<SimClock>,
-    /// The real log writes progress in batches: so often.
+    /// The interval at which progress is written: the real log writes it in batches.
     checkpoint_every: u64,
     settles: AtomicU64,
     checkpoint_at: Mutex<Duration>,
@@ -120,7 +121,7 @@ impl CrashLog {
         self.audit.checkpoint();
     }
 
-    /// What was settled long enough ago is durable by now.
+    /// Settlements that are old enough are durable by now.
     pub fn pass_time(&self) {
         let last = *self.checkpoint_at.lock().expect("no panic holds it");
         if self.clock.elapsed() >= last + DURABLE_WITHIN {
@@ -278,7 +279,7 @@ impl EventLog for CrashLog {
     }
 }
 
-/// The catalogue of one life of the server.
+/// The catalog during one life of the server.
 pub struct CrashCatalog {
     pub inner: Arc<dyn Catalog>,
     pub power: Arc<Power>,
@@ -298,7 +299,7 @@ impl Catalog for CrashCatalog {
         }
         for change in &changes {
             match change {
-                // Stores that are out of reach are kept beside the receivers.
+                // The delays of dead-letter stores are stored next to those of receivers.
                 Change::PutEndpointDelay(one) if one.endpoint.starts_with(HOST) => {
                     let delay = Delay {
                         until: one.delay.until,

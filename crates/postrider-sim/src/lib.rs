@@ -1,9 +1,9 @@
 //! The real engine on simulated time, network, disk and crashes: one seed decides everything.
 //!
-//! The engine is the one that ships. The clock follows tokio's paused time and is set now and then, receivers
-//! answer from memory as their script says, the log and the catalogue forget what a crash would take from
-//! them. The auditor sees what publishers were told, what receivers got and what was recorded, has the
-//! documents' tables, and knows nothing else.
+//! The engine is the one that ships. The clock follows tokio's paused time and is set now and then;
+//! receivers answer from memory according to a script; the log and the catalog lose what a crash
+//! would take from them. The auditor observes what publishers were told, what receivers got and
+//! what was recorded, has the documents' tables, and knows nothing else.
 
 pub mod world;
 pub mod scene;

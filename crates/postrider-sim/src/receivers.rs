@@ -1,4 +1,5 @@
-//! Simulated webhook receivers: healthy, slow, flapping, hanging, broken, choosy, redirecting, talkative.
+//! Simulated webhook receivers: healthy, slow, flapping, hanging, broken, selective, redirecting,
+//! with huge answers.
 
 use crate::audit::{Audit, Came, Seen};
 use crate::chance::Chance;
@@ -12,13 +13,13 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-/// Where all receivers live, each under its number.
+/// The URL of all receivers, followed by the number of one.
 pub const HOST: &str = "http://receiver.example/";
-/// Where redirections point; nobody must ever go there.
+/// The target of redirections, to which nothing may ever be sent.
 const ELSEWHERE: &str = "elsewhere";
-/// Whoever wants to be told of blobs; always well.
+/// The receiver of blob announcements, which always succeeds.
 pub const LISTENER: &str = "listener";
-/// As much of an answer's body as the real transport reads.
+/// The part of an answer's body that the real transport reads.
 static HUGE: [u8; 64 * 1024] = [b'x'; 64 * 1024];
 
 /// How one receiver behaves until the faults stop.
@@ -27,29 +28,30 @@ pub enum Manner {
     Healthy,
     /// Answers 200 after this many seconds.
     Slow(u64),
-    /// Fails this share of requests, in percent, with a status of its choice.
+    /// Fails this percentage of requests, with a status of its choice.
     Flaky(u64),
     /// Refuses connections for this many seconds from the start.
     DownFor(u64),
-    /// Its name does not resolve for this many seconds from the start.
+    /// The host name does not resolve for this many seconds from the start.
     UnknownFor(u64),
     /// Accepts and never answers for this many seconds from the start.
     HangsFor(u64),
-    /// Up for so many seconds, then down for as many, and so on.
+    /// Up for this many seconds, then down for as many, and so on.
     Flapping(u64),
-    /// Always answers this.
+    /// Always answers with this status.
     Answers(u16),
-    /// Sends everyone elsewhere.
+    /// Always redirects with this status.
     Redirects(u16),
-    /// Answers with this, and a body as large as can be, that takes so many seconds to come.
+    /// Answers with this status and a body of the greatest size, which takes this many seconds to
+    /// arrive.
     HugeBody(u16, u64),
     /// Answers with success after this many seconds, when the attempt has timed out.
     Late(u64),
-    /// Says when to come again: in seconds, as a date, nonsense, or in a thousand years.
+    /// Sends `Retry-After`: in seconds, as a date, malformed, or in a thousand years.
     AsksToWait(u64),
-    /// Finds fault with every fifth event.
+    /// Refuses every fifth event.
     Choosy,
-    /// Resets the connection after it has taken the event in.
+    /// Resets the connection after it has received the event.
     TakesAndResets(u64),
 }
 
@@ -75,7 +77,7 @@ impl Manner {
         }
     }
 
-    /// Whether it answers at once, whatever it answers.
+    /// Whether the receiver answers at once, whatever the answer.
     pub fn is_quick(self) -> bool {
         !matches!(
             self,
@@ -87,24 +89,24 @@ impl Manner {
 pub struct Receivers {
     pub manners: Vec<Manner>,
     pub clock: Arc<dyn Clock>,
-    /// Waits for so much time to pass, whatever the clock shows.
+    /// Waits for this much time to pass, whatever the clock shows.
     pub pass: Pass,
     pub audit: Arc<Audit>,
     pub chance: Mutex<Chance>,
-    /// From now on every receiver is healthy.
+    /// Whether every receiver is healthy from now on.
     pub calm: AtomicBool,
     pub started: Timestamp,
-    /// The most that a quick answer takes.
+    /// The longest that a quick answer takes.
     pub latency_max: Duration,
 }
 
 type Pass = Box<dyn Fn(Duration) -> std::pin::Pin<Box<dyn Future<Output = ()> + Send>> + Send + Sync>;
 
-/// What a receiver does with one request.
+/// A receiver's reaction to one request.
 #[derive(Default)]
 struct Doing {
     takes: Duration,
-    /// None: it never answers.
+    /// None: no answer ever comes.
     came: Option<Came>,
     answer: Answer,
     retry_after: Option<Duration>,
@@ -199,7 +201,7 @@ fn ask_to_wait(chance: &mut Chance, now: Timestamp) -> Doing {
         2 | 3 => {
             let at = now + Duration::from_secs(seconds);
             let at = Timestamp::from_secs(at.nanos() / 1_000_000_000);
-            // What is asked for counts from when the answer comes, a little later.
+            // The requested wait counts from the arrival of the answer, a little later.
             (http_date(at), Some(at.since(now + Duration::from_millis(60))))
         }
         4 => (
@@ -228,7 +230,7 @@ fn http_date(at: Timestamp) -> String {
     )
 }
 
-/// The number of the receiver at this address.
+/// The number of the receiver at this URL.
 pub fn number(url: &str) -> usize {
     let path = url.trim_start_matches(HOST);
     path.parse().expect("our own URLs")

@@ -1,4 +1,4 @@
-//! What every simulated run has: a topic, some subscriptions, and someone who publishes.
+//! The setting of every simulated run: a topic, some subscriptions, and a publisher.
 
 use crate::audit::Audit;
 use crate::blobs::ACCOUNT;
@@ -30,20 +30,20 @@ const PROFILES: [&str; 6] = [
     "edge",
 ];
 
-/// The topic of the storage account, if someone wants to be told of its blobs.
+/// The storage account's system topic, for announcements of blobs.
 pub const ACCOUNT_TOPIC: TopicId = TopicId(2);
-/// Who wants to be told.
+/// The subscription to announcements of blobs.
 pub const BLOB_LISTENER: SubscriptionId = SubscriptionId(1000);
 
 pub struct Scene {
     pub audit: Arc<Audit>,
     pub clock: Arc<dyn Clock>,
     pub topic: Topic,
-    /// Those that exist, as far as the publisher knows.
+    /// The existing subscriptions, as far as the publisher knows.
     pub subscriptions: Vec<Subscription>,
     pub server_profile: &'static str,
     profiles: Profiles,
-    /// Someone subscribes to the storage account.
+    /// Whether there is a subscription to the storage account.
     pub announced: bool,
     next_event: u64,
 }
@@ -78,7 +78,7 @@ impl Scene {
         }
     }
 
-    /// One more subscription, to this receiver.
+    /// Adds a subscription that points to this receiver.
     pub fn subscribe(&mut self, chance: &mut Chance, receiver: usize, expires: Option<Timestamp>) {
         let mut subscription = any_subscription(chance, self.subscriptions.len() as u64, receiver);
         subscription.expires = expires;
@@ -90,7 +90,7 @@ impl Scene {
         self.subscriptions.push(subscription);
     }
 
-    /// The profiles of the documents with the server's default, and what the operator has changed.
+    /// The documents' profiles with the server's default, and the operator's changes.
     pub fn profiles(&self) -> Profiles {
         self.profiles.clone()
     }
@@ -105,7 +105,7 @@ impl Scene {
         catalog.commit(changes).await.expect("memory does not fail");
     }
 
-    /// Who is there, for people.
+    /// A description of the subscriptions, for people.
     pub fn about(&self) -> String {
         let line = |s: &Subscription| {
             let profile = s.profile.as_deref().or(self.topic.profile.as_deref());
@@ -129,7 +129,7 @@ impl Scene {
         self.next_event
     }
 
-    /// Publishes a few events. Which ones were accepted, none if the server could not.
+    /// Publishes a few events. Returns those that were accepted; none if the server could not.
     pub async fn publish(&mut self, engine: &Engine, chance: &mut Chance) -> Vec<u64> {
         let topic = engine.directory.topic("orders").expect("declared");
         let now = self.clock.now();
@@ -144,7 +144,7 @@ impl Scene {
             let object = Raw::parse(&text[span.range()]).expect("our own JSON");
             let envelope = Envelope::read(Schema::EventGrid, object, None);
             let matched = router.route(&envelope, None);
-            // Who should get it is worked out anew.
+            // The expected subscriptions are computed independently of the engine.
             let subject = envelope.subject.and_then(Raw::as_str).expect("our own subject");
             let wanted = self.subscriptions.iter().filter(|s| wants(s, &subject, now));
             self.audit.publishing(*id, now, wanted.map(|s| s.id));
@@ -179,7 +179,7 @@ impl Scene {
     }
 }
 
-/// The same subscription, pointing to another receiver.
+/// The same subscription with another receiver.
 pub fn pointing_to(subscription: &Subscription, receiver: usize) -> Subscription {
     let mut moved = subscription.clone();
     match &mut moved.destination {
@@ -246,7 +246,7 @@ fn any_subscription(chance: &mut Chance, number: u64, receiver: usize) -> Subscr
     }
 }
 
-/// The operator wants letters written sooner or later than documented, and given up sooner.
+/// The operator sets another delay and patience for dead letters.
 fn change_letter_timing(profiles: &mut Profiles, chance: &mut Chance, audit: &Audit) {
     let delay = Duration::from_secs([0, 60, 300, 1200][chance.below(4) as usize]);
     let give_up_after = Duration::from_secs([1800, 3600, 4 * 3600][chance.below(3) as usize]);
@@ -307,7 +307,7 @@ fn topic(profile: Option<String>) -> Topic {
     }
 }
 
-/// A publish request's text and where its events are.
+/// The text of a publish request, and the positions of its events.
 fn body(ids: &[u64], chance: &mut Chance) -> (Bytes, Vec<Span>) {
     let mut text = String::from("[");
     let mut spans = Vec::new();

@@ -1,4 +1,5 @@
-//! One simulated run: publishers, receivers, faults and changes; then peace until everything has come to rest.
+//! A simulated run: publishers, receivers, faults and changes; then no more faults until everything
+//! is at rest.
 
 use crate::audit::{Audit, LetterCounts, Wrong};
 use crate::blobs::{CrashArchive, CrashBlobs, MemoryBlobs, Weather};
@@ -25,32 +26,32 @@ use std::time::Duration;
 
 /// Faults stop after this long.
 const FAULTS: Duration = Duration::from_secs(2 * 3600);
-/// By then everything must have come to rest: the longest time to live, and the longest delay of an
-/// endpoint, with room to spare.
+/// By then everything must be at rest: longer than the longest time to live plus the longest
+/// probation.
 const REST: Duration = Duration::from_secs(40 * 3600);
-/// Longer than any event lives, and than any endpoint is left alone.
+/// Longer than any time to live, and than any probation.
 const LONG_PAUSE: Duration = Duration::from_secs(30 * 3600);
-/// When all is done, nothing more happens for this long.
+/// The time in which nothing more may happen after the end.
 const SILENCE: Duration = Duration::from_secs(3600);
 const CRASHES_MAX: u32 = 6;
 const CLOCK_SETS_MAX: u32 = 4;
 
-/// How one run ended.
+/// The result of one run.
 #[derive(Debug)]
 pub struct Report {
     pub wrong: Vec<Wrong>,
     pub events: u64,
     pub crashes: u32,
     pub attempts: usize,
-    /// Differs if anything that receivers saw differs.
+    /// A hash of everything that receivers saw.
     pub trace: u64,
-    /// Who was there, for people.
+    /// A description of the subscriptions, for people.
     pub about: String,
-    /// Everything that happened, if it was asked for.
+    /// Everything that happened, if requested.
     pub notes: Vec<String>,
 }
 
-/// What is put between the engine and its parts, to see that the auditor notices.
+/// Bugs that are put between the engine and its parts, to check that the auditor notices them.
 #[derive(Default)]
 pub struct Planted {
     pub log: Option<Wrap<dyn EventLog>>,
@@ -73,7 +74,7 @@ fn wrapped<T: ?Sized>(wrap: &Option<Wrap<T>>, part: Arc<T>) -> Arc<T> {
     }
 }
 
-/// Runs one seed to its end, in a runtime of its own whose time is paused.
+/// Runs one seed to its end, in a runtime of its own with paused time.
 pub fn run(seed: u64) -> Report {
     run_with(seed, &Planted::default(), false)
 }
@@ -102,20 +103,20 @@ struct World<'a> {
     blobs: Arc<MemoryBlobs>,
     archive: Arc<MemoryArchive>,
     weather: Arc<Weather>,
-    /// The blob store is out of reach until so much time has passed.
+    /// How long the blob store is out of reach, by elapsed time.
     store_away_until: Option<Duration>,
     receivers: Arc<Receivers>,
     scene: Scene,
-    /// Those that are gone too.
+    /// All subscriptions, including deleted ones.
     everyone: Vec<SubscriptionId>,
     dispatch: dispatch::Config,
     clock_sets: u32,
-    /// A change to it was cut short: the catalogue knows how far it came.
+    /// A subscription whose change was interrupted: only the catalog knows the result.
     unclear: Option<SubscriptionId>,
     about: String,
 }
 
-/// One life of the server.
+/// A life of the server, from a start to a crash or a stop.
 struct Life {
     engine: Arc<Engine>,
     log: Arc<CrashLog>,
@@ -231,7 +232,7 @@ impl<'a> World<'a> {
                 self.audit.restarted();
             }
             self.find_out().await;
-            // Most of the time someone starts it again at once.
+            // Usually the server is restarted at once.
             if self.chance.percent(30) {
                 let away = Duration::from_secs(self.chance.below(1800));
                 self.clock.pass(away).await;
@@ -318,7 +319,7 @@ impl<'a> World<'a> {
         (life, log)
     }
 
-    /// Publishes, breaks and changes things until the life ends.
+    /// Publishes, causes faults and makes changes until the life ends.
     async fn live(&mut self, life: &Life) -> Ended {
         loop {
             let pause = any_pause(&mut self.chance);
@@ -369,14 +370,15 @@ impl<'a> World<'a> {
         life.power.set_full(false);
         self.audit.restarted();
         let patience = Duration::from_secs(self.chance.below(2) * 35);
-        // The power may still go, before everything is written.
+        // The power may still go before everything is written.
         let stopped = life.engine.stop(self.clock.pass(patience)).await;
         self.audit.stopped(stopped);
         life.log.checkpoint();
         self.count_letters(life);
     }
 
-    /// Compares the server's own numbers with the auditor's, unless the power went before it could count.
+    /// Compares the server's own numbers with the auditor's, unless the power went before the
+    /// server could count.
     fn count_letters(&self, life: &Life) {
         let counters = &life.engine.dispatcher.counters;
         let written = counters.dead_letters_written.load(Relaxed);
@@ -390,7 +392,7 @@ impl<'a> World<'a> {
         self.audit.letters_counted(counted);
     }
 
-    /// The blob store is out of reach, for a while or for long.
+    /// Takes the blob store out of reach, for a short or a long time.
     fn lose_store(&mut self) {
         let most = [600, 7200][self.chance.below(2) as usize];
         let away = Duration::from_secs(self.chance.below(most));
@@ -399,7 +401,7 @@ impl<'a> World<'a> {
         self.audit.store_reachable(false);
     }
 
-    /// The blob store comes back when its time has come.
+    /// Brings the blob store back when its time has come.
     fn turn_weather(&mut self) {
         if self
             .store_away_until
@@ -411,7 +413,7 @@ impl<'a> World<'a> {
         }
     }
 
-    /// A change that was cut short has happened, or it has not.
+    /// Finds out whether an interrupted change has happened.
     async fn find_out(&mut self) {
         let Some(id) = self.unclear.take() else {
             return;
@@ -480,7 +482,7 @@ impl<'a> World<'a> {
         let id = subscription.id;
         self.audit.pausing(id);
         let paused = subscription.pauses.is_paused();
-        // Now and then someone says what is so already.
+        // Now and then the current state is requested again.
         let done = match paused ^ self.chance.percent(10) {
             true => life.engine.resume_subscription(id).await,
             false => life.engine.pause_subscription(id).await,
@@ -493,7 +495,7 @@ impl<'a> World<'a> {
         }
     }
 
-    /// At the end everyone goes on, some of them only after longer than any event lives.
+    /// Resumes all subscriptions at the end, some of them only after longer than any time to live.
     async fn resume_all(&mut self, engine: &Engine) {
         let paused = |s: &&Subscription| s.pauses.is_paused();
         let paused: Vec<SubscriptionId> = self
@@ -509,14 +511,14 @@ impl<'a> World<'a> {
         for id in paused {
             self.audit.pausing(id);
             let resumed = engine.resume_subscription(id).await;
-            // One that has expired meanwhile is gone.
+            // A subscription that has expired in the meantime is gone.
             if let Some(now) = resumed.expect("nothing fails any more") {
                 self.put(Subscription::clone(&now));
             }
         }
     }
 
-    /// Someone wants an endpoint asked, whether or not it is to be left alone.
+    /// Requests a probe of an endpoint, whether or not it is on probation.
     fn probe(&mut self, life: &Life) {
         let Some(subscription) = self.any_subscription() else {
             return;
@@ -547,7 +549,7 @@ impl<'a> World<'a> {
         self.audit.clock_set(before);
     }
 
-    /// Lets time pass until nothing is left to do, or far too much of it has passed.
+    /// Lets time pass until nothing is left to do, or far too much time has passed.
     async fn rest(&self, engine: &Engine) {
         let expiries = self.scene.subscriptions.iter().filter_map(|s| s.expires);
         let last_expiry = expiries.max().unwrap_or(Timestamp::MIN);
@@ -565,7 +567,7 @@ impl<'a> World<'a> {
         }
     }
 
-    /// What the server still has to do, in its own words.
+    /// The server's remaining work, in its own words.
     fn left_over(&self, engine: &Engine) -> Option<String> {
         let letters = engine.log().letters_waiting();
         if !letters.is_empty() {

@@ -1,8 +1,9 @@
-//! The engine on the real embedded log, on a disk that tears writes, fills up and loses what was not flushed.
+//! The engine on the real embedded log, on a disk that tears writes, fills up and loses unflushed
+//! data.
 //!
-//! The log has threads of its own, for which paused time would not wait: the clock is one that moves when
-//! everything is at rest. A seed decides what is done and where the power goes, but not how threads race, so
-//! that a failure may take a few runs to come again.
+//! The log has threads of its own, for which paused time would not wait: the clock is advanced when
+//! everything is at rest. A seed decides the actions and the moment of the power cut, but not how
+//! threads race, so that a failure may take a few runs to reproduce.
 
 #[expect(dead_code, reason = "it serves the log's own tests too")]
 #[path = "../../postrider-embedded/tests/fault_disk/mod.rs"]
@@ -39,20 +40,20 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use tempfile::TempDir;
 
-/// An attempt that is not answered at once is left under way after so much real time.
+/// An attempt without an answer stays in flight after this much real time.
 const ANSWER_WITHIN: Duration = Duration::from_millis(10);
 const LIVES: u32 = 4;
-/// By then everything must have come to rest.
+/// By then everything must be at rest.
 const REST: Duration = Duration::from_secs(40 * 3600);
 
-/// What a restart finds.
+/// The stored state that a restart finds.
 #[derive(Clone, Default)]
 struct Found {
     image: Image,
     state: Option<Vec<u8>>,
 }
 
-/// Tells the auditor what the log is told, until the power goes.
+/// A log that reports its calls to the auditor until the power goes.
 struct WatchedLog {
     log: EmbeddedLog,
     audit: Arc<Audit>,
@@ -181,7 +182,7 @@ impl EventLog for WatchedLog {
     }
 }
 
-/// The blob store of one life: nothing gets there after the power has gone.
+/// The blob store of one life: nothing is written after the power has gone.
 struct WatchedBlobs {
     blobs: Arc<MemoryBlobs>,
     cut: Arc<AtomicBool>,
@@ -226,7 +227,7 @@ impl Blobs for WatchedBlobs {
     }
 }
 
-/// The state database as a crash would leave it: read until nobody has written to it meanwhile.
+/// The state database as a crash would leave it: read again until no write came in between.
 fn state(path: &Path) -> Vec<u8> {
     let mut last = std::fs::read(path).expect("it is there");
     loop {
@@ -238,7 +239,7 @@ fn state(path: &Path) -> Vec<u8> {
     }
 }
 
-/// A disk that says it has flushed what it has not.
+/// A disk that reports a flush that it has not done.
 struct LyingDisk(FaultDisk);
 
 impl Disk for LyingDisk {
@@ -313,13 +314,13 @@ struct World {
     segment_bytes_max: u64,
 }
 
-/// One life of the server.
+/// A life of the server, from a start to a crash or a stop.
 struct Life {
     engine: Arc<Engine>,
     time: VirtualTime,
     disk: FaultDisk,
     directory: TempDir,
-    /// The power has gone, and this is what it left.
+    /// Whether the power has gone, and the state that this left.
     cut: Arc<AtomicBool>,
     left: Arc<Mutex<Found>>,
 }
@@ -333,7 +334,7 @@ impl Life {
         self.directory.path().join("state.redb")
     }
 
-    /// What is on disk now.
+    /// The state on disk now.
     fn found(&self) -> Found {
         Found {
             image: self.disk.image(),
@@ -341,7 +342,7 @@ impl Life {
         }
     }
 
-    /// Cuts the power when the log flushes for the `at`th time, just before or after.
+    /// Cuts the power just before or after the `at`th flush of the log.
     fn cut_at(&self, at: u64) {
         let (cut, left, path) = (self.cut.clone(), self.left.clone(), self.path());
         let mut flushes = 0;
@@ -494,7 +495,7 @@ impl World {
             match self.chance.below(20) {
                 0..=9 => {
                     let accepted = self.scene.publish(&life.engine, &mut self.chance).await;
-                    // What is acknowledged after the power went was never heard of.
+                    // An acknowledgement after the power cut never reached the publisher.
                     if !life.is_cut() {
                         accepted.into_iter().for_each(|id| self.audit.acknowledged(id));
                     }
@@ -522,7 +523,7 @@ impl World {
         advanced.expect("the state database does not fail");
     }
 
-    /// Ends a life by what has happened to it, or else kills or stops it.
+    /// Ends a life by the power cut that has happened, or else kills or stops the server.
     async fn end(&mut self, life: Life) -> Found {
         let killed = match self.chance.below(3) {
             0 => None,
@@ -552,7 +553,7 @@ impl World {
         }
     }
 
-    /// Lets time pass until nothing is left to do, or far too much of it has passed.
+    /// Lets time pass until nothing is left to do, or far too much time has passed.
     async fn rest(&self, life: &Life) {
         let deadline = self.clock.now() + REST;
         let left = |life: &Life| {
@@ -634,7 +635,7 @@ fn what_was_accepted_survives_a_disk_that_tears_and_forgets() {
     assert!(events.into_inner() > 0 && attempts.into_inner() > 0);
 }
 
-/// The auditor's own test: a disk that lies is found out.
+/// The auditor's own test: a disk that does not flush is noticed.
 #[test]
 fn a_disk_that_does_not_flush_is_noticed() {
     for seed in 0..20 {

@@ -1,4 +1,4 @@
-//! The engine asks simulated webhooks on simulated time.
+//! Handshakes of the engine with simulated webhooks, on simulated time.
 
 use async_trait::async_trait;
 use http::{HeaderMap, HeaderValue};
@@ -26,15 +26,15 @@ use tokio::sync::Notify;
 const BASE: &str = "https://here:8443";
 const API: &str = "2022-06-15";
 
-/// What the webhook does with the next request; the last one stays.
+/// The webhook's reaction to the next request; the last one repeats.
 #[derive(Clone)]
 enum Act {
-    /// Says the code that it was sent.
+    /// Answers with the code that it was sent.
     Echo,
     Answer(u16, &'static [(&'static str, &'static str)], &'static str),
     Silence,
     Broken,
-    /// Answers as the other does, once it is told to.
+    /// Reacts like the inner act, once it is notified.
     Held(Arc<Notify>, Box<Act>),
 }
 
@@ -193,7 +193,7 @@ impl World {
         self.engine.ask(subscription, BASE, API, "").await.unwrap()
     }
 
-    /// Waits until the operation has come to an end.
+    /// Waits until the operation has ended.
     async fn ended(&self, operation: &str) -> OperationState {
         self.until(|| self.state(operation) != OperationState::InProgress)
             .await;
@@ -382,7 +382,7 @@ async fn a_refusal_changes_nothing_and_is_kept() {
     };
     let second = world.ask(changed).await;
     assert!(second.replaces);
-    // It stays the same subscription.
+    // A changed subscription keeps its id.
     assert_eq!(second.subscription.id, SubscriptionId(7));
     let message = failure(world.ended(&second.operation).await);
     let start = "Webhook validation handshake failed for https://hook.example/in. Http POST request failed with \
@@ -394,7 +394,7 @@ async fn a_refusal_changes_nothing_and_is_kept() {
     world.restart().await;
     assert_eq!(failure(world.state(&second.operation)), message);
     assert_eq!(world.in_force("audit"), Some(before));
-    // What succeeded is remembered only until then.
+    // A successful handshake is remembered only until a restart.
     assert_eq!(world.engine.handshakes.operation(&first.operation), None);
     let kept = world.engine.handshakes.seen(&second.operation).unwrap();
     let exchange = &kept.handshake.transcript[0];
@@ -429,7 +429,7 @@ async fn a_silent_webhook_is_asked_three_times() {
     assert!(codes.iter().all(|code| *code == handshake.code), "{codes:?}");
     assert_eq!(world.in_force("audit"), None);
 
-    // An answer to the second question counts, and a broken connection is no reason to ask again.
+    // An answer to the second request counts, and a broken connection is no reason to ask again.
     world.hook.set(&[Act::Silence, Act::Echo]);
     let handshake = world.ask(subscription(7, "audit")).await;
     assert_eq!(world.ended(&handshake.operation).await, SUCCEEDED);
@@ -591,7 +591,7 @@ async fn a_cloud_events_webhook_answers_first_and_visits_then() {
     let visit = world.engine.confirm("audit", &id, &token).await;
     assert_eq!(visit, Err(NotConfirmed::TooEarly));
     assert_eq!(world.in_force("audit"), None);
-    // A visit that overtakes the answer by a little is not too early.
+    // A visit shortly before the answer is not too early.
     let late_answer = async {
         world.pass(Duration::from_millis(200)).await;
         go.notify_one();
@@ -600,7 +600,7 @@ async fn a_cloud_events_webhook_answers_first_and_visits_then() {
     assert!(visit.is_ok(), "{visit:?}");
     assert!(world.in_force("audit").is_some());
 
-    // One that gets events may be answered for while it is still thinking.
+    // A webhook for Event Grid events may be confirmed while its answer is awaited.
     world.hook.set(&[Act::Silence]);
     let handshake = world.ask(subscription(8, "slow")).await;
     world.until(|| world.hook.asked().len() == 2).await;
@@ -623,14 +623,14 @@ async fn a_restart_takes_up_what_was_under_way() {
     assert_eq!(world.ended(&asking.operation).await, SUCCEEDED);
     assert!(world.in_force("asking").is_some());
     let asked = world.hook.asked();
-    // The one that waits for a visit is not asked again.
+    // The handshake that waits for a visit does not ask again.
     assert_eq!(asked.len(), 3);
     assert!(json(&asked[2].1).contains(&asking.code));
     assert_eq!(world.pending("awaiting").unwrap().state, until);
     let (id, token) = callback(&awaiting);
     assert!(world.engine.confirm("awaiting", &id, &token).await.is_ok());
 
-    // One whose window ended meanwhile fails at once.
+    // A handshake whose window ended while the server was down fails at once.
     world.hook.set(&[OK]);
     let late = world.ask(subscription(9, "late")).await;
     world.awaiting("late").await;
@@ -657,7 +657,8 @@ async fn a_newer_question_takes_the_place_of_an_older_one() {
     assert_eq!(world.ended(&third.operation).await, SUCCEEDED);
     assert_eq!(world.in_force("audit").unwrap().id, SubscriptionId(9));
     assert_eq!(world.stored().await, []);
-    // What needs no question, such as another road's change, takes its place as well.
+    // A change that needs no handshake, such as one through another API, supersedes the handshake
+    // as well.
     world.hook.set(&[OK]);
     let fourth = world.ask(subscription(9, "audit")).await;
     world.awaiting("audit").await;
@@ -730,7 +731,7 @@ async fn webhooks_are_told_once_that_their_subscription_is_gone() {
     world.engine.put_subscription(edge).await.unwrap();
     assert_eq!(world.hook.asked().len(), 2);
 
-    // Nobody answers: deleting does not wait for that.
+    // The webhook does not answer: the deletion does not wait for it.
     world.hook.set(&[Act::Silence]);
     let before = world.clock.now();
     world.engine.delete_subscription(SubscriptionId(7)).await.unwrap();
@@ -804,7 +805,8 @@ async fn a_trial_changes_nothing() {
     assert!(Arc::ptr_eq(&before, &world.in_force("audit").unwrap()));
 }
 
-// Handshakes that were asked for again counted for the topic: one caller with many topics took all places.
+// Regression: repeated handshakes were charged to the topic only, so one caller with many topics
+// took all slots.
 #[tokio::test(start_paused = true)]
 async fn who_asks_again_has_a_share_of_what_may_be_under_way() {
     let world = World::new(&[Act::Echo]).await;
@@ -858,7 +860,7 @@ async fn guessing_takes_more_than_luck() {
     }
     assert_eq!(one.token.expose().len(), 64);
     world.awaiting("one").await;
-    // The token of one does not open the other.
+    // The token of one handshake is not valid for the other.
     world.awaiting("two").await;
     let visit = world
         .engine
@@ -892,7 +894,7 @@ async fn the_rate_that_a_webhook_asked_for_is_kept() {
     let mut world = World::new(&[Act::Answer(200, granting, "")]).await;
     let handshake = world.ask(cloud(7, "audit")).await;
     assert_eq!(world.ended(&handshake.operation).await, SUCCEEDED);
-    // The rate is part of the subscription: the next life knows it too.
+    // The rate is stored with the subscription: the next life applies it too.
     world.restart().await;
     world.pass(Duration::from_secs(60)).await;
     let entry = world.engine.directory.topic_by_id(TopicId(1)).unwrap();
@@ -914,7 +916,7 @@ async fn the_rate_that_a_webhook_asked_for_is_kept() {
         let earliest = second as u128 * 1000;
         assert!((earliest..earliest + 100).contains(offset), "{offsets:?}");
     }
-    // After a pause the first goes at once.
+    // After a pause the first request is sent at once.
     world.pass(Duration::from_secs(100)).await;
     let start = world.clock.now();
     world

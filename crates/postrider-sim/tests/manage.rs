@@ -1,4 +1,5 @@
-//! The engine's catalogue: what comes and goes with what, side by side and across restarts.
+//! The engine's catalog changes: what is created and deleted together, in parallel and across
+//! restarts.
 
 use async_trait::async_trait;
 use bytes::Bytes;
@@ -26,12 +27,12 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use tokio::sync::Notify;
 
-/// Writes down what it is sent.
+/// A receiver that records its requests.
 #[derive(Default)]
 struct Receiver {
     got: Mutex<Vec<String>>,
     came: Notify,
-    /// What it answers once it is let to, if it is not to answer well at once.
+    /// A held answer: the status to send once notified. None: success at once.
     answers: Mutex<Option<(u16, Arc<Notify>)>>,
 }
 
@@ -55,12 +56,12 @@ impl Transport for Receiver {
     }
 }
 
-/// A catalogue whose commits are held up until they are let through.
+/// A catalog whose commits are held until they are released.
 #[derive(Default)]
 struct SlowCatalog {
     inner: MemoryCatalog,
     held: std::sync::atomic::AtomicBool,
-    /// There is no room.
+    /// Whether the disk is full.
     full: std::sync::atomic::AtomicBool,
     waiting: AtomicUsize,
     arrived: Notify,
@@ -134,7 +135,7 @@ impl World {
         }
     }
 
-    /// The next life, with the same catalogue and a log that knows nothing.
+    /// The next life, with the same catalog and an empty log.
     async fn restart(self) -> World {
         self.engine.stop(async {}).await.unwrap();
         World::with(self.catalog, MemoryLog::new(7)).await
@@ -297,7 +298,7 @@ async fn a_domain_topic_that_someone_wished_for_stays() {
         .unwrap();
     engine.delete_subscription(SubscriptionId(11)).await.unwrap();
     assert_eq!(engine.directory.domain_topic(domain, "WISHED"), Some(made));
-    // One that came by itself stays too, once someone has asked for it.
+    // A domain topic that was created automatically stays, too, once it has been put explicitly.
     engine
         .put_subscription(subscription(12, domain, Some("auto")))
         .await
@@ -306,7 +307,7 @@ async fn a_domain_topic_that_someone_wished_for_stays() {
     engine.delete_subscription(SubscriptionId(12)).await.unwrap();
     let stored = world.stored().await.domain_topics;
     assert_eq!(names(&stored), [("auto", false), ("wished", false)]);
-    // And where the domain does not delete, nothing goes.
+    // Where the domain does not delete automatically, nothing goes.
     let other = topic(
         2,
         "keeps",
@@ -432,7 +433,8 @@ async fn domain_topics_that_an_older_program_did_not_record_are_there_after_a_st
     assert_eq!(world.publish(domain, Some("a")).await.len(), 2);
 }
 
-// Commits are held up; changes to different things must be waiting for them together, changes to one thing in turn.
+// Commits are held: changes of different resources must wait for them together, changes of the same
+// resource in turn.
 #[tokio::test(start_paused = true)]
 async fn changes_to_different_things_do_not_wait_for_each_other() {
     let world = World::new().await;
@@ -454,7 +456,7 @@ async fn changes_to_different_things_do_not_wait_for_each_other() {
     };
     let watch = async {
         world.catalog.wait_for(4).await;
-        // Publishing is not held up, and sees nothing that is not durable yet.
+        // Publishing is not held up, and sees only durable changes.
         assert!(world.publish(topic_id, None).await.is_empty());
         world.catalog.let_go();
     };
@@ -495,7 +497,8 @@ async fn what_is_seen_last_is_what_was_stored_last() {
     assert_eq!(*seen, stored);
 }
 
-// Whoever asked goes away while the change is being made durable: it becomes visible all the same.
+// The caller goes away while the change is being made durable: the change becomes visible all the
+// same.
 #[tokio::test(start_paused = true)]
 async fn a_change_is_seen_through_without_whoever_asked_for_it() {
     let world = World::new().await;
@@ -511,7 +514,7 @@ async fn a_change_is_seen_through_without_whoever_asked_for_it() {
         }
     }
     world.catalog.let_go();
-    // Its turn is over when this one's comes.
+    // The earlier change's turn has ended when this one begins.
     engine
         .put_subscription(subscription(11, TopicId(1), None))
         .await
@@ -568,7 +571,7 @@ async fn a_new_subscription_gets_the_next_event() {
 const ELEVEN: SubscriptionId = SubscriptionId(11);
 
 impl World {
-    /// One subscription of a topic, by these rules.
+    /// A topic with a single subscription that `change` has adapted.
     async fn with_subscription(change: impl FnOnce(&mut Subscription)) -> World {
         let world = World::new().await;
         let engine = &world.engine;
@@ -602,7 +605,7 @@ async fn nothing_is_sent_in_a_pause_and_everything_after_it() {
         world.publish(TopicId(1), None).await;
     }
     world.clock.pass(Duration::from_secs(3 * 86_400)).await;
-    // Again, and for one that is not there.
+    // A repeated pause, and a pause of an unknown subscription.
     assert_eq!(engine.pause_subscription(ELEVEN).await.unwrap(), Some(paused));
     assert_eq!(engine.pause_subscription(SubscriptionId(12)).await.unwrap(), None);
     assert_eq!((world.attempts(), engine.log().backlog(ELEVEN).waiting), (0, 100));
@@ -620,7 +623,8 @@ async fn nothing_is_sent_in_a_pause_and_everything_after_it() {
     );
 }
 
-// A full minute to live, and an answer after which at least two are waited: it would be too late by then.
+// A time to live of one minute, and an answer after which the least wait is two minutes: the retry
+// would be too late.
 #[tokio::test(start_paused = true)]
 async fn what_is_under_way_when_a_pause_begins_ends_as_it_would_but_for_its_age() {
     for paused in [false, true] {
@@ -706,7 +710,7 @@ async fn a_change_that_knows_nothing_of_a_pause_does_not_end_it() {
     assert_eq!(world.attempts(), 0);
 }
 
-// Someone pauses and resumes all day long: what is kept about it stays small.
+// A subscription is paused and resumed all day: the stored pauses stay few.
 #[tokio::test(start_paused = true)]
 async fn pauses_that_matter_to_nobody_are_forgotten() {
     let world = World::with_subscription(|one| one.retry.time_to_live_minutes = Some(10)).await;
@@ -718,7 +722,7 @@ async fn pauses_that_matter_to_nobody_are_forgotten() {
         world.clock.pass(Duration::from_secs(120)).await;
     }
     let kept = world.stored().await.subscriptions.remove(0).pauses;
-    // Those of the last ten minutes that were not paused, and the one that has just ended.
+    // The pauses of the last ten unpaused minutes, and the one that has just ended.
     assert_eq!(kept.iter().count(), 5);
     world.clock.pass(Duration::from_secs(600)).await;
     engine.pause_subscription(ELEVEN).await.unwrap();

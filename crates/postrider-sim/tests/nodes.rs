@@ -1,4 +1,4 @@
-//! Two engines on one catalogue: what one changes is in force on the other.
+//! Two engines on one catalog: changes of one are in force on the other.
 
 use async_trait::async_trait;
 use bytes::Bytes;
@@ -31,11 +31,11 @@ use tokio::sync::watch;
 
 const HOOK: &str = "https://hook.example/1";
 
-/// Answers with one status, and writes down what it was sent.
+/// A receiver that answers with one status and records its requests.
 struct Receiver {
     status: AtomicU16,
     got: Mutex<Vec<String>>,
-    /// While it is true, connections are not made.
+    /// While true, connections fail.
     unreachable: watch::Sender<bool>,
 }
 
@@ -69,7 +69,7 @@ struct One {
 struct World {
     clock: Arc<SimClock>,
     nodes: Vec<One>,
-    /// As a third node would change it.
+    /// The catalog as a third node would change it.
     other: SharedCatalog,
     archive: Arc<MemoryArchive>,
 }
@@ -141,7 +141,7 @@ impl World {
         }
     }
 
-    /// Makes a topic and a subscription of it on the first node, and waits for the second.
+    /// Creates a topic with a subscription on the first node, and waits for the second.
     async fn with_subscription(&self) -> Arc<Subscription> {
         self.engine(0).put_topic(topic(1, "orders")).await.unwrap();
         let made = self.engine(0).put_subscription(subscription(2)).await.unwrap();
@@ -189,7 +189,7 @@ impl World {
 
     async fn change(&self, change: Change) {
         while let Err(e) = self.other.commit(vec![change.clone()]).await {
-            // Nobody follows the third.
+            // The third node applies no changes of others by itself.
             assert!(matches!(e, postrider_store::Error::Conflict(_)), "{e}");
             self.other.load().await.unwrap();
         }
@@ -222,7 +222,7 @@ async fn what_is_made_and_changed_on_one_node_is_in_force_on_the_other() {
     world.until("it is delivered there", || got() == 1).await;
     assert!(world.nodes[0].receiver.got.lock().unwrap().is_empty());
 
-    // Paused on the second, it is on the first, and resumed there again.
+    // Paused on the second node, the subscription is paused on the first, and is resumed there.
     world.engine(1).pause_subscription(made.id).await.unwrap();
     let paused = |n: usize| {
         let known = world.engine(n).directory.subscription_by_id(made.id);
@@ -291,7 +291,7 @@ async fn what_waits_for_a_subscription_that_is_deleted_elsewhere_is_dropped_and_
     world.until("it is dropped", || dropped() == 1).await;
     assert!(world.engine(1).dispatcher.outlet(made.id).is_none());
     assert_eq!(world.publish(1).await, []);
-    // A topic takes its subscriptions with it.
+    // The deletion of a topic deletes its subscriptions.
     let again = world.engine(1).put_subscription(subscription(3)).await.unwrap();
     world
         .until("it is in force", || {
@@ -320,7 +320,7 @@ async fn an_endpoint_that_one_node_leaves_alone_is_left_alone_by_the_other() {
         .await;
     world.until("and here", || world.delay(1).is_some()).await;
     let (first, second) = (world.delay(0).unwrap(), world.delay(1).unwrap());
-    // The time in which an answer must have come, that of a batch in cloud-2021, and ten seconds.
+    // The response timeout of a batch in cloud-2021, and ten seconds of grace.
     let grace = Duration::from_secs(60 + 10);
     assert_eq!(
         second.until,
@@ -332,13 +332,13 @@ async fn an_endpoint_that_one_node_leaves_alone_is_left_alone_by_the_other() {
     assert_eq!(got(1), 0);
     world.nodes[0].receiver.status.store(200, Relaxed);
     world.publish(0).await;
-    // The first asks when the time is over, and both go on.
+    // The first node probes when the delay is over, and both continue.
     world.until("it is well again", || world.delay(0).is_none()).await;
     assert!(world.clock.now() < second.until);
     world.until("and here", || got(1) == 1).await;
     assert!(world.clock.now() < second.until);
 
-    // Nobody asks for a node that is gone: after a while the others do.
+    // No node probes first for a node that is gone: after the grace period the others do.
     let delay = Delay {
         cause: Outcome::NotFound,
         status: Some(404),
@@ -374,7 +374,7 @@ fn asked(id: u64) -> Subscription {
 }
 
 impl World {
-    /// A webhook that is asked by the first node, until a visit is awaited everywhere.
+    /// A handshake run by the first node, until both nodes see that a visit is awaited.
     async fn awaiting(&self, id: u64) -> Arc<postrider_store::Handshake> {
         self.engine(0).ask(asked(id), BASE, API, "").await.unwrap();
         let waits = |n: usize| {
@@ -428,7 +428,7 @@ async fn a_handshake_that_is_superseded_elsewhere_ends() {
         .await;
     assert_eq!(state(1), Some(OperationState::Canceled));
     world.until("it is in force", || world.in_force(0, 5)).await;
-    // Long after it would have failed.
+    // Long after the handshake would have failed.
     world.pass(Duration::from_secs(3600)).await;
     assert_eq!(world.other.load().await.unwrap().handshakes, []);
 }
@@ -446,7 +446,7 @@ async fn handshakes_of_a_node_that_is_gone_are_taken_up() {
         .unwrap();
     let stored = world.other.load().await.unwrap().handshakes;
     assert_eq!(stored[0].by.as_deref(), Some("n1"));
-    // Nobody visits: it fails in time, and its own node says so.
+    // No visit comes: the handshake fails in time, and its own node reports that.
     let state = || world.engine(1).handshakes.operation(&handshake.operation);
     world
         .until("it has failed", || {
@@ -492,12 +492,12 @@ async fn a_replay_is_run_by_whoever_is_the_steward() {
     assert_eq!(stored[0].state, ReplayState::Running);
     assert!(world.engine(0).is_under_way(&stored[0]) && !world.engine(0).is_replaying(job.id));
     world.nodes[1].steward.send_replace(true);
-    // There is nothing to replay.
+    // The archive is empty, so the replay ends at once.
     world.pass(Duration::from_secs(1)).await;
     assert_eq!(world.archive.jobs().await.unwrap()[0].state, ReplayState::Done);
 }
 
-// Both nodes change the same subscription again and again; whoever is refused tries again.
+// Both nodes change the same subscription repeatedly; a refused change is retried.
 #[tokio::test(start_paused = true)]
 async fn nodes_that_change_the_same_end_with_the_same() {
     let world = World::new().await;
@@ -534,7 +534,8 @@ async fn nodes_that_change_the_same_end_with_the_same() {
     );
 }
 
-// A subscription is changed by what was read of it, on both nodes: the first change must not be lost under the second.
+// Both nodes change a subscription based on what they read: the second change must not overwrite
+// the first.
 #[tokio::test(start_paused = true)]
 async fn what_was_read_before_another_node_changed_it_changes_nothing() {
     let world = World::new().await;
@@ -547,7 +548,7 @@ async fn what_was_read_before_another_node_changed_it_changes_nothing() {
     };
     let first = world.engine(0).put_subscription(labelled("first")).await.unwrap();
     let known = |n: usize| world.engine(n).directory.subscription_by_id(made.id).unwrap();
-    // It is in force already: only what was read tells.
+    // The first change is in force already: only the outdated read reveals the conflict.
     world.until("it is in force", || known(1) == first).await;
     let second = world.engine(1);
     let refused = second.put_subscription_over(labelled("second"), read).await;
@@ -556,7 +557,7 @@ async fn what_was_read_before_another_node_changed_it_changes_nothing() {
         "{refused:?}"
     );
     assert_eq!(known(1).labels, ["first"]);
-    // A pause is none of what was decided, and stays.
+    // A pause does not conflict with a change, and is kept.
     let read = second.read_subscription(TopicId(1), None, "s2");
     second.pause_subscription(made.id).await.unwrap();
     let put = second
@@ -565,7 +566,7 @@ async fn what_was_read_before_another_node_changed_it_changes_nothing() {
         .unwrap();
     assert!(put.pauses.is_paused());
 
-    // The same with its topic, which goes.
+    // The same for its topic, and for the topic's deletion.
     let entry = second.directory.topic_by_id(TopicId(1)).unwrap();
     world.engine(0).put_topic(topic(1, "sales")).await.unwrap();
     world
@@ -612,7 +613,7 @@ async fn a_wish_that_another_node_asks_a_webhook_about_is_not_lost() {
     let pending = |n: usize| world.engine(n).handshakes.pending(TopicId(1), None, "s5");
     let still = |n: usize| pending(n).is_some_and(|one| one.operation == handshake.operation);
     assert!(still(0) && still(1), "it is asked on");
-    // Whoever has read of it may.
+    // A change that has read the pending handshake may supersede it.
     let read = second.read_subscription(TopicId(1), None, "s5");
     second.put_subscription_over(subscription(5), read).await.unwrap();
     world.until("it is in force", || world.in_force(0, 5)).await;
@@ -638,7 +639,7 @@ async fn a_handshake_that_is_cancelled_elsewhere_takes_the_topic_of_its_resource
     let stored = world.other.load().await.unwrap();
     assert!(stored.topics.is_empty() && stored.handshakes.is_empty());
 
-    // One that something else hangs on stays.
+    // A scope that is still used stays.
     let scope = second
         .scope("/subscriptions/x/rg/1", "a.b", "here")
         .await
@@ -656,7 +657,8 @@ async fn a_handshake_that_is_cancelled_elsewhere_takes_the_topic_of_its_resource
     assert!(there(0) && there(1));
 }
 
-// The webhook allows six requests a minute: both nodes together keep to it, and one that is left alone has all of it.
+// The webhook allows six requests a minute: both nodes together keep to it, and a single remaining
+// node may use all of it.
 #[tokio::test(start_paused = true)]
 async fn nodes_share_the_rate_that_a_webhook_allows() {
     let world = World::new().await;
@@ -684,7 +686,7 @@ async fn nodes_share_the_rate_that_a_webhook_allows() {
         assert!(sent.0 + sent.1 <= 7, "{sent:?} in a minute");
         assert!(sent.0 >= 2 && sent.1 >= 2, "{sent:?}: each has its share");
     }
-    // The second is gone.
+    // The second node is gone.
     world.nodes[1].engine.stop(async {}).await.unwrap();
     world.nodes[0].sharing.send_replace(Sharing::ALONE);
     world.pass(Duration::from_secs(30)).await;

@@ -1,5 +1,5 @@
-//! The auditor's own test: bugs are planted from outside, and each must be noticed for what it is.
-//! Nothing here ships: a bug is a part that is handed in bent, or a profile that was doctored.
+//! The auditor's own test: bugs are planted from outside, and each must be reported as what it is.
+//! A bug is a faulty part that is handed in, or a changed profile; none of it ships.
 
 use async_trait::async_trait;
 use bytes::Bytes;
@@ -23,10 +23,10 @@ use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-/// A planted bug must be noticed within so many seeds.
+/// A planted bug must be noticed within this many seeds.
 const SEEDS_MAX: u64 = 400;
 
-/// Runs seeds until the auditor complains of this; says how many it took.
+/// Runs seeds until the auditor reports this kind of error; returns how many it took.
 fn is_noticed(planted: &Planted, kind: Kind) -> u64 {
     let mut others = Vec::new();
     for seed in 0..SEEDS_MAX {
@@ -40,48 +40,48 @@ fn is_noticed(planted: &Planted, kind: Kind) -> u64 {
     panic!("nobody noticed in {SEEDS_MAX} seeds; but {others:#?}");
 }
 
-/// What is wrong with a log.
+/// The fault of a log.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Bent {
-    /// Says that it has stored what it has not.
+    /// Confirms appends that it has not stored.
     AppendsNothing,
-    /// Takes a retry for the end.
+    /// Ends deliveries that should be retried.
     ForgetsRetries,
-    /// Writes a retry down for too early a time.
+    /// Records a retry for too early a time.
     HurriesRetries,
-    /// Forgets how often a delivery was attempted.
+    /// Loses the number of attempts.
     ForgetsAttempts,
-    /// Offers again what was settled as done.
+    /// Offers deliveries again that were settled as done.
     OffersAgain,
-    /// Offers again what was withdrawn.
+    /// Offers deliveries again that were withdrawn.
     OffersWithdrawn,
-    /// Keeps what waits for a subscription that is closed.
+    /// Keeps the backlog of a closed subscription.
     NeverCloses,
-    /// Leaves a claim that found nothing unanswered for ever.
+    /// Never returns from a claim that found nothing.
     ClaimNeverReturns,
-    /// Forgets letters when they are read, before they are in a blob.
+    /// Removes dead letters when they are read, before they are in a blob.
     ForgetsLettersRead,
-    /// Forgets letters when it is opened.
+    /// Removes dead letters when it is opened.
     ForgetsLettersAtStart,
-    /// Forgets a letter only when it is told to for the second time.
+    /// Removes a dead letter only at the second request.
     KeepsLetters,
-    /// Writes a letter down with one attempt too many.
+    /// Records dead letters with one attempt too many.
     AddsAttempts,
     /// Gives every letter the same reason.
     MixesReasonsUp,
-    /// Makes letters of some deliveries that are done.
+    /// Makes dead letters of some deliveries that are done.
     LettersOfDone,
-    /// Finds no letter that is looked for by itself, as before it is taken back.
+    /// Does not find a dead letter that is looked up by itself, as before a withdrawal.
     FindsNoSingleLetter,
-    /// Counts the wait of a letter from the decision, also where the attempt was long before.
+    /// Begins the delay of a dead letter at the decision, even if the attempt was long before.
     LateLetters,
-    /// Does not say how long events have waited.
+    /// Does not report how long events have waited.
     HidesAge,
-    /// Says that it has stored announcements of blobs, and has not.
+    /// Confirms announcements of blobs that it has not stored.
     AppendsNoAnnouncement,
 }
 
-/// More than there are.
+/// A claim without limits.
 const EVERYTHING: Want = Want {
     events_max: usize::MAX,
     bytes_max: usize::MAX,
@@ -273,7 +273,7 @@ impl EventLog for BentLog {
     }
 }
 
-/// A catalogue that loses some of the changes it is given.
+/// A catalog that loses some changes.
 struct BentCatalog {
     catalog: Arc<dyn Catalog>,
     misreads: fn(&mut Loaded),
@@ -311,7 +311,7 @@ impl Catalog for BentCatalog {
     }
 }
 
-/// A transport that does more, or tells less, than it should.
+/// A transport that sends more, or reports less, than it should.
 #[derive(Clone, Copy)]
 enum BentTransport {
     FollowsRedirections,
@@ -363,16 +363,16 @@ fn sending(bent: BentTransport) -> Planted {
     }
 }
 
-/// What is wrong with a blob store.
+/// The fault of a blob store.
 #[derive(Clone, Copy)]
 enum BentStore {
-    /// Says that it has written what it has not, for some blobs.
+    /// Confirms some blobs that it has not written.
     WritesNothing,
-    /// Files blobs under the subscription's own spelling.
+    /// Writes blobs under the subscription's own spelling.
     LowerCase,
-    /// Writes months, days and hours with two digits, as people do.
+    /// Writes months, days and hours with two digits.
     PadsWithZeros,
-    /// Keeps only the first letter of every blob.
+    /// Keeps only the first dead letter of every blob.
     KeepsOneLetter,
 }
 
@@ -441,7 +441,7 @@ impl Blobs for BentBlobs {
     }
 }
 
-/// An archive that says it has noted blobs, and has not.
+/// An archive that confirms records that it has not stored.
 struct BentArchive(Arc<dyn Archive>);
 
 #[async_trait]
@@ -504,7 +504,7 @@ impl Archive for BentArchive {
     }
 }
 
-/// Every profile, doctored in the same way.
+/// All profiles, changed in the same way.
 fn doctored(doctor: fn(&mut Profile)) -> Planted {
     Planted {
         profiles: Some(Box::new(move |profiles| {
@@ -518,7 +518,7 @@ fn doctored(doctor: fn(&mut Profile)) -> Planted {
     }
 }
 
-/// The profile's table of statuses with another rule for some.
+/// The profile's table of statuses with some rules changed.
 fn with_rule(profile: &mut Profile, change: impl Fn(u16, StatusRule) -> StatusRule) {
     let lines = profile.statuses.iter().map(|line| {
         let mut line = *line;
@@ -610,7 +610,7 @@ fn a_pause_that_did_not_last() {
 
 #[test]
 fn a_pause_that_events_age_in() {
-    // It goes on, but nobody knows any more when it began.
+    // The pause continues, but its beginning is lost.
     fn misread(loaded: &mut Loaded) {
         for subscription in &mut loaded.subscriptions {
             let mut pauses: Vec<Pause> = subscription.pauses.iter().collect();
@@ -749,7 +749,8 @@ fn a_time_to_live_that_is_ignored() {
 
 #[test]
 fn attempts_without_end() {
-    // A subscription of the default profile says nothing about attempts; those that do are not doctored.
+    // Subscriptions of the default profile leave the attempts to it; those with their own limit are
+    // not affected.
     let planted = doctored(|profile| {
         profile.attempts_max = 1000;
         profile.schedule = const { &[Duration::from_secs(60)] };
@@ -801,7 +802,7 @@ fn a_delay_that_never_ends() {
             rules.other = Duration::from_secs(1_000_000);
             rules.max = Duration::from_secs(1_000_000);
         });
-        // What waits so long would come to its end by itself.
+        // Otherwise a delivery that waits for so long would expire.
         profile.time_to_live = Duration::from_secs(10_000_000);
     });
     is_noticed(&planted, Kind::Lost);

@@ -1,4 +1,4 @@
-//! The flight recorder behind the real engine: what became of events is told whole.
+//! The flight recorder on the real engine: the history of events is complete.
 
 use async_trait::async_trait;
 use bytes::Bytes;
@@ -35,18 +35,18 @@ use std::time::Duration;
 const ORDERS: TopicId = TopicId(1);
 const TENANTS: TopicId = TopicId(2);
 
-/// What an endpoint does with a request.
+/// An endpoint's reaction to a request.
 #[derive(Clone, Copy)]
 enum Act {
     Answer(u16, &'static str),
-    /// Succeeds after so many seconds.
+    /// Succeeds after this many seconds.
     Late(u64),
     Refused,
     /// Answers 413 to every request with the event of this id, and 200 to others.
     TooLargeWith(&'static str),
 }
 
-/// Endpoints that do one thing after the other; the last repeats.
+/// Endpoints that react in sequence; the last reaction repeats.
 struct Hooks {
     clock: Arc<SimClock>,
     acts: Mutex<HashMap<String, Vec<Act>>>,
@@ -106,7 +106,7 @@ fn topic(id: TopicId, name: &str, kind: TopicKind) -> Topic {
     }
 }
 
-/// Named like the host that it points to.
+/// A subscription named like its host.
 fn subscription(id: u64, topic: TopicId, name: &str) -> Subscription {
     Subscription::new(
         SubscriptionId(id),
@@ -172,7 +172,7 @@ impl World {
         self.engine.put_subscription(subscription).await.unwrap();
     }
 
-    /// Publishes events in one request: their ids, and the topics inside the domain.
+    /// Publishes events in one request: their ids, and their domain topics.
     async fn publish(&self, topic: TopicId, events: &[(&str, Option<&str>)]) {
         let entry = self.engine.directory.topic_by_id(topic).unwrap();
         let mut router = self
@@ -354,7 +354,7 @@ async fn a_dead_letter_leads_to_its_blob_and_the_blob_to_the_replay() {
 #[tokio::test(start_paused = true)]
 async fn ends_without_an_attempt_are_told() {
     let world = World::new().await;
-    // The first answer comes after the time for it, and before the retry.
+    // The first answer is late, and comes before the retry.
     let late = subscription(11, ORDERS, "late");
     world.subscribe(late, &[Act::Late(35), Act::Refused]).await;
     let mut going = subscription(12, ORDERS, "going");
@@ -399,7 +399,7 @@ async fn what_expires_while_it_waits_is_told_and_a_letter_without_a_place_too() 
     world.subscribe(shelved.clone(), &[Act::Answer(400, "")]).await;
     world.publish(ORDERS, &[("e1", None)]).await;
     world.clock.pass(minute).await;
-    // Its letter waits to be written, and now there is no place for it.
+    // Its dead letter is pending, and now there is no destination for it.
     shelved.dead_letter = None;
     world.subscribe(shelved, &[Act::Answer(400, "")]).await;
     world.clock.pass(60 * minute).await;
@@ -478,7 +478,7 @@ async fn in_a_domain_it_is_told_who_is_attached_elsewhere() {
     assert_eq!(delivery(&story, "all").state, DeliveryState::Delivered);
     assert_eq!(refused(&story, "a").0, Verdict::DomainTopic);
 
-    // A domain with very many: those of the topics in the request are told of.
+    // In a domain with very many subscriptions, those of the request's domain topics are reported.
     for id in 100..300 {
         let mut one = subscription(id, TENANTS, &format!("many-{id}"));
         one.domain_topic = Some(format!("t{}", id / 2));
@@ -508,7 +508,7 @@ fn batched(id: u64, name: &str, events_max: u32) -> Subscription {
     one
 }
 
-/// Number, status and size of the request of each attempt.
+/// The number, status and request size of each attempt.
 fn attempts(of: &DeliveryStory) -> Vec<(u32, Option<u16>, u32)> {
     let each = of.attempts.iter();
     each.map(|one| (one.number, one.status, one.batch)).collect()
@@ -518,7 +518,7 @@ fn attempts(of: &DeliveryStory) -> Vec<(u32, Option<u16>, u32)> {
 async fn a_batch_that_is_too_large_is_halved_and_costs_no_event_an_attempt() {
     let world = World::new().await;
     let mut one = batched(11, "small", 10);
-    // A single attempt is all that an event has.
+    // The event has a single attempt.
     one.retry.attempts_max = Some(1);
     world.subscribe(one, &[Act::TooLargeWith("big")]).await;
     let events = ["a", "b", "c", "d", "big"].map(|id| (id, None));

@@ -1,12 +1,12 @@
-//! Many seeds, each a whole life of the engine with faults and crashes.
-//! `POSTRIDER_SEED=n` runs one seed and tells what happens, `POSTRIDER_SEEDS=n` runs that many.
+//! Many seeds, each a whole life of the engine with faults and crashes. `POSTRIDER_SEED=n` runs one
+//! seed and prints what happens, `POSTRIDER_SEEDS=n` runs that many.
 
 use postrider_sim::world::{Planted, Report, run, run_with};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::mpsc;
 use std::time::Duration;
 
-/// One seed takes a hundredth of a second. One that takes this long does not end at all.
+/// A seed normally takes a hundredth of a second; after this long it is considered endless.
 const SEED_TAKES_MAX: Duration = Duration::from_secs(120);
 
 #[expect(
@@ -23,7 +23,7 @@ fn every_accepted_event_ends_well_whatever_happens() {
         Some(seed) => seed..seed + 1,
         None => 0..asked("POSTRIDER_SEEDS").unwrap_or(3000),
     };
-    // Whoever asks for one seed wants to see what happens.
+    // A single seed is run to see what happens.
     let alone = seeds.end - seeds.start == 1;
     let next = AtomicU64::new(seeds.start);
     let (ended, reports) = mpsc::channel::<(u64, Report)>();
@@ -51,7 +51,7 @@ fn every_accepted_event_ends_well_whatever_happens() {
                 Ok(one) => one,
                 Err(mpsc::RecvTimeoutError::Disconnected) => return,
                 Err(mpsc::RecvTimeoutError::Timeout) => {
-                    // It cannot be stopped: it is busy without end.
+                    // The thread cannot be stopped: it is busy forever.
                     let last = next.load(Relaxed);
                     eprintln!("a seed does not end; it is one of the last before POSTRIDER_SEED={last}");
                     std::process::exit(1);
@@ -59,7 +59,7 @@ fn every_accepted_event_ends_well_whatever_happens() {
             };
             report.notes.iter().for_each(|note| println!("{note}"));
             if !report.wrong.is_empty() {
-                // The others need not go on.
+                // The other threads need not continue.
                 next.store(seeds.end, Relaxed);
                 panic!("POSTRIDER_SEED={seed}: {:#?}\n{}", report.wrong, report.about);
             }
@@ -85,7 +85,7 @@ fn a_seed_decides_everything() {
     }
 }
 
-/// Seeds beyond the usual range that once found a fault of the engine or of the auditor.
+/// Seeds beyond the usual range that once revealed an error of the engine or of the auditor.
 #[test]
 fn seeds_that_found_a_fault_stay_clean() {
     for seed in [4160, 5848, 5883, 8162, 10754, 14281, 34371, 36305, 47799] {

@@ -1,6 +1,8 @@
-//! The archive's promise: which blobs hold which dead letters, and what has been done with them.
+//! The archive: which dead-letter blobs exist, and what has been done with the dead letters in
+//! them.
 //!
-//! The letters themselves are in the blobs. What is kept here grows with the number of blobs, not of letters.
+//! Dead letters themselves are in the blobs. The archive grows with the number of blobs, not with
+//! the number of dead letters.
 
 use crate::Error;
 use async_trait::async_trait;
@@ -8,7 +10,7 @@ use postrider_core::ids::SubscriptionId;
 use postrider_core::retry::Reason;
 use postrider_core::time::Timestamp;
 
-/// A blob's number in the archive. Later blobs have greater numbers.
+/// Number of a blob in the archive. Later blobs have greater numbers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct BlobId(pub u64);
 
@@ -17,7 +19,7 @@ pub struct BlobId(pub u64);
 pub struct BlobRecord {
     pub id: BlobId,
     pub subscription: SubscriptionId,
-    /// By name: the subscription may be gone.
+    /// Names are recorded because the subscription and the topic may be deleted before the blob.
     pub subscription_name: String,
     pub topic_name: String,
     pub account: String,
@@ -26,29 +28,29 @@ pub struct BlobRecord {
     pub written: Timestamp,
     /// Length of the blob.
     pub bytes: u64,
-    /// SHA-256 of the blob; none in what an older program recorded.
+    /// SHA-256 of the blob; `None` in records of older programs, which did not store it.
     pub sha256: Option<[u8; 32]>,
-    /// One for each letter, in the blob's order.
+    /// State of each dead letter, in the order of the blob.
     pub marks: Vec<Mark>,
 }
 
-/// Why one letter is there, and what has been done with it.
+/// The state of one dead letter: why the event was given up, and what has been done with it since.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Mark {
     pub reason: Reason,
-    /// How often it was replayed; stays at its greatest value.
+    /// Number of replays; saturates at `u8::MAX`.
     pub replays: u8,
-    /// It is not shown any more.
+    /// Purged dead letters are hidden from lists and counts; the blob still contains them.
     pub purged: bool,
 }
 
-/// Which blobs to look at.
+/// Selects blobs.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct BlobFilter {
     pub subscription: Option<SubscriptionId>,
-    /// Only blobs that hold a letter of this reason that is not purged.
+    /// Only blobs with a dead letter of this reason that is not purged.
     pub reason: Option<Reason>,
-    /// Only blobs written then or later.
+    /// Only blobs written at this time or later.
     pub since: Option<Timestamp>,
 }
 
@@ -65,31 +67,31 @@ impl BlobFilter {
     }
 }
 
-/// A replay under way, so that it can be gone on with.
+/// A replay in progress, stored so that it can be resumed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ReplayJob {
     pub id: u64,
-    /// What was asked for, in the API's own words; means nothing to the archive.
+    /// The request as the API received it; opaque to the archive.
     pub request: String,
     pub created: Timestamp,
-    /// The next letter to look at: a blob, and a place in it.
+    /// Where to resume: a blob, and the index of the next dead letter in it.
     pub next: (BlobId, u32),
-    /// No blob after this one belongs to it.
+    /// The last blob of this replay; later blobs were written after it was requested.
     pub last: BlobId,
     pub replayed: u64,
-    /// Letters that could not be replayed.
+    /// Dead letters that could not be replayed.
     pub failed: u64,
-    /// Letters among those whose blob is missing, damaged or in an account that is not configured.
+    /// The part of `failed` whose blob is missing, damaged or in an account that is not configured.
     pub unreadable: u64,
-    /// The first blobs that these letters are in, at most [`UNREADABLE_BLOBS_MAX`].
+    /// The first blobs with unreadable dead letters, at most [`UNREADABLE_BLOBS_MAX`].
     pub unreadable_blobs: Vec<UnreadableBlob>,
     pub state: ReplayState,
 }
 
-/// Blobs that a replay names as unreadable; letters of further ones are only counted.
+/// Number of unreadable blobs that a replay names; dead letters in further blobs are only counted.
 pub const UNREADABLE_BLOBS_MAX: usize = 100;
 
-/// A blob of which a replay could not read letters.
+/// A blob whose dead letters a replay could not read.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct UnreadableBlob {
     pub id: BlobId,
@@ -98,23 +100,23 @@ pub struct UnreadableBlob {
     pub path: String,
     pub letters: u64,
     pub fault: BlobFault,
-    /// For people.
+    /// Text for the operator.
     pub reason: String,
 }
 
-/// Why letters that the archive lists cannot be read from their blob.
+/// Why dead letters that the archive lists cannot be read from their blob.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BlobFault {
-    /// The store answers that the blob, or its container, does not exist.
+    /// The blob storage answered that the blob or its container does not exist.
     Missing,
-    /// The blob does not hold the letters that were written.
+    /// The blob does not contain the dead letters that were written to it.
     Damaged,
-    /// The blob's storage account is not configured (any more).
+    /// The blob's storage account is not configured, or not any more.
     NoAccount,
 }
 
 impl ReplayJob {
-    /// Counts letters that cannot be replayed because of their blob, and names the blob.
+    /// Counts dead letters that cannot be replayed because of their blob, and names the blob.
     pub fn add_unreadable(&mut self, blob: UnreadableBlob) {
         self.failed += blob.letters;
         self.unreadable += blob.letters;
@@ -135,14 +137,15 @@ pub enum ReplayState {
 
 #[async_trait]
 pub trait Archive: Send + Sync {
-    /// Adds a blob, durable on return. `id` of the record is not looked at; returns the one it was given. A blob
-    /// of the same account, container and path is forgotten: this one took its place.
+    /// Adds a blob; durable on return. Ignores `blob.id` and returns the number that the blob was
+    /// given. An older blob with the same account, container and path is forgotten because it was
+    /// overwritten.
     async fn add(&self, blob: BlobRecord) -> Result<BlobId, Error>;
 
     async fn get(&self, id: BlobId) -> Result<Option<BlobRecord>, Error>;
 
-    /// Blobs that the filter takes, with numbers greater than `after`, in order, at most `max`. Does not read
-    /// blobs of other subscriptions, nor older ones than asked for.
+    /// Blobs that match the filter, with numbers greater than `after`, in ascending order, at most
+    /// `max`. Does not read blobs of other subscriptions, nor blobs written before `filter.since`.
     async fn list(
         &self,
         filter: &BlobFilter,
@@ -150,28 +153,31 @@ pub trait Archive: Send + Sync {
         max: usize,
     ) -> Result<Vec<BlobRecord>, Error>;
 
-    /// The number of the last blob, if there is one.
+    /// The greatest number of any blob, or `None` if the archive is empty.
     async fn last(&self) -> Result<Option<BlobId>, Error>;
 
-    /// Letters that are in blobs and not purged, by subscription and reason.
+    /// Number of dead letters in blobs that are not purged, by subscription and reason.
     async fn counts(&self) -> Result<Vec<(SubscriptionId, Reason, u64)>, Error>;
 
-    /// Replaces the marks of a blob. Does nothing if it is not there.
+    /// Replaces the marks of a blob. Does nothing if the blob does not exist.
     async fn mark(&self, id: BlobId, marks: Vec<Mark>) -> Result<(), Error>;
 
-    /// Forgets a blob. Does nothing if it is not there.
+    /// Forgets a blob. Does nothing if the blob does not exist.
     async fn remove(&self, id: BlobId) -> Result<(), Error>;
 
-    /// Makes a replay or replaces it, together with the marks of a blob that it has just gone through.
+    /// Creates or replaces a replay and, atomically with it, the marks of the blob it has just
+    /// processed.
     async fn put_job(&self, job: ReplayJob, marks: Option<(BlobId, Vec<Mark>)>) -> Result<(), Error>;
 
-    /// As `mark`, but only if they are still `was`: another node may have changed them. Whether they were.
+    /// Like `mark`, but only if the marks are still `was`: another node may have changed them.
+    /// Returns whether the marks were replaced.
     async fn mark_if(&self, id: BlobId, _was: &[Mark], marks: Vec<Mark>) -> Result<bool, Error> {
         self.mark(id, marks).await?;
         Ok(true)
     }
 
-    /// As `put_job`, but only if the marks of the blob are still `was`. Whether they were.
+    /// Like `put_job`, but only if the marks of the blob are still `was`. Returns whether it was
+    /// stored.
     async fn put_job_if(
         &self,
         job: ReplayJob,
@@ -187,33 +193,34 @@ pub trait Archive: Send + Sync {
 
     async fn remove_job(&self, id: u64) -> Result<(), Error>;
 
-    /// A number for a new replay.
+    /// Allocates the number of a new replay.
     async fn next_job(&self) -> Result<u64, Error>;
 
-    /// Returns when everything that other nodes have changed before now can be read here.
+    /// Returns once all changes that other nodes made before the call can be read here.
     async fn catch_up(&self) -> Result<(), Error> {
         Ok(())
     }
 
-    /// The last numbers that were given out: to a blob, and to a replay.
+    /// The last numbers that were allocated: to a blob, and to a replay.
     async fn numbers(&self) -> Result<(BlobId, u64), Error>;
 
-    /// Gives out no number up to these any more: an archive that is moved keeps its numbers. Only of use while nobody
-    /// else uses the archive.
+    /// Ensures that numbers up to these are never allocated: a migrated archive keeps its numbers.
+    /// The archive must not be in use by anyone else.
     async fn skip_numbers(&self, blobs: BlobId, jobs: u64) -> Result<(), Error>;
 
-    /// Asks the node that runs a replay to stop it. It is asked until the replay is put in another state.
+    /// Asks the node that runs a replay to stop it. The request stands until the replay's state
+    /// changes.
     async fn ask_to_cancel(&self, _id: u64) -> Result<(), Error> {
         Ok(())
     }
 
-    /// The replays that somebody asks to be stopped.
+    /// Replays that somebody has asked to stop.
     async fn to_cancel(&self) -> Result<Vec<u64>, Error> {
         Ok(Vec::new())
     }
 
-    /// Waits until another node has put a replay or asks that one be stopped. Where there are no others, for ever.
-    /// Only one may wait.
+    /// Waits until another node stores a replay or asks to stop one. Never returns where there are
+    /// no other nodes. At most one task may wait.
     async fn jobs_changed(&self) {
         std::future::pending().await
     }

@@ -1,5 +1,4 @@
-//! The catalogue's promise: topics, domain topics, subscriptions, handshakes, and the endpoints that are
-//! left alone.
+//! The catalog: topics, domain topics, subscriptions, handshakes, and endpoints on probation.
 
 use crate::Error;
 use crate::handshake::Handshake;
@@ -9,7 +8,7 @@ use postrider_core::probation::EndpointDelay;
 use postrider_core::subscription::{DomainTopic, Subscription, Topic};
 use std::sync::Arc;
 
-/// One change to the catalogue.
+/// A single alteration of the catalog; a commit is a list of them.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Change {
     PutTopic(Topic),
@@ -18,17 +17,17 @@ pub enum Change {
     DeleteDomainTopic(TopicId, String),
     PutSubscription(Subscription),
     DeleteSubscription(SubscriptionId),
-    /// Replaces the delay that the endpoint had, if it had one.
+    /// Replaces the endpoint's previous delay, if any.
     PutEndpointDelay(EndpointDelay),
-    /// By the endpoint's name. One that is not there may be deleted all the same.
+    /// Deletes by endpoint; deleting a delay that does not exist is not an error.
     DeleteEndpointDelay(String),
-    /// Replaces the one of the same operation.
+    /// Replaces the handshake with the same operation, if any.
     PutHandshake(Handshake),
-    /// By its operation. One that is not there may be deleted all the same.
+    /// Deletes by operation; deleting a handshake that does not exist is not an error.
     DeleteHandshake(String),
 }
 
-/// Everything in the catalogue.
+/// The whole content of the catalog.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Loaded {
     pub topics: Vec<Topic>,
@@ -44,42 +43,45 @@ pub struct Loaded {
 pub trait Catalog: Send + Sync {
     async fn load(&self) -> Result<Loaded, Error>;
 
-    /// Makes the changes durable, all of them or none. Commits that are under way at the same time may become
-    /// durable together; each takes effect whole, and one that has begun is seen through even if nobody waits for
-    /// it any more. [`Error::Conflict`] if another node has changed something that they are about and the follower
-    /// has not put it in force yet.
+    /// Makes the changes durable, all or none. Concurrent commits may share a flush; each is
+    /// atomic. A commit that has been polled once runs to completion even if its future is dropped.
+    /// Fails with [`Error::Conflict`] if another node has changed something that the changes are
+    /// about and the follower has not applied that change yet.
     async fn commit(&self, changes: Vec<Change>) -> Result<(), Error>;
 
-    /// A number that was never given out before, and never will be again, restarts included.
+    /// Allocates a number that is never allocated again, not even after a restart.
     async fn next_id(&self) -> Result<u64, Error>;
 
-    /// Returns when everything that other nodes had stored before this was asked is in force here: by then nothing is
-    /// taken for missing that exists. Where there are no other nodes that is always so.
+    /// Returns once everything that other nodes had stored before the call is applied here, so that
+    /// nothing that exists is taken for missing. Returns at once where there are no other nodes.
     async fn catch_up(&self) -> Result<(), Error> {
         Ok(())
     }
 
-    /// Whether everything that any node has said to be in force everywhere is in force here. Where there are no other
-    /// nodes that is always so; a node that lost touch with the others cannot know.
+    /// Whether everything that any node has announced as applied everywhere is applied here. Always
+    /// true where there are no other nodes; a node without contact to the others cannot know and
+    /// says no.
     fn is_current(&self) -> bool {
         true
     }
 
-    /// Returns when no node acts any more by a catalogue older than the one known here: each has all of it in force, or
-    /// is not current. The changes are durable even after an error.
+    /// Returns once no node acts on an older catalog than the one known here: every node has
+    /// applied it, or is not current. The changes are durable even if this fails.
     async fn in_force_everywhere(&self) -> Result<(), Error> {
         Ok(())
     }
 
-    /// Tells the follower of everything that other nodes have changed since the last `load` before this, for as
-    /// long as it is awaited; to be called once. Where there are no other nodes nothing ever comes.
+    /// Passes the follower everything that other nodes have changed since the last `load`, for as
+    /// long as the future is polled. May be called once. Does nothing where there are no other
+    /// nodes.
     async fn follow(&self, _follower: Arc<dyn Follower>) {}
 }
 
-/// Puts in force what other nodes have changed.
+/// Applies changes of other nodes to what this node acts on.
 #[async_trait]
 pub trait Follower: Send + Sync {
-    /// The changes of one commit, or of several that came at once, in their order. Returns when they are in force
-    /// here; only then come the next. `sequence` never falls from one to the next.
+    /// Applies the changes of one commit, or of several that arrived together, in order. The next
+    /// call is made only after this one has returned, which means that they are applied. `sequence`
+    /// never decreases from call to call.
     async fn changed(&self, changes: Vec<Change>, sequence: u64);
 }

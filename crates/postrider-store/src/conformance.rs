@@ -1,7 +1,7 @@
-//! What every store must keep, as one suite. Each function is one promise and takes a log of its own.
+//! The contract of every store, as one test suite. Each function checks one promise on a new log.
 //!
-//! Settling becomes visible in the backlog and in the due times a moment after `settle` returns, or with
-//! the next `flush`; the suite waits for that. Everything else holds at once.
+//! Settled claims become visible in the backlog and the due times shortly after `settle` returns,
+//! or with the next `flush`; the suite waits for that. Everything else holds immediately.
 
 pub mod letters;
 pub mod moving;
@@ -36,31 +36,31 @@ pub trait Subject: Send + Sync {
     async fn open(&self) -> Arc<dyn EventLog>;
     /// Closes the log and opens it again.
     async fn reopen(&self, log: Arc<dyn EventLog>) -> Arc<dyn EventLog>;
-    /// Ends the log without closing it and opens what is left.
+    /// Ends the log without closing it and opens what is durable.
     async fn crash(&self, log: Arc<dyn EventLog>) -> Arc<dyn EventLog>;
-    /// Events whose positions give the same number here are handed out in the order of publishing. A log that
-    /// promises that only within a part of it tells the parts apart.
+    /// Identifies the part of the log that a position belongs to. First attempts are offered in the
+    /// order of publishing only within one part (a partition of a cluster, for example).
     fn lane(&self, _position: Position) -> u64 {
         0
     }
-    /// Whether all events are in one lane.
+    /// Whether the whole log keeps the order of publishing, that is, has one part only.
     fn is_ordered(&self) -> bool {
         true
     }
-    /// Whether the first event that matches a subscription begins it, opened or not.
+    /// Whether the first event that matches a subscription opens it, without `open_subscription`.
     fn begins_by_match(&self) -> bool {
         false
     }
 }
 
-/// A kind of catalogue under test.
+/// A kind of catalog under test.
 #[async_trait]
 pub trait CatalogSubject: Send + Sync {
     async fn open(&self) -> Arc<dyn Catalog>;
     async fn reopen(&self, catalog: Arc<dyn Catalog>) -> Arc<dyn Catalog>;
 }
 
-/// Every promise of the log, one after the other.
+/// Runs every test of the log contract, one after the other.
 pub async fn all(subject: &dyn Subject) {
     what_is_appended_is_claimed_in_order_by_whom_it_matched(subject).await;
     one_request_may_match_differently_event_by_event(subject).await;
@@ -99,7 +99,7 @@ pub async fn all(subject: &dyn Subject) {
     }
 }
 
-/// More than any test has, in one claim.
+/// More than any test publishes, so that one claim can return everything.
 pub const WANT: Want = Want {
     events_max: usize::MAX,
     bytes_max: usize::MAX / 2,
@@ -114,7 +114,7 @@ pub fn at(secs: i64) -> Timestamp {
     Timestamp::from_secs(1_000_000 + secs)
 }
 
-/// One publish request: each event's text and the subscriptions that it matches.
+/// A publish request, given as each event's text and the subscriptions that it matches.
 pub fn events(events: &[(&str, &[u64])]) -> Batch {
     let mut body = String::from("[");
     let mut refs = Vec::new();
@@ -150,7 +150,7 @@ pub fn events(events: &[(&str, &[u64])]) -> Batch {
     }
 }
 
-/// What follows a claim, with one more attempt made unless it is done.
+/// The settlement of a claim, with one more attempt counted unless `next` is `Done`.
 pub fn settled(claim: &Claim, next: Next) -> Settled {
     Settled {
         claim: claim.clone(),
@@ -177,7 +177,8 @@ pub async fn claim_all(log: &dyn EventLog, of: SubscriptionId, now: Timestamp) -
     }
 }
 
-/// Claims so many; a claim may bring fewer than are wanted, as long as it brings some.
+/// Claims exactly `count` deliveries; a claim may return fewer than wanted, as long as it is not
+/// empty.
 async fn claim_count(log: &dyn EventLog, of: SubscriptionId, count: usize) -> Vec<Claim> {
     let mut claims = Vec::new();
     while claims.len() < count {
@@ -192,7 +193,7 @@ async fn claim_count(log: &dyn EventLog, of: SubscriptionId, count: usize) -> Ve
     claims
 }
 
-/// Waits for what a store does a moment later.
+/// Waits for a condition that a store fulfils asynchronously.
 #[expect(
     clippy::disallowed_methods,
     reason = "a store's own threads follow no clock of ours"
@@ -207,7 +208,7 @@ pub async fn eventually(what: &str, holds: impl Fn() -> bool) {
     panic!("never came true: {what}");
 }
 
-/// A number after the other from one seed.
+/// Pseudo-random numbers; the same seed gives the same sequence.
 pub struct Seeded(pub u64);
 
 impl Seeded {
@@ -232,8 +233,8 @@ fn texts(claims: &[Claim]) -> Vec<&str> {
     claims.iter().map(Claim::object).collect()
 }
 
-/// Claims in the order of publishing, given the positions of the requests in that order: as they were handed out, or put
-/// in order where the log does not promise it.
+/// Claims in the order of publishing, given the positions of the requests in that order. The claims
+/// are sorted where the log does not promise the order across its parts.
 fn in_order(subject: &dyn Subject, mut claims: Vec<Claim>, requests: &[Position]) -> Vec<Claim> {
     check_lanes(subject, &claims);
     if !subject.is_ordered() {
@@ -243,7 +244,7 @@ fn in_order(subject: &dyn Subject, mut claims: Vec<Claim>, requests: &[Position]
     claims
 }
 
-/// First attempts are in order as far as that is promised.
+/// Checks that first attempts are in the order of publishing within each part of the log.
 fn check_lanes(subject: &dyn Subject, claims: &[Claim]) {
     let mut last: BTreeMap<u64, Position> = BTreeMap::new();
     for position in claims
@@ -259,7 +260,7 @@ fn check_lanes(subject: &dyn Subject, claims: &[Claim]) {
     }
 }
 
-/// Texts of events of several requests, to be compared: in their order, if that is promised.
+/// Texts of several requests' events for a comparison: sorted unless the log promises their order.
 fn comparable<T: Ord>(subject: &dyn Subject, mut texts: Vec<T>) -> Vec<T> {
     if !subject.is_ordered() {
         texts.sort();
@@ -319,7 +320,7 @@ pub async fn what_is_appended_is_claimed_in_order_by_whom_it_matched(subject: &d
 
 pub async fn one_request_may_match_differently_event_by_event(subject: &dyn Subject) {
     let log = open(subject, &[1, 2]).await;
-    // The sets appear in another order than the subscription meets them.
+    // The match sets appear in another order than the subscriptions' numbers.
     let batch = events(&[
         ("a", &[1, 2]),
         ("b", &[1]),
@@ -409,7 +410,7 @@ pub async fn done_dropped_and_dead_are_never_offered_again(subject: &dyn Subject
     ];
     let first = log.append(events(&[("a", &[1]), ("b", &[1]), ("c", &[1])]));
     let first = first.await.unwrap();
-    // The same three ends once more, for deliveries that were retried before.
+    // The same three outcomes again, for deliveries that were retried before.
     let second = log.append(events(&[("d", &[1]), ("e", &[1]), ("f", &[1])]));
     let second = second.await.unwrap();
     let claims = claim_all(&*log, sub(1), at(0)).await;
@@ -553,7 +554,7 @@ pub async fn what_is_released_is_offered_again_in_order(subject: &dyn Subject) {
         .await
         .unwrap();
     settle_all(&*log, sub(1), &claims[1..2], Next::Done).await;
-    // Two holders give back, the first events first.
+    // Two claimants release, the one with the first events first.
     log.release(sub(1), claims[..1].to_vec());
     log.release(sub(1), claims[2..].to_vec());
     assert_eq!(log.backlog(sub(1)).waiting, 4);
@@ -602,7 +603,8 @@ pub async fn closing_a_subscription_drops_and_counts(subject: &dyn Subject) {
         )
         .await
         .unwrap();
-    // Two wait and one is to be retried; two are claimed, and whoever holds them counts them.
+    // Two deliveries wait and one is to be retried; the two claimed ones are counted when they are
+    // settled.
     assert_eq!(log.close_subscription(sub(1)).await.unwrap(), 3);
     assert_eq!(log.close_subscription(sub(1)).await.unwrap(), 0);
     settle_all(&*log, sub(1), &claims[2..], Next::RetryAt(at(6))).await;
@@ -720,7 +722,7 @@ pub async fn the_oldest_is_known_wherever_it_waits(subject: &dyn Subject) {
         assert_eq!(log.backlog(sub(2)).oldest, minute(0), "it still waits");
     }
 
-    // One of the two is withdrawn; the other one fails again, and then arrives.
+    // Withdraw one of the two retries; let the other fail again and then succeed.
     let ended = log.withdraw(sub(1), vec![(at(500), first[0].position())]).await;
     assert_eq!(ended.unwrap().len(), 1);
     assert_eq!(oldest(&log), minute(0), "the other one is as old");
@@ -763,7 +765,7 @@ pub async fn the_oldest_is_known_wherever_it_waits(subject: &dyn Subject) {
     settle_all(&*log, sub(1), &third, Next::Done).await;
     log.flush().await.unwrap();
     assert_eq!(oldest(&log), minute(3));
-    // Letters are nobody's to deliver any more.
+    // Dead letters are no longer part of the backlog.
     let last = claim_all(&*log, sub(1), at(900)).await;
     assert_eq!(last.len(), 2);
     settle_all(&*log, sub(1), &last, Next::DeadLetter(Reason::BadRequest)).await;
@@ -798,7 +800,7 @@ pub async fn the_listener_is_told(subject: &dyn Subject) {
     let heard = Arc::new(Heard::default());
     log.listen(heard.clone());
     log.append(events(&[("a", &[1, 2]), ("b", &[1])])).await.unwrap();
-    // By the time the publisher knows, so does the listener.
+    // The listener is told before the publisher gets its answer.
     let expected = BTreeMap::from([(sub(1), 2), (sub(2), 1)]);
     assert_eq!(*heard.ready.lock().unwrap(), expected);
     let claims = claim_all(&*log, sub(1), at(0)).await;
@@ -860,7 +862,7 @@ pub async fn retries_survive_a_restart(subject: &dyn Subject) {
     assert_eq!(again[0].last_attempt, one.last_attempt);
     assert_eq!(again[0].position(), claims[1].position());
 
-    // Claimed and not settled: it is due as before.
+    // The retry was claimed and not settled: it is due as before.
     let log = subject.reopen(log).await;
     assert_eq!(claim_all(&*log, sub(1), at(50)).await.len(), 1);
     log.close().await.unwrap();
@@ -945,8 +947,8 @@ pub async fn many_subscriptions_each_get_their_own(subject: &dyn Subject) {
     log.close().await.unwrap();
 }
 
-/// Appends `count` events of about a kilobyte for subscription 1, every third for 2 as well. Returns
-/// their first words in order.
+/// Appends `count` events of about a kilobyte for subscription 1, every third for subscription 2 as
+/// well. Returns the first word of each event, in order.
 async fn append_many(log: &dyn EventLog, count: usize) -> Vec<String> {
     let padding = "p".repeat(1000);
     let all: Vec<String> = (0..count).map(|n| format!("{n} {padding}")).collect();
@@ -1015,7 +1017,7 @@ pub async fn a_backlog_drains_after_a_restart(subject: &dyn Subject) {
 
     let log = subject.reopen(log).await;
     assert_eq!(log.backlog(sub(1)).waiting, 6_600);
-    // Fresh ones must not overtake those that are still in the log.
+    // New events must not overtake those that are still in the log.
     all.extend(append_many(&*log, 1_000).await);
     let drained = drain(&*log, sub(1), WANT).await;
     assert_eq!(drained.len(), all.len());
@@ -1043,7 +1045,7 @@ pub async fn nothing_is_lost_while_appends_and_claims_interleave(subject: &dyn S
             appended.fetch_add(1, Relaxed);
         }
     };
-    // One subscription is claimed from all the time and keeps catching up with the end of the log.
+    // Claims continuously for one subscription, so that it keeps reaching the end of the log.
     let follow = async |of: SubscriptionId, expected: usize| {
         let mut positions = Vec::new();
         let mut words = BTreeSet::new();
@@ -1147,7 +1149,8 @@ pub async fn what_is_flushed_survives_a_crash(subject: &dyn Subject) {
     log = subject.crash(log).await;
     assert_eq!(log.health().redelivered, 0);
     assert!(claim_all(&*log, sub(1), at(100)).await.is_empty());
-    // Deliveries that succeed at once leave the least behind; one at a time, each must be seen.
+    // A delivery that succeeds at once leaves the least state behind; settle one at a time and
+    // check each.
     for n in 0..5 {
         log.append(events(&[("x", &[1, 2]), ("y", &[2])])).await.unwrap();
         for of in [sub(1), sub(2)] {
@@ -1176,7 +1179,7 @@ pub async fn a_withdrawn_retry_is_never_offered(subject: &dyn Subject) {
     for (claim, due) in claims.iter().zip([10, 10, 20, 30]) {
         settle_all(&*log, sub(1), std::slice::from_ref(claim), Next::RetryAt(at(due))).await;
     }
-    // Nobody has waited for the retries to be recorded.
+    // The retries may not be recorded yet: the test does not flush before it withdraws.
     let [a, b, c, d] = [0, 1, 2, 3].map(|n| claims[n].position());
     let withdrawn = log.withdraw(sub(1), vec![(at(20), c), (at(10), a)]).await;
     assert_eq!(withdrawn.unwrap(), [c, a]);
@@ -1220,7 +1223,7 @@ pub async fn a_retry_that_is_due_can_be_withdrawn_until_it_is_claimed(subject: &
         events_max: 1,
         ..WANT
     };
-    // The others are due as well and may be in memory now.
+    // The other retries are due as well and may already be in memory.
     let first = log.claim(sub(1), at(5), one).await.unwrap();
     assert_eq!(texts(&first), ["a"]);
     let withdrawn = log.withdraw(sub(1), vec![(at(5), a), (at(5), b)]).await;
@@ -1232,14 +1235,14 @@ pub async fn a_retry_that_is_due_can_be_withdrawn_until_it_is_claimed(subject: &
         ..Backlog::default()
     };
     assert_eq!(log.backlog(sub(1)), backlog(1, 2));
-    // What is given back waits again.
+    // A released retry waits again and can be withdrawn.
     log.release(sub(1), first);
     assert_eq!(log.backlog(sub(1)), backlog(0, 3));
     assert_eq!(log.withdraw(sub(1), vec![(at(5), a)]).await.unwrap(), [a]);
     assert_eq!(log.backlog(sub(1)), backlog(0, 2));
     let rest = claim_all(&*log, sub(1), at(5)).await;
     assert_eq!(texts(&rest), ["c", "d"]);
-    // One that failed again and is due at the same time is a new retry.
+    // A retry that failed again and is due at the same time counts as a new retry.
     settle_all(&*log, sub(1), &rest, Next::RetryAt(at(5))).await;
     assert_eq!(log.withdraw(sub(1), vec![(at(5), c)]).await.unwrap(), [c]);
     let last = claim_all(&*log, sub(1), at(5)).await;
@@ -1285,7 +1288,7 @@ pub async fn what_does_not_wait_is_not_withdrawn(subject: &dyn Subject) {
     assert_eq!(log.withdraw(sub(3), vec![(at(5), c)]).await.unwrap(), []);
     log.flush().await.unwrap();
     assert_eq!((log.backlog(sub(1)), log.next_due(), log.subscriptions()), before);
-    // What is claimed goes its own way.
+    // The withdrawals above do not affect deliveries that were claimed at the time.
     settle_all(&*log, sub(1), &retry, Next::RetryAt(at(7))).await;
     settle_all(&*log, sub(1), &claims[..1], Next::RetryAt(at(8))).await;
     log.flush().await.unwrap();
@@ -1293,7 +1296,7 @@ pub async fn what_does_not_wait_is_not_withdrawn(subject: &dyn Subject) {
     let due = claim_all(&*log, sub(1), at(8)).await;
     assert_eq!(texts(&due), ["c", "b", "a"]);
     settle_all(&*log, sub(1), &due, Next::Done).await;
-    // Named twice, it is ended once.
+    // A delivery that is named twice is ended once.
     log.append(events(&[("e", &[1]), ("f", &[1])])).await.unwrap();
     let claims = claim_all(&*log, sub(1), at(8)).await;
     settle_all(&*log, sub(1), &claims, Next::RetryAt(at(20))).await;
@@ -1326,14 +1329,14 @@ pub async fn what_is_withdrawn_is_not_counted_when_a_subscription_is_closed(subj
     let withdrawn = claims[..2].iter().map(|claim| (at(5), claim.position()));
     let withdrawn = log.withdraw(sub(1), withdrawn.collect()).await.unwrap();
     assert_eq!((claimed.len(), withdrawn.len()), (1, 1));
-    // One waits, two are to be retried, one is claimed.
+    // A single delivery waits, two are to be retried, one is claimed.
     assert_eq!(log.close_subscription(sub(1)).await.unwrap(), 3);
     assert_eq!((log.next_due(), log.subscriptions()), (None, vec![]));
     log.close().await.unwrap();
 }
 
-// Claims and withdrawals of the same retries at once, in small pieces and in the same order, so that they
-// keep meeting.
+// Claims and withdraws the same retries concurrently, in small steps and in the same order, so that
+// the two meet often.
 pub async fn a_retry_is_either_claimed_or_withdrawn(subject: &dyn Subject) {
     const RETRIES: usize = 1_500;
     let log = open(subject, &[1]).await;
@@ -1391,7 +1394,7 @@ pub async fn a_retry_is_either_claimed_or_withdrawn(subject: &dyn Subject) {
     log.close().await.unwrap();
 }
 
-/// Where a delivery stands, as far as the test knows.
+/// The state of a delivery as the model expects it.
 #[derive(Clone, Debug, PartialEq)]
 enum Stands {
     Waiting,
@@ -1401,7 +1404,7 @@ enum Stands {
     Ended,
 }
 
-/// What should be true of every delivery, kept beside the log.
+/// Model of the log: the expected state of every delivery.
 struct Model<'s> {
     subject: &'s dyn Subject,
     deliveries: BTreeMap<(SubscriptionId, Position), (Stands, u32, String)>,
@@ -1410,7 +1413,7 @@ struct Model<'s> {
 }
 
 impl Model<'_> {
-    /// Checks claims against what is known, and notes that they are held.
+    /// Checks claims against the model and records them as held.
     fn claimed(&mut self, of: SubscriptionId, claims: Vec<Claim>) {
         let mut fresh_before: BTreeMap<u64, Position> = BTreeMap::new();
         for claim in claims {
@@ -1447,7 +1450,7 @@ impl Model<'_> {
         }
     }
 
-    /// Whoever held claims is gone: they are offered as before.
+    /// The claimants are gone: their claims are offered again as before.
     fn claims_lapse(&mut self) {
         for (of, claims) in std::mem::take(&mut self.held) {
             self.released(of, &claims);
@@ -1461,8 +1464,8 @@ impl Model<'_> {
         }
     }
 
-    /// Some deliveries of a subscription, each with a time at which a retry might be due: mostly the right
-    /// one if it waits to be retried.
+    /// Some deliveries of a subscription, each with a due time that is mostly the right one if the
+    /// delivery waits to be retried.
     fn some_waiting(&self, of: SubscriptionId, random: &mut Seeded) -> Vec<(Timestamp, Position)> {
         let mut some = Vec::new();
         for (key, (stands, _, _)) in self
@@ -1484,14 +1487,14 @@ impl Model<'_> {
         some
     }
 
-    /// Whether a delivery waits to be retried at just that time.
+    /// Whether a delivery waits to be retried at exactly that time.
     fn waits(&self, of: SubscriptionId, (due, position): (Timestamp, Position)) -> bool {
         self.deliveries
             .get(&(of, position))
             .is_some_and(|d| d.0 == Stands::Retrying(due))
     }
 
-    /// The letters of a subscription that were given up by `until`, in order.
+    /// Dead letters of a subscription that were given up by `until`, in order.
     fn letters(&self, of: SubscriptionId, until: Timestamp) -> BTreeMap<LetterKey, (Reason, u32, &str)> {
         let all = self
             .deliveries
@@ -1528,7 +1531,7 @@ impl Model<'_> {
         }
     }
 
-    /// Compares with a log in which everything settled is recorded.
+    /// Compares the model with a log that has recorded everything settled.
     fn check(&self, log: &dyn EventLog, when: &str) {
         let mut earliest: Option<Timestamp> = None;
         let mut earliest_later: Option<Timestamp> = None;
@@ -1563,7 +1566,7 @@ impl Model<'_> {
                 count: letters.len() as u64,
             });
             letters_waiting.extend(waiting);
-            // All were received at the same time.
+            // All events were received at the same time.
             let any = expected.waiting + expected.claimed + expected.retrying > 0;
             expected.oldest = any.then_some(at(0));
             assert_eq!(log.backlog(of), expected, "{when}: subscription {of}");
@@ -1577,7 +1580,8 @@ impl Model<'_> {
             min(&mut earliest_of_later, first.filter(|due| *due > now));
         }
         assert_eq!(log.letters_waiting(), letters_waiting, "{when}");
-        // A store may pass over what is due already and over what is behind it; the rest it must know.
+        // A store may leave out retries that are due already and those behind them; it must know
+        // the others.
         let next = log.next_due();
         assert!(
             next.is_none_or(|next| earliest.is_some_and(|earliest| next >= earliest)),
@@ -1606,7 +1610,7 @@ impl Model<'_> {
     }
 }
 
-/// Does things at random, and a restart now and then, and compares with a model.
+/// Performs random operations, with a restart now and then, and compares the log with the model.
 pub async fn any_sequence_follows_the_model(subject: &dyn Subject, seed: u64) {
     const SUBSCRIPTIONS: u64 = 4;
     let mut random = Seeded(seed);
@@ -1620,7 +1624,7 @@ pub async fn any_sequence_follows_the_model(subject: &dyn Subject, seed: u64) {
     let steps = 600;
     for step in 0..steps {
         let of = sub(1 + random.below(SUBSCRIPTIONS));
-        // Where the events are kept must not show.
+        // Whether events are in memory or only in the log must make no difference.
         if random.below(10) == 0 {
             log.rest(sub(1 + random.below(3)));
         }
@@ -1659,7 +1663,7 @@ pub async fn any_sequence_follows_the_model(subject: &dyn Subject, seed: u64) {
         }
     }
 
-    // Everything comes to rest.
+    // Let every retry come due and every operation end.
     model.now += 1_000;
     log.flush().await.unwrap();
     model.check(&*log, &format!("seed {seed}, at the end"));
@@ -1755,7 +1759,7 @@ async fn settle_random(log: &dyn EventLog, model: &mut Model<'_>, of: Subscripti
             _ => Next::Drop(Reason::TimeToLiveExceeded),
         };
         let mut one = settled(&claim, next);
-        // A moment ago: what is settled together need not have been decided together.
+        // Settlements of one call may have been decided at different times.
         one.at = at(model.now - random.below(4) as i64);
         let known = model.deliveries.get_mut(&(of, claim.position())).unwrap();
         known.0 = match next {
@@ -1806,7 +1810,7 @@ async fn withdraw_random(log: &dyn EventLog, model: &mut Model<'_>, of: Subscrip
     }
 }
 
-/// Reads letters and is done with some of them.
+/// Reads dead letters and reports some of them as done.
 async fn letters_random(log: &dyn EventLog, model: &mut Model<'_>, of: SubscriptionId, random: &mut Seeded) {
     log.flush().await.unwrap();
     let until = at(model.now - random.below(3) as i64);
@@ -1818,7 +1822,7 @@ async fn letters_random(log: &dyn EventLog, model: &mut Model<'_>, of: Subscript
     model.letters_done(of, &letters);
 }
 
-/// Every promise of the catalogue.
+/// Runs every test of the catalog contract.
 pub async fn catalog(subject: &dyn CatalogSubject) {
     what_is_put_is_loaded_until_it_is_deleted(subject).await;
     the_changes_of_a_commit_come_together(subject).await;
@@ -1827,7 +1831,7 @@ pub async fn catalog(subject: &dyn CatalogSubject) {
     ids_are_never_given_out_twice(subject).await;
 }
 
-/// A topic of which only this much matters.
+/// A topic with an id and a name; the rest is irrelevant.
 pub fn topic(id: u64, name: &str) -> Topic {
     Topic {
         kind: TopicKind::Domain {
@@ -1910,7 +1914,7 @@ fn endpoint_delay(endpoint: &str, secs: i64) -> EndpointDelay {
     }
 }
 
-/// What is loaded; but for the endpoint delays, whose order is promised, in an order of its own.
+/// Loads the catalog and sorts everything whose order is not promised (all but endpoint delays).
 async fn load(catalog: &dyn Catalog) -> Loaded {
     let mut loaded = catalog.load().await.unwrap();
     loaded.topics.sort_by_key(|topic| topic.id);
@@ -2051,7 +2055,8 @@ pub async fn commits_side_by_side_are_all_kept(subject: &dyn CatalogSubject) {
         let changes = vec![Change::PutTopic(topic), Change::PutSubscription(subscription)];
         commits.push(catalog.commit(changes));
     }
-    // Those that nobody waits for any more are begun, and then left alone.
+    // The last commit is polled once and then dropped: it must take effect although nobody waits
+    // for it.
     let mut left_alone = commits.split_off(COMMITS as usize - 1);
     let begun = std::future::poll_fn(|context| {
         let begun = left_alone
@@ -2079,7 +2084,7 @@ pub async fn commits_side_by_side_are_all_kept(subject: &dyn CatalogSubject) {
     })
     .await;
     drop(waiting);
-    // Whatever was begun before this one is durable with it, at the latest.
+    // Commits that began earlier are durable at the latest with this one.
     catalog.commit(Vec::new()).await.unwrap();
     assert_eq!(load(&*catalog).await, expected);
     let catalog = subject.reopen(catalog).await;

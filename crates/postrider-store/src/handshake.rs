@@ -1,40 +1,41 @@
-//! A webhook is asked whether it wants the events of a subscription before it gets any.
+//! Handshakes: before a webhook gets events of a subscription, it is asked whether it wants them.
 
 use postrider_core::ids::Secret;
 use postrider_core::subscription::Subscription;
 use postrider_core::time::Timestamp;
 
-/// One such question, kept until the subscription is in force; one that failed is kept for a while, to be
-/// looked at and repeated.
+/// A handshake, kept until its subscription is in force. A failed handshake is kept for a while, so
+/// that an operator can look at it and repeat it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Handshake {
-    /// A guid in lower case, by which the caller asks how it went.
+    /// A lower-case GUID by which the client polls the state of the operation.
     pub operation: String,
-    /// As it is to become.
+    /// The subscription as it is to be stored once the webhook agrees.
     pub subscription: Subscription,
-    /// A subscription of this name was in force when the question was put.
+    /// Whether a subscription of this name was in force when the handshake began.
     pub replaces: bool,
-    /// Put only to see what the webhook says: a grant changes nothing.
+    /// Trial run to see what the webhook answers: agreement changes nothing.
     pub trial: bool,
-    /// What the webhook is to say in its answer.
+    /// Validation code that the webhook has to return in its response.
     pub code: String,
-    /// What whoever visits the callback has to know.
+    /// Token that a visitor of the callback URL has to present.
     pub token: Secret,
-    /// The URL by which the question may also be answered, its token in it. The oldest API versions had none.
+    /// URL, token included, by which the webhook may agree later. The oldest API versions have
+    /// none.
     pub callback: Option<Secret>,
     pub begun: Timestamp,
-    /// The node that asks, where there are several.
+    /// Node that runs the handshake, in a cluster.
     pub by: Option<String>,
     pub state: HandshakeState,
-    /// Everything that was said, oldest first.
+    /// The requests and responses so far, oldest first.
     pub transcript: Vec<Exchange>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum HandshakeState {
-    /// The question is being put.
+    /// The validation request is being sent.
     Asking,
-    /// It was heard; the answer may come by a visit to the callback.
+    /// The webhook received the request; its owner may still agree by visiting the callback URL.
     Awaiting {
         until: Timestamp,
     },
@@ -44,16 +45,16 @@ pub enum HandshakeState {
     },
 }
 
-/// One request and what came of it, without anything secret.
+/// A request to the webhook and its result, without secrets.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Exchange {
     pub at: Timestamp,
     pub method: String,
-    /// Without its query.
+    /// URL without the query.
     pub url: String,
     pub headers: Vec<(String, String)>,
     pub received: Received,
-    /// What was made of it, for people.
+    /// Evaluation of the result, as text for the operator.
     pub verdict: String,
 }
 
@@ -62,9 +63,9 @@ pub enum Received {
     Answer {
         status: u16,
         headers: Vec<(String, String)>,
-        /// The start of it, as text.
+        /// The beginning of the body, as text.
         body: String,
     },
-    /// Why no answer came.
+    /// The reason why there was no response.
     Nothing(String),
 }

@@ -1,4 +1,4 @@
-//! The promise: what an event log and a catalogue must hold, whatever they are built on.
+//! Contracts of the stores (event log, catalog, archive), independent of what they are built on.
 
 pub mod catalog;
 pub mod replica;
@@ -21,20 +21,20 @@ pub use log::{
     Backlog, Claim, Entry, EventLog, Health, Letter, LetterKey, LettersWaiting, Listener, Settled, Want,
 };
 
-/// Why a store could not do its part.
+/// Why a store could not serve a request.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum Error {
-    /// More is waiting to be written than the bound allows; try again shortly.
+    /// More data waits to be written than the bound allows; try again shortly.
     #[error("the log cannot keep up: {0}")]
     Busy(String),
     /// Nothing can be read or written now: the disk is full, or a write or flush failed.
     #[error("the store is unavailable: {0}")]
     Unavailable(String),
-    /// What is stored cannot be understood.
+    /// The stored data cannot be decoded.
     #[error("{0}")]
     Corrupt(String),
-    /// Another node has changed the same thing meanwhile, and this one does not know it yet. Nothing was stored;
-    /// whoever decides anew, shortly, decides by what is there by then.
+    /// Another node has changed the same thing concurrently and this node has not applied that
+    /// change yet. Nothing was stored; a retry shortly after decides on the new state.
     #[error("{0} was changed by another node at the same time; try again")]
     Conflict(String),
     /// The store has been closed.

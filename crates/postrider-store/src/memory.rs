@@ -1,4 +1,4 @@
-//! The promises in memory: for tests and the simulation, and for reading what the promises mean.
+//! Stores in memory: for tests, for the simulation, and as a readable model of the contracts.
 
 use crate::log::LastAttempt;
 use crate::moving::{Export, Moved, Moving, Open, Stage};
@@ -19,9 +19,9 @@ use tokio::sync::Notify;
 
 /// An event log in memory.
 ///
-/// It tells what is durable from what is not, as a real log must: [`MemoryLog::crash`] leaves only the
-/// former. Appends and letters that are done are durable at once; settling and withdrawing are with the next
-/// [`MemoryLog::checkpoint`].
+/// Like a real log, it distinguishes durable state from the rest: [`MemoryLog::crash`] keeps only
+/// what is durable. Appends and removed dead letters are durable at once, settlements and
+/// withdrawals with the next [`MemoryLog::checkpoint`].
 #[derive(Default)]
 pub struct MemoryLog {
     log: Mutex<Log>,
@@ -34,8 +34,8 @@ struct Log {
     next: u64,
     subscriptions: BTreeMap<SubscriptionId, Deliveries>,
     letters: BTreeMap<SubscriptionId, BTreeMap<LetterKey, Letter>>,
-    /// What the deliveries settled or withdrawn since the last checkpoint were before; a crash brings them
-    /// back.
+    /// State, before the change, of deliveries settled or withdrawn since the last checkpoint; a
+    /// crash restores it.
     not_durable: BTreeMap<(SubscriptionId, Position), Delivery>,
     refusing: Option<String>,
     fail_next_append: bool,
@@ -43,7 +43,7 @@ struct Log {
     redelivered: u64,
 }
 
-/// What one subscription has before it. A delivery is in one of the three.
+/// Open deliveries of one subscription. A delivery is in exactly one of the three maps.
 #[derive(Clone, Default)]
 struct Deliveries {
     waiting: BTreeMap<Position, Delivery>,
@@ -81,7 +81,7 @@ impl Delivery {
 }
 
 impl Deliveries {
-    /// Puts a delivery where it waits for its time.
+    /// Queues a delivery for its due time or for its first attempt.
     fn put(&mut self, delivery: Delivery) {
         match delivery.due {
             Some(due) => self.retrying.insert((due, delivery.position()), delivery),
@@ -89,7 +89,7 @@ impl Deliveries {
         };
     }
 
-    /// The next one to be offered.
+    /// The delivery that is offered next.
     fn next(&self, now: Timestamp) -> Option<&Delivery> {
         let retry = self.retrying.values().next();
         let due = retry.filter(|retry| retry.due.is_some_and(|due| due <= now));
@@ -103,7 +103,7 @@ impl Deliveries {
         };
     }
 
-    /// Ends a claim; none if it is not held.
+    /// Ends a claim; returns `None` if the claim is not held.
     fn end_claim(&mut self, claim: &Claim) -> Option<Delivery> {
         let position = claim.position();
         let held = self.claimed.get(&position)?;
@@ -130,7 +130,8 @@ impl MemoryLog {
         self.lock().not_durable.clear();
     }
 
-    /// Cuts the power: returns what a restart finds. This log answers nothing but `Closed` from now on.
+    /// Simulates a power loss: returns the log that a restart finds. From now on this log answers
+    /// only `Closed`.
     pub fn crash(&self) -> MemoryLog {
         let mut old = self.lock();
         old.closed = true;
@@ -170,12 +171,12 @@ impl MemoryLog {
         }
     }
 
-    /// Refuses every append with this reason, until it is taken back with none.
+    /// Makes every append fail with this reason; `None` ends that.
     pub fn refuse_appends(&self, reason: Option<&str>) {
         self.lock().refusing = reason.map(Into::into);
     }
 
-    /// The next append is stored, and its publisher is told that it failed.
+    /// Makes the next append store its events and report a failure.
     pub fn fail_next_append(&self) {
         self.lock().fail_next_append = true;
     }
@@ -416,7 +417,8 @@ impl EventLog for MemoryLog {
         if let Some(ours) = waiting.get_mut(&of) {
             for key in letters {
                 if ours.remove(&key).is_some() {
-                    // It is gone for good, and so is what it was before.
+                    // The dead letter is removed durably, so a crash must not restore the
+                    // delivery's earlier state either.
                     not_durable.remove(&(of, key.1));
                 }
             }
@@ -513,7 +515,7 @@ impl EventLog for MemoryLog {
     }
 
     fn listen(&self, listener: Arc<dyn Listener>) {
-        // There is one; a second one is ignored.
+        // Only the first listener counts; later ones are ignored.
         let _ = self.listener.set(listener);
     }
 
@@ -618,7 +620,7 @@ impl Moving for MemoryLog {
     }
 }
 
-/// All at once: it is in memory anyway.
+/// Export that returns everything at once, since it is in memory anyway.
 struct Exported(Option<Vec<Moved>>);
 
 #[async_trait]
@@ -628,7 +630,7 @@ impl Export for Exported {
     }
 }
 
-/// A catalogue in memory.
+/// A catalog in memory.
 #[derive(Default)]
 pub struct MemoryCatalog {
     catalog: Mutex<Resources>,
@@ -651,10 +653,10 @@ impl Catalog for MemoryCatalog {
     }
 }
 
-/// A catalogue in memory that several nodes share: each has a handle of its own, as if it ran elsewhere.
+/// A catalog in memory shared by several simulated nodes, each with its own handle.
 pub struct SharedCatalog {
     shared: Arc<Shared>,
-    /// Which of the replicas is this one's.
+    /// Index of this handle's replica.
     me: usize,
 }
 
@@ -671,7 +673,7 @@ struct Nodes {
 }
 
 impl SharedCatalog {
-    /// An empty catalogue, by as many handles.
+    /// An empty catalog with `count` handles.
     pub fn handles(count: usize) -> Vec<SharedCatalog> {
         let shared = Arc::new(Shared::default());
         shared.lock().replicas.resize_with(count, Replica::default);
@@ -682,7 +684,7 @@ impl SharedCatalog {
         (0..count).map(handle).collect()
     }
 
-    /// The next life of this node: it knows what is in the catalogue, and nobody follows it yet.
+    /// The handle of this node after a restart: it knows the catalog and has no follower yet.
     pub fn reopen(&self) -> SharedCatalog {
         let mut nodes = self.shared.lock();
         let known = &nodes.replicas[self.me].resources;

@@ -1,4 +1,5 @@
-//! Moving a log into another one: everything that has not come to its end, with what has become of it so far.
+//! Moving the content of a log into another log: all deliveries that have not ended, with their
+//! state.
 
 use crate::Error;
 use crate::log::{Entry, LastAttempt};
@@ -10,17 +11,17 @@ use postrider_core::time::Timestamp;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// How far one delivery has come.
+/// How far a delivery has come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stage {
-    /// It waits for its first attempt.
+    /// Waits for its first attempt.
     Waiting,
     Retry {
         due: Timestamp,
         attempts_made: u32,
         last_attempt: Option<LastAttempt>,
     },
-    /// It was given up and is not written anywhere yet.
+    /// Given up, and the dead letter is not in a blob yet.
     Letter {
         decided: Timestamp,
         attempts_made: u32,
@@ -29,16 +30,16 @@ pub enum Stage {
     },
 }
 
-/// A delivery that has not come to its end.
+/// A delivery that has not ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Open {
-    /// Which event of the entry.
+    /// Index of the event in the entry.
     pub index: u32,
     pub of: SubscriptionId,
     pub stage: Stage,
 }
 
-/// A publish request with all of its deliveries that have not come to their end.
+/// A publish request with all of its deliveries that have not ended.
 #[derive(Clone, Debug)]
 pub struct Moved {
     pub entry: Arc<Entry>,
@@ -47,7 +48,7 @@ pub struct Moved {
 }
 
 impl Moved {
-    /// The request as if it had matched only those for whom something is open.
+    /// The publish request with match sets reduced to the subscriptions whose deliveries are open.
     pub fn batch(&self) -> Batch {
         let mut batch = self.entry.batch.clone();
         let mut sets: BTreeMap<Box<[SubscriptionId]>, u32> = BTreeMap::new();
@@ -70,20 +71,22 @@ impl Moved {
     }
 }
 
-/// A log that can be moved. Nobody else may use it meanwhile, and nothing may be claimed.
+/// A log whose content can be moved. Nobody else may use the log meanwhile, and there may be no
+/// claims.
 #[async_trait]
 pub trait Moving: Send + Sync {
-    /// Everything that is open, each request once, in the order of publishing as far as the log knows it.
+    /// Exports all open deliveries, each publish request once, in the order of publishing as far as
+    /// known.
     fn export(&self) -> Box<dyn Export + '_>;
 
-    /// Takes in what another log has exported. It is durable on return, and can be claimed once the log is opened anew.
-    /// After an `Err` some of it may be there.
+    /// Imports what another log has exported. Durable on return; can be claimed once the log is
+    /// reopened. After an `Err` a part of it may have been imported.
     async fn import(&self, moved: Vec<Moved>) -> Result<(), Error>;
 }
 
 #[async_trait]
 pub trait Export: Send {
-    /// The next requests, a few megabytes at most unless one is larger; none when that was all. What cannot be read
-    /// any more is counted in the log's health and left out.
+    /// The next requests, at most a few megabytes unless a single request is larger; empty at the
+    /// end. Unreadable requests are left out and counted in the log's health.
     async fn next(&mut self) -> Result<Vec<Moved>, Error>;
 }

@@ -1,9 +1,9 @@
-//! How topics, subscriptions, handshakes, endpoint delays, blobs of dead letters and replays are stored: JSON text with
-//! a version.
+//! Stored form of topics, subscriptions, handshakes, endpoint delays, dead-letter blobs and
+//! replays: JSON with a version.
 //!
-//! Members that a reader does not know are passed over, so an older program can read what a newer
-//! one of the same version wrote. A record of a newer version is refused rather than half read.
-//! Secrets are in here as they are: a store seals a record (`seal.rs`) before it writes it.
+//! Readers ignore unknown members, so an older program can read what a newer program of the same
+//! version wrote. A record of a newer version is refused rather than read partially. Secrets are in
+//! plain text here: a store seals the record (`seal.rs`) before it writes it.
 
 pub mod batch;
 
@@ -31,14 +31,14 @@ use std::time::Duration;
 
 /// The version that is written, and the newest that can be read.
 pub const VERSION: u32 = 1;
-/// What every record of this version begins with, as we write them.
+/// First bytes of every record of this version as this program writes it.
 const BEGINNING: &[u8] = br#"{"v":1,"#;
 
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RecordError {
     #[error("the stored {what} has version {found}, but this program reads versions up to {VERSION}")]
     Newer { what: &'static str, found: u32 },
-    /// The text is never part of the reason: it holds secrets.
+    /// The text itself is never part of the reason because it contains secrets.
     #[error("the stored {what} cannot be read: {reason}")]
     Damaged { what: &'static str, reason: String },
 }
@@ -185,7 +185,7 @@ impl Record for EndpointDelay {
     }
 }
 
-/// All but the marks, which change often and are stored beside it, two bytes each.
+/// Everything but the marks, which change often and are stored separately with two bytes each.
 impl Record for BlobRecord {
     fn encode(&self) -> Vec<u8> {
         write(&BlobHeadRecord {
@@ -322,7 +322,7 @@ fn read<T: DeserializeOwned>(what: &'static str, bytes: &[u8]) -> Result<T, Reco
         let reason = format!("{:?} error at byte {}", error.classify(), error.column());
         RecordError::Damaged { what, reason }
     };
-    // Looking for the version anywhere else takes as long as reading the rest.
+    // Finding the version without this prefix takes as long as reading the whole record.
     if !bytes.starts_with(BEGINNING) {
         let Version { v } = serde_json::from_slice(bytes).map_err(damaged)?;
         if v > VERSION {
@@ -393,7 +393,7 @@ struct DomainTopicRecord {
     v: u32,
     domain: u64,
     name: String,
-    /// Absent in what older programs wrote.
+    /// Absent in records of older programs.
     #[serde(default)]
     automatic: bool,
     created: i64,
@@ -410,7 +410,7 @@ struct HandshakeRecord {
     token: String,
     callback: Option<String>,
     begun: i64,
-    /// Only where there are several nodes.
+    /// Present only in clusters.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     by: Option<String>,
     state: HandshakeStateRecord,
@@ -486,7 +486,7 @@ struct ReplayJobRecord {
     id: u64,
     request: String,
     created: i64,
-    /// A blob, and a place in it.
+    /// A blob's number, and the index of a dead letter in the blob.
     next: (u64, u32),
     last: u64,
     replayed: u64,
@@ -585,7 +585,8 @@ struct SubscriptionRecord {
     created: i64,
     origin: OriginRecord,
     extras: Option<String>,
-    /// From when until when, in order; the last may go on. Older programs did not write it.
+    /// Pauses as (from, until) in order; the last may have no end. Absent in records of older
+    /// programs.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pauses: Vec<(i64, Option<i64>)>,
 }
@@ -599,7 +600,7 @@ enum DestinationRecord {
         attributes: Vec<AttributeRecord>,
         aad_tenant: Option<String>,
         aad_application: Option<String>,
-        /// Older programs did not write it.
+        /// Absent in records of older programs.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         rate_max: Option<u32>,
     },
@@ -707,13 +708,13 @@ enum KeysRecord {
 
 #[derive(Serialize, Deserialize)]
 struct TestRecord {
-    /// The operator's name in the API.
+    /// Name of the operator in Azure's API.
     operator: String,
     key: String,
     operand: OperandRecord,
 }
 
-/// Numbers are written as strings, which keep all their digits.
+/// Numbers are stored as strings, which preserve all digits.
 #[derive(Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 enum OperandRecord {
@@ -1274,7 +1275,7 @@ mod tests {
     use super::*;
     use postrider_core::filter::{OPERATORS, Test};
 
-    /// A source of arbitrary values; one seed gives the same ones again.
+    /// Pseudo-random values; the same seed gives the same sequence.
     struct Dice(u64);
 
     impl Dice {
@@ -1570,7 +1571,7 @@ mod tests {
         let bytes = value.encode();
         assert!(bytes.starts_with(BEGINNING));
         assert_eq!(T::decode(&bytes).as_ref(), Ok(value), "seed {seed}");
-        // What a newer program of the same version may add is passed over.
+        // Members that a newer program of the same version adds are ignored.
         let text = String::from_utf8(bytes).unwrap();
         let more = text.replacen('{', "{\"added\":{\"later\":[1]},", 1);
         assert_eq!(T::decode(more.as_bytes()).as_ref(), Ok(value), "seed {seed}");
@@ -1705,7 +1706,7 @@ mod tests {
         );
     }
 
-    // A golden record: what is on disk today must be readable for as long as there is a version 1.
+    // A golden record: data on disk must stay readable for as long as version 1 exists.
     #[test]
     fn the_stored_form_stays() {
         let text = r#"{"v":1,"id":7,"name":"s","topic":3,"domain_topic":null,"destination":{"type":"web_hook","url":"https://a/?k=1","batching":{"events_max":10,"preferred_kilobytes":null},"attributes":[{"name":"X","type":"static","value":"v","secret":true},{"name":"Y","type":"dynamic","source_field":"data.y"}],"aad_tenant":null,"aad_application":null},"identity":null,"filter":{"included_event_types":["a"],"subject_begins_with":"/","subject_ends_with":null,"subject_case_sensitive":false,"arrays":true,"advanced":[{"operator":"NumberInRange","key":"data.n","operand":{"ranges":[["1","2.5"]]}},{"operator":"IsNotNull","key":"data.m","operand":"nothing"}],"keys":"edge"},"labels":["l"],"expires":5,"delivery_schema":"event_grid","attempts_max":3,"time_to_live_minutes":null,"dead_letter":{"account":"a","container":"c"},"dead_letter_identity":null,"profile":"edge","created":1,"origin":"edge","extras":"{}"}"#;
@@ -1735,7 +1736,7 @@ mod tests {
         let text = r#"{"v":1,"domain":3,"name":"d","automatic":true,"created":1}"#;
         let topic = DomainTopic::decode(text.as_bytes()).unwrap();
         assert_eq!(String::from_utf8(topic.encode()).unwrap(), text);
-        // As older programs wrote it.
+        // The record as older programs wrote it.
         let older = DomainTopic::decode(br#"{"v":1,"domain":3,"name":"d","created":1}"#).unwrap();
         assert_eq!((older.automatic, older.name), (false, topic.name));
 

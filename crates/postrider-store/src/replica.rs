@@ -1,4 +1,5 @@
-//! The catalogue as every node of a cluster holds it: what is in it, and which changes get in each other's way.
+//! A node's replica of the catalog: its content, and the rules by which concurrent changes
+//! conflict.
 
 use crate::{Change, Error, Handshake, Loaded};
 use postrider_core::ids::{SubscriptionId, TopicId};
@@ -6,11 +7,11 @@ use postrider_core::probation::EndpointDelay;
 use postrider_core::subscription::{DomainTopic, Subscription, Topic, TopicKind};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-/// What two changes can be about at the same time. Names are in lower case.
+/// Unit of conflict between two changes. Names are in lower case.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Key {
     Topic(TopicId),
-    /// A kind of its own, a group where the kind has one, and a name.
+    /// Number of the topic's kind, the group where the kind has one, and the name.
     TopicName(u8, String, String),
     DomainTopic(TopicId, String),
     Subscription(SubscriptionId),
@@ -20,7 +21,7 @@ pub enum Key {
 }
 
 impl Key {
-    /// For people, without saying which.
+    /// Kind of thing that the key names, for messages to people.
     fn what(&self) -> &'static str {
         match self {
             Key::Topic(_) | Key::TopicName(..) => "the topic",
@@ -32,25 +33,25 @@ impl Key {
     }
 }
 
-/// How a change has to do with a key: some only need it to stay as it is.
+/// How a change touches a key: `Reads` only requires that it does not change meanwhile.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Touch {
     Reads(Key),
     Writes(Key),
 }
 
-/// Who has made a change: a number that no other node has, and no earlier life of the same one.
+/// The author of a change: a number unique to one process of one node.
 pub type Author = u64;
 
 #[derive(Default)]
 pub struct Resources {
     topics: BTreeMap<TopicId, Topic>,
-    /// Names of domain topics are compared without regard to case.
+    /// Names of domain topics are keys in lower case: they are compared case-insensitively.
     domain_topics: BTreeMap<(TopicId, String), DomainTopic>,
     subscriptions: BTreeMap<SubscriptionId, Subscription>,
     endpoint_delays: BTreeMap<String, EndpointDelay>,
     handshakes: BTreeMap<String, Handshake>,
-    /// Whose a name is, and who said so last.
+    /// The resource that each name belongs to, and the author that assigned it last.
     names: BTreeMap<Key, (u64, Author)>,
     ids_given: u64,
 }
@@ -66,7 +67,7 @@ impl Resources {
         }
     }
 
-    /// Everything that is in it, as changes that make it of nothing.
+    /// The whole content as changes that create it from nothing.
     pub fn all(&self) -> impl Iterator<Item = Change> + '_ {
         let topics = self.topics.values().cloned().map(Change::PutTopic);
         let domain_topics = self.domain_topics.values().cloned().map(Change::PutDomainTopic);
@@ -81,7 +82,7 @@ impl Resources {
         all.chain(delays).chain(handshakes)
     }
 
-    /// Gives out this many numbers; returns the first of them. They were never given out before.
+    /// Allocates `count` numbers that were never allocated before; returns the first.
     pub fn give_ids(&mut self, count: u64) -> u64 {
         let first = self.ids_given + 1;
         self.ids_given += count;
@@ -92,7 +93,7 @@ impl Resources {
         self.ids_given
     }
 
-    /// No number up to this one is given out any more.
+    /// Ensures that no number up to this one is allocated any more.
     pub fn skip_ids(&mut self, upto: u64) {
         self.ids_given = self.ids_given.max(upto);
     }
@@ -151,7 +152,7 @@ impl Resources {
         }
     }
 
-    /// What a change has to do with, before it is applied.
+    /// The keys that a change touches, evaluated before the change is applied.
     pub fn touches(&self, change: &Change) -> BTreeSet<Touch> {
         use Touch::{Reads, Writes};
         let inside = |topic: TopicId, name: &str| Key::DomainTopic(topic, name.to_lowercase());
@@ -192,8 +193,8 @@ impl Resources {
                 touches.insert(Writes(Key::Subscription(*id)));
                 if let Some(before) = self.subscriptions.get(id) {
                     touches.insert(Writes(subscription_name(before)));
-                    // What it hangs on may go with the last: of two that are deleted at once one has to know of
-                    // the other.
+                    // The domain topic may be deleted with its last subscription: of two concurrent
+                    // deletions one must see the other, so both write this key.
                     if let Some(name) = &before.domain_topic {
                         touches.insert(Writes(inside(before.topic, name)));
                     }
@@ -224,12 +225,13 @@ impl Resources {
         touches
     }
 
-    /// What all changes of a commit have to do with.
+    /// The keys that all changes of a commit touch.
     pub fn touches_of(&self, changes: &[Change]) -> BTreeSet<Touch> {
         changes.iter().flat_map(|change| self.touches(change)).collect()
     }
 
-    /// A name that these changes give to something new though another node has given it to something else.
+    /// A name that these changes assign to a new resource although another node assigned it to a
+    /// different one.
     pub fn taken(&self, changes: &[Change], me: Author) -> Option<Key> {
         let goes = |id: u64, change: &Change| match change {
             Change::DeleteTopic(TopicId(gone)) | Change::DeleteSubscription(SubscriptionId(gone)) => {
@@ -249,7 +251,7 @@ impl Resources {
         })
     }
 
-    /// The changes that make this of what another was.
+    /// The changes that turn `before` into this state.
     pub fn since(&self, before: &Resources) -> Vec<Change> {
         let mut changes = Vec::new();
         let gone = |id: &SubscriptionId| !self.subscriptions.contains_key(id);
@@ -278,7 +280,7 @@ impl Resources {
     }
 }
 
-/// What is new or another than before.
+/// Entries that are new or different from before.
 fn fresh<'a, K: Ord, V: Clone + PartialEq>(
     now: &'a BTreeMap<K, V>,
     before: &'a BTreeMap<K, V>,
@@ -304,8 +306,8 @@ fn subscription_name(one: &Subscription) -> Key {
     Key::SubscriptionName(one.topic, inside, one.name.to_lowercase())
 }
 
-/// What other nodes have changed and is not in force here yet: whoever decides something meanwhile decides it by
-/// what was before.
+/// Keys touched by changes of other nodes that the follower has not applied yet. Decisions made
+/// here are still based on the older state, so local changes to these keys are refused.
 #[derive(Default)]
 pub struct Unapplied {
     reads: BTreeMap<Key, usize>,
@@ -343,7 +345,7 @@ impl Unapplied {
         *self = Unapplied::default();
     }
 
-    /// What a change would be made by though it is not so any more.
+    /// The first of these keys that conflicts with an unapplied change.
     fn in_the_way_of<'a>(&self, touches: &'a BTreeSet<Touch>) -> Option<&'a Key> {
         touches.iter().find_map(|touch| match touch {
             Touch::Reads(key) => self.writes.contains_key(key).then_some(key),
@@ -354,14 +356,15 @@ impl Unapplied {
     }
 }
 
-/// One node's copy of the catalogue, and what its follower has yet to put in force.
+/// A node's replica of the catalog, with the changes that its follower has not applied yet.
 #[derive(Default)]
 pub struct Replica {
     pub resources: Resources,
     unapplied: Unapplied,
-    /// To be told to the follower, the oldest first; that one stays until it is in force.
+    /// Changes for the follower, oldest first; an element stays until the follower has applied it.
     untold: VecDeque<Untold>,
-    /// It has been read: what comes from others from now on is news.
+    /// Whether the content has been read: from then on changes of other nodes must reach the
+    /// follower.
     loaded: bool,
     followed: bool,
 }
@@ -380,7 +383,8 @@ impl Replica {
         }
     }
 
-    /// Everything that is in it. Unless somebody follows already, whoever does will be told of what comes after this.
+    /// Returns the whole content. Unless a follower is registered already, the follower starts
+    /// after it.
     pub fn load(&mut self) -> Loaded {
         self.loaded = true;
         if !self.followed {
@@ -390,12 +394,13 @@ impl Replica {
         self.resources.loaded()
     }
 
-    /// Somebody wants to be told.
+    /// Registers that a follower exists.
     pub fn follow(&mut self) {
         self.followed = true;
     }
 
-    /// Whether changes may be made by what this node knows.
+    /// Refuses changes that conflict with unapplied changes or assign a name that another node has
+    /// taken.
     pub fn check(&self, changes: &[Change], me: Author) -> Result<(), Error> {
         let touches = self.resources.touches_of(changes);
         let conflict = |key: &Key| Error::Conflict(key.what().into());
@@ -408,7 +413,7 @@ impl Replica {
         }
     }
 
-    /// A commit. Whoever has made it here, and knows that it is made, need not be told of it.
+    /// Applies a commit. The follower is not told of commits whose outcome this node knows already.
     pub fn apply(&mut self, changes: Vec<Change>, by: Author, known_here: bool, sequence: u64) {
         let news = self.loaded && !known_here && !changes.is_empty();
         if news {
@@ -434,7 +439,7 @@ impl Replica {
         });
     }
 
-    /// What has become of the catalogue while this node did not hear of it.
+    /// Replaces the content after a gap in communication and tells the follower the difference.
     pub fn replace(&mut self, resources: Resources, sequence: u64) {
         let before = std::mem::replace(&mut self.resources, resources);
         if !self.loaded {
@@ -448,18 +453,18 @@ impl Replica {
         }
     }
 
-    /// Of the first commit of others that is not in force here.
+    /// Sequence of the oldest commit that the follower has not applied.
     pub fn oldest_untold(&self) -> Option<u64> {
         self.untold.front().map(|untold| untold.sequence)
     }
 
-    /// What the follower is to be told next.
+    /// The changes that the follower has to apply next.
     pub fn next(&self) -> Option<(Vec<Change>, u64)> {
         let untold = self.untold.front()?;
         Some((untold.changes.clone(), untold.sequence))
     }
 
-    /// What `next` said is in force.
+    /// Confirms that the follower has applied the changes that `next` returned.
     pub fn done(&mut self) {
         if let Some(done) = self.untold.pop_front() {
             self.unapplied.remove(&done.touches);

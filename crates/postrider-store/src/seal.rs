@@ -1,8 +1,9 @@
 //! Sealing of stored secrets: AES-256-GCM under a key that is kept apart from them.
 //!
-//! A sealed value is JSON of version 2, so that a program which knows only version 1 refuses it by its version:
-//! `{"v":2,"key":"<id>","sealed":"<base64 of nonce, ciphertext and tag>"}`. The place of the value is authenticated with
-//! it, so a value that was moved to another row cannot be opened.
+//! A sealed value is JSON of version 2, so that a program that knows only version 1 refuses it by
+//! version: `{"v":2,"key":"<id>","sealed":"<base64 of nonce, ciphertext and tag>"}`. The value's
+//! storage location is authenticated with it, so a value that was moved to another row cannot be
+//! opened.
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD as BASE64;
@@ -13,7 +14,7 @@ use std::borrow::Cow;
 use std::fmt;
 
 pub const KEY_BYTES: usize = 32;
-/// Keys that one keyring may hold: one that seals, and some of earlier rotations.
+/// Maximum number of keys of one keyring: the current key and those of earlier rotations.
 pub const KEYS_MAX: usize = 16;
 
 const BEGINNING: &str = r#"{"v":2,"key":""#;
@@ -21,7 +22,7 @@ const MIDDLE: &str = r#"","sealed":""#;
 const END: &str = r#""}"#;
 const ID_DIGITS: usize = 16;
 
-/// The public name of a key: the beginning of its SHA-256.
+/// Public id of a key: the first bytes of its SHA-256.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct KeyId(pub u64);
 
@@ -45,7 +46,7 @@ pub enum SealError {
     Damaged(String),
 }
 
-/// Why text does not hold keys. Nothing of the text is part of it.
+/// Why a text does not contain keys. Nothing of the text is part of the message.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{source_name}: {reason}")]
 pub struct KeyError {
@@ -65,10 +66,10 @@ struct Key {
     naming: hmac::Key,
 }
 
-/// Keys of secrets: the first seals, all of them open.
+/// Encryption keys: the first one seals, all of them open.
 pub struct Keyring {
     keys: Vec<Key>,
-    /// Where the keys came from, for messages.
+    /// Where the keys come from, for messages.
     source_name: String,
 }
 
@@ -79,7 +80,8 @@ impl fmt::Debug for Keyring {
 }
 
 impl Keyring {
-    /// Keys in base64 of 32 bytes each, one a line or separated by commas. Lines that begin with `#` are comments.
+    /// Parses base64 keys of 32 bytes each, one per line or separated by commas. Lines starting
+    /// with `#` are comments.
     pub fn parse(text: &str, source_name: impl Into<String>) -> Result<Keyring, KeyError> {
         let source_name = source_name.into();
         let refused = |reason: String| KeyError {
@@ -108,19 +110,19 @@ impl Keyring {
         }
     }
 
-    /// A new key as text.
+    /// Generates a key, as text.
     pub fn fresh_text() -> String {
         let mut bytes = [0; KEY_BYTES];
         random(&mut bytes);
         BASE64.encode(bytes)
     }
 
-    /// A key that nobody keeps: what is sealed under it ends with the process.
+    /// A key that is never stored: values sealed under it are lost with the process.
     pub fn ephemeral() -> Keyring {
         Keyring::parse(&Keyring::fresh_text(), "the memory of this process").expect("a fresh key is a key")
     }
 
-    /// Opens with the other's keys, too.
+    /// Adds the other keyring's keys for opening.
     pub fn and_opens_with(mut self, other: Keyring) -> Keyring {
         let new: Vec<Key> = other.keys.into_iter().filter(|key| !self.knows(key.id)).collect();
         if !new.is_empty() {
@@ -160,7 +162,7 @@ impl Keyring {
         })
     }
 
-    /// Seals a value for its place.
+    /// Seals a value for the given location.
     pub fn seal(&self, place: &str, value: &[u8]) -> Vec<u8> {
         let key = &self.keys[0];
         let mut nonce = [0; NONCE_LEN];
@@ -177,7 +179,8 @@ impl Keyring {
         format!("{BEGINNING}{}{MIDDLE}{text}{END}", key.id).into_bytes()
     }
 
-    /// Opens a value that was sealed for this place. A value that is not sealed comes back as it is.
+    /// Opens a value that was sealed for this location. A value that is not sealed is returned
+    /// unchanged.
     pub fn open<'a>(&self, place: &str, stored: &'a [u8]) -> Result<Cow<'a, [u8]>, SealError> {
         let damaged = || SealError::Damaged(place.to_owned());
         let Some((id, text)) = split(stored) else {
@@ -200,7 +203,8 @@ impl Keyring {
         Ok(Cow::Owned(bytes))
     }
 
-    /// A name for a text that tells nothing about it without the key that seals.
+    /// A keyed hash of a text, usable as a name: without the sealing key it reveals nothing about
+    /// the text.
     pub fn name_of(&self, text: &str) -> String {
         let tag = hmac::sign(&self.keys[0].naming, text.as_bytes());
         BASE64.encode(tag.as_ref())
@@ -225,7 +229,7 @@ impl Key {
     }
 }
 
-/// The key that a stored value is sealed under; none if it is not sealed.
+/// Id of the key that a stored value is sealed under, or `None` if the value is not sealed.
 pub fn key_of(stored: &[u8]) -> Option<KeyId> {
     split(stored).map(|(id, _)| id)
 }

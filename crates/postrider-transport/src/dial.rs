@@ -1,4 +1,5 @@
-//! From an origin to a connection: resolve, check every address, connect or have a proxy connect, TLS.
+//! Opens connections to an origin: resolves the name, checks every address, connects directly or
+//! through a proxy, and negotiates TLS.
 
 use crate::egress::{self, EgressPolicy, Refusal, Scheme};
 use crate::proxy::{Proxy, open_tunnel};
@@ -16,12 +17,12 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::net::TcpStream;
 
-/// Of a name's permitted addresses, no more than this are dialled.
+/// The most permitted addresses of a name that are dialled.
 const ADDRESSES_MAX: usize = 8;
-/// The least time one address gets while there are others to try.
+/// The least time for one address while there are others to try.
 const ADDRESS_TIME_MIN: Duration = Duration::from_secs(2);
 
-/// Before a proxy is asked, the target's name is looked up for this part of the time to connect.
+/// The target's name is resolved for this part of the connect timeout before the proxy is asked.
 const PROXY_RESOLVE_SHARE: u32 = 4;
 
 /// The detail of a failure where a port for https answers in another protocol.
@@ -78,7 +79,7 @@ impl Dialler {
         }
     }
 
-    /// Has the proxy connect to the target.
+    /// Opens a tunnel to the target through the proxy.
     async fn tunnel(
         &self,
         proxy: &Proxy,
@@ -134,14 +135,14 @@ impl Dialler {
         }
     }
 
-    /// Judges a target that the proxy will connect to. The proxy chooses among all addresses of a name, so
-    /// each must be permitted; a name that is not resolved here is judged as such.
+    /// Checks a target that the proxy will connect to. The proxy chooses among all addresses of a
+    /// name, so each must be permitted; a name that does not resolve here is checked by its name.
     async fn check_behind_proxy(&self, target: &Target<'_>) -> Result<(), Refusal> {
         self.egress.check_scheme(target.scheme)?;
         if let Ok(literal) = target.host.parse() {
             return self.egress.check(target.scheme, literal);
         }
-        // Behind a proxy names often have no addresses here, and the answer to that may be slow.
+        // Behind a proxy, names often do not resolve here, and that answer may be slow.
         let deadline = self.clock.now() + self.timeout / PROXY_RESOLVE_SHARE;
         let resolved = within(&*self.clock, deadline, self.resolver.addresses(target.host)).await;
         match resolved {
@@ -152,7 +153,8 @@ impl Dialler {
         }
     }
 
-    /// The operator has named the proxy, so it may be anywhere but at an address that is never dialled.
+    /// The operator has named the proxy, so any address is permitted except those that are never
+    /// dialled.
     async fn proxy_addresses(&self, proxy: &Proxy, deadline: Timestamp) -> Result<Vec<IpAddr>, String> {
         let found = match proxy.host.parse() {
             Ok(literal) => vec![literal],
@@ -169,7 +171,7 @@ impl Dialler {
         }
     }
 
-    /// The addresses the policy lets us dial; at least one.
+    /// The addresses that the policy permits; at least one.
     async fn addresses(&self, target: &Target<'_>, deadline: Timestamp) -> Result<Vec<IpAddr>, Failure> {
         let forbidden = |refusal: Refusal| target.failed(FailureKind::Forbidden, refusal);
         let unresolved = |reason: &dyn fmt::Display| {
@@ -198,7 +200,7 @@ impl Dialler {
             let connecting = TcpStream::connect(SocketAddr::new(ip, port));
             match within(&*self.clock, until, connecting).await {
                 Some(Ok(stream)) => {
-                    // Every message is written whole, so there is nothing to wait for and collect.
+                    // Every message is written as a whole, so delaying small writes gains nothing.
                     match stream.set_nodelay(true) {
                         Ok(()) => return Ok(stream),
                         Err(error) => last = error,
@@ -259,15 +261,15 @@ fn permitted(
     if kept.is_empty() { Err(refused) } else { Ok(kept) }
 }
 
-/// Until when to try the next of `count` addresses: an equal share of what time is left, so that one
-/// that never answers does not use up the time of the others.
+/// The deadline for the next of `count` addresses: an equal share of the remaining time, so that an
+/// address that never answers leaves time for the others.
 fn share(now: Timestamp, deadline: Timestamp, count: usize) -> Timestamp {
     let left = deadline.since(now);
     let count = u32::try_from(count).unwrap_or(u32::MAX).max(1);
     now + (left / count).max(ADDRESS_TIME_MIN).min(left)
 }
 
-/// What the future comes to, unless the deadline passes first.
+/// The output of the future, unless the deadline passes first.
 async fn within<F: Future>(clock: &dyn Clock, deadline: Timestamp, future: F) -> Option<F::Output> {
     tokio::select! {
         biased;

@@ -1,7 +1,7 @@
-//! Addresses that outgoing requests may be sent to.
+//! The egress policy: addresses that outgoing requests may be sent to.
 //!
-//! Pure: an address goes in, a verdict comes out. The dialler asks about the very address it is about
-//! to dial, so a name that resolves to something else the second time gains nothing.
+//! Pure: an address goes in, a verdict comes out. The dialler checks the very address that it is
+//! about to dial, so a name that resolves differently the second time gains nothing.
 
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use std::fmt;
@@ -23,7 +23,7 @@ impl fmt::Display for Scheme {
     }
 }
 
-/// Where deliveries may go.
+/// The destinations that deliveries may reach.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum EgressPolicy {
     /// Public addresses, over https only.
@@ -32,8 +32,9 @@ pub enum EgressPolicy {
     /// services, multicast, broadcast or "this network".
     #[default]
     Private,
-    /// Exactly the listed networks, over either scheme. `deny` wins; what is not allowed is refused.
-    /// A metadata service must be allowed by its very address, not by a network around it.
+    /// Exactly the listed networks, over either scheme. `deny` wins; everything that is not allowed
+    /// is refused. A metadata service must be allowed by its exact address, not by a network around
+    /// it.
     Custom { allow: Vec<IpNet>, deny: Vec<IpNet> },
 }
 
@@ -51,10 +52,10 @@ pub enum Refusal {
 }
 
 impl EgressPolicy {
-    /// Judges one address about to be dialled, and the scheme spoken to it.
+    /// Checks one address about to be dialled, and the scheme to be used with it.
     ///
-    /// An IPv6 address that stands for an IPv4 one (mapped, NAT64, Teredo and the like) is judged by
-    /// that one, too: it is where the packets end up.
+    /// An IPv6 address that embeds an IPv4 one (mapped, NAT64, Teredo and the like) is checked by
+    /// that one, too: packets end up there.
     pub fn check(&self, scheme: Scheme, address: IpAddr) -> Result<(), Refusal> {
         self.check_scheme(scheme)?;
         match self.objection(address) {
@@ -63,7 +64,7 @@ impl EgressPolicy {
         }
     }
 
-    /// Judges a name that a proxy will resolve, out of sight of this policy.
+    /// Checks a name that a proxy will resolve, out of reach of this policy.
     pub fn check_name(&self, host: &str) -> Result<(), Refusal> {
         let host = host.trim_end_matches('.').to_ascii_lowercase();
         match self {
@@ -73,7 +74,7 @@ impl EgressPolicy {
         }
     }
 
-    /// Judges the scheme alone, before there is an address.
+    /// Checks the scheme alone, before there is an address.
     pub fn check_scheme(&self, scheme: Scheme) -> Result<(), Refusal> {
         match (self, scheme) {
             (EgressPolicy::Internet, Scheme::Http) => Err(Refusal::Scheme { scheme }),
@@ -110,11 +111,11 @@ impl EgressPolicy {
     }
 }
 
-/// Metadata services hand out credentials to every process that asks. A row: the address or network,
+/// Metadata services give credentials to every process that asks. A row is the address or network,
 /// its cloud, and where that is documented.
 ///
-/// Addresses inside `169.254.0.0/16` and `fe80::/10` are forbidden as link-local anyway; they are listed
-/// because `custom` may allow those networks.
+/// Addresses inside `169.254.0.0/16` and `fe80::/10` are forbidden as link-local anyway; they are
+/// listed because `custom` may allow those networks.
 const METADATA_SERVICES: &[(IpNet, &str, &str)] = &[
     metadata_v4(
         [169, 254, 169, 254],
@@ -211,7 +212,8 @@ const METADATA_SERVICES: &[(IpNet, &str, &str)] = &[
     ),
 ];
 
-/// Names of metadata services. Only what a proxy resolves is judged by name: elsewhere the address is.
+/// Names of metadata services. Only names that a proxy resolves are checked against these:
+/// otherwise the address is checked.
 const METADATA_NAMES: &[&str] = &[
     "metadata",
     "metadata.google.internal",
@@ -249,7 +251,7 @@ fn metadata_service(ip: IpAddr) -> Option<&'static str> {
     found.then_some("cloud metadata")
 }
 
-/// The objection of both built-in policies.
+/// The objection of both built-in policies to an address.
 pub(crate) fn never(ip: IpAddr) -> Option<&'static str> {
     metadata_service(ip).or_else(|| find(NEVER, ip))
 }
@@ -277,11 +279,11 @@ const NEVER: &[Range] = &[
     v6([0, 0, 0, 0, 0, 0, 0, 0], 128, "unspecified"),
     v6([0xfe80, 0, 0, 0, 0, 0, 0, 0], 10, "link-local"),
     v6([0xff00, 0, 0, 0, 0, 0, 0, 0], 8, "multicast"),
-    // Where the IPv4 address sits in it is the network's own affair, so it cannot be judged.
+    // The position of the IPv4 address inside is the network's own choice, so it cannot be checked.
     v6([0x64, 0xff9b, 1, 0, 0, 0, 0, 0], 48, "local NAT64"),
 ];
 
-/// What, besides `NEVER`, is not the public internet.
+/// Networks, besides `NEVER`, that are not the public internet.
 const NOT_PUBLIC: &[Range] = &[
     v4(10, 0, 0, 0, 8, "private"),
     v4(100, 64, 0, 0, 10, "shared by a carrier"),
@@ -302,7 +304,7 @@ const NOT_PUBLIC: &[Range] = &[
     v6([0x3fff, 0, 0, 0, 0, 0, 0, 0], 20, "documentation"),
 ];
 
-/// The part of IPv6 that is handed out to the public.
+/// The part of IPv6 that is assigned to the public.
 const PUBLIC_V6: Range = v6([0x2000, 0, 0, 0, 0, 0, 0, 0], 3, "public");
 
 fn find(ranges: &[Range], ip: IpAddr) -> Option<&'static str> {
@@ -317,15 +319,15 @@ fn not_public(ip: IpAddr) -> Option<&'static str> {
         .or_else(|| (ip.is_ipv6() && !PUBLIC_V6.0.contains(&ip)).then_some("not a public address"))
 }
 
-/// Where packets to an address end up: never empty. The first decides whether `custom` allows it; an
-/// objection to any of them counts.
+/// The addresses where packets to an address may end up: never empty. The first decides whether
+/// `custom` allows it; an objection to any of them counts.
 fn destinations(address: IpAddr) -> Vec<IpAddr> {
     let IpAddr::V6(ip) = address else {
         return vec![address];
     };
     let quad = |high: u16, low: u16| IpAddr::V4(Ipv4Addr::from_bits(u32::from(high) << 16 | u32::from(low)));
     match ip.segments() {
-        // The unspecified and the loopback address look IPv4-compatible but are themselves.
+        // The unspecified and the loopback address look IPv4-compatible but are not.
         [0, 0, 0, 0, 0, 0, 0, 0 | 1] => vec![address],
         // IPv4-mapped.
         [0, 0, 0, 0, 0, 0xffff, high, low] => vec![quad(high, low)],
@@ -335,7 +337,8 @@ fn destinations(address: IpAddr) -> Vec<IpAddr> {
         [0, 0, 0, 0, 0, 0, high, low] => vec![quad(high, low)],
         // NAT64.
         [0x64, 0xff9b, 0, 0, 0, 0, high, low] => vec![quad(high, low)],
-        // Local NAT64: where the IPv4 address sits is the network's own affair, usually at the end.
+        // Local NAT64: the position of the IPv4 address is the network's own choice, usually at the
+        // end.
         [0x64, 0xff9b, 1, .., high, low] => vec![address, quad(high, low)],
         // 6to4.
         [0x2002, high, low, ..] => vec![quad(high, low)],

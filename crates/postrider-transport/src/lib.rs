@@ -1,7 +1,7 @@
-//! Delivery over HTTP(S): TLS, address checks, body caps.
+//! Delivery over HTTP(S): TLS, address checks, body limits.
 //!
-//! [`HttpTransport`] speaks HTTP/1.1 and keeps connections for the next request. It spawns no tasks:
-//! all work on a connection is done by the future of the request that is using it.
+//! [`HttpTransport`] speaks HTTP/1.1 and keeps connections for the next request. It spawns no
+//! tasks: all work on a connection is done by the future of the request that is using it.
 
 mod dial;
 pub mod egress;
@@ -42,9 +42,9 @@ pub struct Config {
     pub proxy: Option<Proxy>,
     /// Trusted besides the machine's own roots.
     pub extra_roots: Vec<CertificateDer<'static>>,
-    /// Takes any certificate as proof of any name.
+    /// Accepts any certificate for any name.
     pub accept_invalid_certs: bool,
-    /// For resolving, connecting and TLS together.
+    /// The time for resolving, connecting and TLS together.
     pub connect_timeout: Duration,
     /// A response body is read up to this many bytes...
     pub body_cap: usize,
@@ -52,7 +52,7 @@ pub struct Config {
     pub body_time: Duration,
     /// Sent with requests that do not bring their own.
     pub user_agent: Option<String>,
-    /// Idle connections that are kept, those to all origins together.
+    /// The most idle connections that are kept, over all origins.
     pub idle_max: usize,
 }
 
@@ -72,7 +72,7 @@ impl Default for Config {
     }
 }
 
-/// What is wrong with a [`Config`].
+/// Why a [`Config`] is not valid.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     #[error("user agent {0:?} cannot be sent as a header")]
@@ -81,13 +81,13 @@ pub enum Error {
     Root { position: usize, reason: rustls::Error },
 }
 
-/// Opens connections by the egress policy and through the proxy, for requests that others make.
+/// Opens connections according to the egress policy and through the proxy, for other HTTP clients.
 #[derive(Clone)]
 pub struct Connector(Arc<Dialler>);
 
 impl Connector {
-    /// A connector that asks the operating system for addresses. Of the configuration it uses what is about
-    /// connecting.
+    /// A connector that resolves names with the operating system. Uses only the connection settings
+    /// of the configuration.
     pub fn new(config: Config, clock: Arc<dyn Clock>) -> Result<Connector, Error> {
         HttpTransport::new(config, clock).map(|transport| transport.connector)
     }
@@ -97,8 +97,8 @@ impl Connector {
         self.0.dial(&Target::of(url)?, None).await
     }
 
-    /// Whether a connection to the proxy can be made, if there is one. The error completes a sentence that
-    /// begins with the proxy.
+    /// Checks that a connection to the proxy can be made, if there is one. The error completes a
+    /// sentence that begins with the proxy.
     pub async fn reach_proxy(&self) -> Result<(), String> {
         self.0.reach_proxy().await
     }
@@ -118,7 +118,7 @@ pub struct HttpTransport {
 }
 
 impl HttpTransport {
-    /// A transport that asks the operating system for addresses.
+    /// A transport that resolves names with the operating system.
     pub fn new(config: Config, clock: Arc<dyn Clock>) -> Result<HttpTransport, Error> {
         HttpTransport::with_resolver(config, clock, Arc::new(SystemResolver::new()))
     }
@@ -150,18 +150,18 @@ impl HttpTransport {
         })
     }
 
-    /// Whether a connection can be made, by the rules that deliveries obey. Nothing is sent over it.
+    /// Checks that a connection can be made by the rules of deliveries. Nothing is sent over it.
     pub async fn reach(&self, url: &http::Uri) -> Result<(), Failure> {
         self.connector.connect(url).await.map(drop)
     }
 
-    /// Closes connections that have been idle for too long. Traffic does so too, in passing; call
-    /// this now and then so that they also go when there is none.
+    /// Closes connections that have been idle for too long. Traffic does so as a side effect; this
+    /// is to be called now and then, for times without traffic.
     pub fn sweep(&self) {
         self.pool.sweep(self.clock.now());
     }
 
-    /// How many idle connections are kept.
+    /// The number of idle connections.
     pub fn idle(&self) -> usize {
         self.pool.len()
     }
@@ -202,7 +202,7 @@ impl HttpTransport {
         }
     }
 
-    /// Uses the connection for one request, then keeps it if it is fit for another.
+    /// Uses the connection for one request, then keeps it if it can be used again.
     async fn exchange(
         &self,
         mut wire: Box<Wire>,

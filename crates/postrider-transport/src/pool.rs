@@ -8,15 +8,15 @@ use std::sync::{Mutex, MutexGuard};
 use std::time::Duration;
 
 pub const IDLE_PER_ORIGIN_MAX: usize = 64;
-/// Hosts (with their port) that idle connections are kept for.
+/// The most hosts (with their port) that idle connections are kept for.
 pub const ORIGINS_MAX: usize = 1024;
-/// An idle connection older than this is closed rather than used.
+/// An idle connection older than this is closed instead of used.
 pub const IDLE_TIME_MAX: Duration = Duration::from_secs(20);
-/// Connections that come back sweep the whole pool no more often than this.
+/// The least interval at which returned connections sweep the whole pool.
 const SWEEP_EVERY: Duration = Duration::from_secs(5);
 
-/// Hands out the connection that came back last: it is the least likely to have been closed by the
-/// peer, and the surplus grows old and goes.
+/// A pool of idle connections. Returns the most recently used connection first: the peer is least
+/// likely to have closed it, and surplus connections grow old and are closed.
 ///
 /// An origin is a scheme and an authority as written in the URL: `host` and `host:80` do not share.
 pub(crate) struct Pool<C> {
@@ -27,7 +27,7 @@ pub(crate) struct Pool<C> {
 struct Shelves<C> {
     by_authority: HashMap<Box<str>, Shelf<C>>,
     swept: Timestamp,
-    /// Idle connections on all shelves.
+    /// The number of idle connections to all authorities.
     idle: usize,
 }
 
@@ -50,7 +50,7 @@ impl<C> Idle<C> {
 }
 
 impl<C> Pool<C> {
-    /// `idle_max`: connections that are kept, those to all origins together.
+    /// `idle_max` is the most connections that are kept, over all origins.
     pub fn new(idle_max: usize) -> Pool<C> {
         Pool {
             idle_max,
@@ -62,7 +62,7 @@ impl<C> Pool<C> {
         }
     }
 
-    /// Takes out the youngest idle connection to the origin.
+    /// Takes the youngest idle connection to the origin.
     pub fn take(&self, scheme: Scheme, authority: &str, now: Timestamp) -> Option<C> {
         let mut shelves = self.lock();
         let Shelves {
@@ -76,7 +76,8 @@ impl<C> Pool<C> {
         if !youngest.is_stale(now) {
             return Some(youngest.connection);
         }
-        // The others are older still. Closing takes system calls, so let go of the lock first.
+        // The others are older still. Closing takes system calls, so they are dropped after the
+        // lock.
         let stale = mem::take(row);
         *idle -= stale.len();
         drop(shelves);
@@ -84,8 +85,8 @@ impl<C> Pool<C> {
         None
     }
 
-    /// Puts an idle connection in, at the cost of the origin's oldest one if it has too many. Without room for
-    /// any more it is closed.
+    /// Adds an idle connection, replacing the origin's oldest one if there are too many. Without
+    /// space in the pool the connection is closed.
     pub fn put(&self, scheme: Scheme, authority: &str, connection: C, now: Timestamp) {
         let mut locked = self.lock();
         let shelves = &mut *locked;
@@ -125,13 +126,13 @@ impl<C> Pool<C> {
         drop((swept, evicted, surplus));
     }
 
-    /// Closes what has been idle for too long.
+    /// Closes connections that have been idle for too long.
     pub fn sweep(&self, now: Timestamp) {
         let stale = self.lock().sweep(now);
         drop(stale);
     }
 
-    /// How many idle connections there are.
+    /// The number of idle connections.
     pub fn len(&self) -> usize {
         self.lock().by_authority.values().map(Shelf::len).sum()
     }
@@ -150,7 +151,7 @@ impl<C> Pool<C> {
 
 impl<C> Shelves<C> {
     fn sweep_if_due(&mut self, now: Timestamp) -> Vec<Idle<C>> {
-        // A clock that was set back makes the next sweep late, not the last.
+        // A clock that was set back delays the next sweep but does not prevent it.
         if now.since(self.swept) >= SWEEP_EVERY || now < self.swept {
             self.sweep(now)
         } else {
@@ -158,7 +159,7 @@ impl<C> Shelves<C> {
         }
     }
 
-    /// Takes out everything stale, to be dropped without the lock.
+    /// Takes all stale connections, to be dropped without the lock.
     fn sweep(&mut self, now: Timestamp) -> Vec<Idle<C>> {
         self.swept = now;
         let mut stale = Vec::new();
@@ -173,7 +174,8 @@ impl<C> Shelves<C> {
         stale
     }
 
-    /// Takes out an empty shelf, or else the least recently used one, if another would be too many.
+    /// Makes space for another authority, if there are too many: takes an empty one, or else the
+    /// least recently used one.
     fn make_room(&mut self) -> Option<Shelf<C>> {
         if self.by_authority.len() < ORIGINS_MAX {
             return None;
@@ -237,7 +239,7 @@ mod tests {
         assert_eq!(taken.last(), Some(&2));
     }
 
-    // Idle connections to many origins took the file descriptors that others need.
+    // Regression: idle connections to many origins took the file descriptors that others need.
     #[test]
     fn all_origins_together_keep_no_more_than_their_bound() {
         let pool = Pool::new(5);
@@ -275,7 +277,7 @@ mod tests {
         pool.sweep(at(25));
         assert_eq!(pool.len(), 1);
         assert_eq!(pool.lock().by_authority.len(), 1);
-        // Without being asked, too, when something comes back.
+        // Without an explicit sweep, too, when a connection comes back.
         pool.put(Http, "c", 3, at(31));
         assert_eq!(pool.len(), 1);
     }
@@ -291,7 +293,7 @@ mod tests {
         assert_eq!(pool.lock().by_authority.len(), ORIGINS_MAX);
         assert_eq!(pool.take(Http, "1", at(2)), None);
         assert_eq!(pool.take(Http, "0", at(2)), Some(0));
-        // An emptied origin goes before any that still has something to offer.
+        // An authority without connections is removed before any that has some.
         assert_eq!(pool.take(Http, "7", at(2)), Some(7));
         pool.put(Http, "and another", 0, at(2));
         assert!(!pool.lock().by_authority.contains_key("7"));

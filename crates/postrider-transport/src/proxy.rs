@@ -12,12 +12,12 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 
-/// The largest answer to CONNECT that is read.
+/// The longest answer to CONNECT that is read.
 const HEAD_MAX: usize = 16 * 1024;
 const HEADERS_MAX: usize = 64;
-/// More interim responses (1xx) than this are refused …
+/// The most interim responses (1xx) that are accepted …
 const INTERIM_MAX: usize = 32;
-/// … and more bytes of them and the answer together.
+/// … and the most bytes of them and the answer together.
 const ANSWERS_MAX: usize = 4 * HEAD_MAX;
 
 /// A forward proxy, and the targets that are reached without it.
@@ -36,14 +36,14 @@ pub struct Proxy {
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Exception {
     Everything,
-    /// The name and every name below it; with a port only that port.
+    /// The name and all names below it; with a port, only that port.
     Name(String, Option<u16>),
     /// Matches IP literals only.
     Network(IpNet, Option<u16>),
 }
 
 impl Proxy {
-    /// Reads `http://[user:password@]host[:port]`. The error is a reason that holds nothing of the URL.
+    /// Parses `http://[user:password@]host[:port]`. The error contains nothing of the URL.
     pub fn parse(url: &str, no_proxy: &[String]) -> Result<Proxy, &'static str> {
         const FORM: &str = "must be a URL such as \"http://proxy.example:3128\"";
         let uri: Uri = url.parse().map_err(|_| FORM)?;
@@ -76,7 +76,7 @@ impl Proxy {
         })
     }
 
-    /// Shared by every connector that is made with this proxy.
+    /// Shared by all connectors that are made with this proxy.
     pub fn health(&self) -> Arc<ProxyHealth> {
         self.health.clone()
     }
@@ -106,7 +106,7 @@ impl Proxy {
     }
 }
 
-/// The header for `user:password`, both percent-encoded.
+/// The authorization header for `user:password`, both percent-encoded.
 fn basic(userinfo: &str) -> Result<HeaderValue, &'static str> {
     let (user, password) = userinfo.split_once(':').unwrap_or((userinfo, ""));
     let decoded = |text| percent_decode_str(text).collect::<Vec<u8>>();
@@ -167,7 +167,7 @@ fn network(text: &str) -> Option<IpNet> {
     text.parse().ok().or_else(address)
 }
 
-/// Asks for the tunnel. The error completes a sentence that begins with the proxy.
+/// Opens the tunnel. The error completes a sentence that begins with the proxy.
 pub(crate) async fn open_tunnel<S>(mut proxy: S, request: &[u8]) -> Result<S, String>
 where
     S: AsyncRead + AsyncWrite + Unpin,
@@ -206,7 +206,7 @@ where
     }
 }
 
-/// The length and the status of an answer's head, once it has arrived whole.
+/// The length and the status of an answer's head, once it has arrived completely.
 fn answer(input: &[u8]) -> Result<Option<(usize, u16)>, String> {
     if input.is_empty() {
         return Ok(None);
@@ -257,7 +257,7 @@ mod tests {
         }
     }
 
-    // The loop had no end, and left no time to the timer that was to end it.
+    // Regression: the loop was endless, and left no time to the timer that was to end it.
     #[tokio::test]
     async fn a_proxy_that_sends_interim_responses_without_end_is_refused() {
         let long = format!("HTTP/1.1 102 Processing\r\nx: {}\r\n\r\n", "y".repeat(10_000));

@@ -1,4 +1,4 @@
-//! Names to addresses.
+//! Name resolution.
 
 use async_trait::async_trait;
 use std::collections::{HashMap, HashSet, VecDeque};
@@ -8,36 +8,37 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::thread;
 use tokio::sync::watch;
 
-/// Looks up the addresses of a host name, in the order they should be tried.
+/// Resolves a host name to addresses, in the order in which they should be tried.
 ///
-/// Is never asked about IP literals. An empty answer means the name has no addresses.
+/// Never called for IP literals. An empty result means that the name has no addresses.
 #[async_trait]
 pub trait Resolve: Send + Sync {
     async fn addresses(&self, host: &str) -> io::Result<Vec<IpAddr>>;
 }
 
-/// Names that are looked up at the same time: the system may take long for one, and a thread waits for it.
+/// Lookups at the same time: the system may take long for one, and blocks a thread meanwhile.
 const LOOKUPS_MAX: usize = 32;
-/// Of these, names whose last lookup failed or took longer than anyone waited.
+/// The part of them for names whose last lookup failed or outlasted all its waiters.
 const SLOW_LOOKUPS_MAX: usize = LOOKUPS_MAX / 2;
-/// Names that wait to be looked up. For more of them the lookup fails at once.
+/// Names that wait to be looked up. Beyond it a lookup fails at once.
 const NAMES_QUEUED_MAX: usize = 16_384;
-/// Slow names that are remembered; all are forgotten when there are more.
+/// Slow names that are remembered; beyond it all are forgotten.
 const SLOW_NAMES_MAX: usize = 16_384;
-/// Enough for what the system's library does.
+/// Enough for the system's resolver library.
 const THREAD_STACK_BYTES: usize = 512 << 10;
 
-/// Asks the operating system, on threads of its own: lookups that hang hold up neither other work nor, for
-/// long, lookups of other names. A name is looked up by one thread at a time, for everyone who waits for it.
+/// Uses the operating system, on threads of its own: a hanging lookup holds up neither other work
+/// nor, for long, lookups of other names. Each name is looked up by one thread at a time, for all
+/// its waiters.
 #[derive(Clone)]
 pub struct SystemResolver {
     lookups: Arc<Lookups>,
 }
 
 type Found = io::Result<Vec<IpAddr>>;
-/// An error is kept by its kind and text, so that all waiters get it.
+/// An error is stored by its kind and text, so that all waiters get it.
 type SharedFound = Result<Vec<IpAddr>, (io::ErrorKind, String)>;
-/// None until the name was looked up.
+/// None until the lookup has ended.
 type Pending = Option<SharedFound>;
 
 struct Lookups {
@@ -49,7 +50,7 @@ struct Lookups {
 struct LookupState {
     /// Names that wait or are being looked up.
     pending: HashMap<Arc<str>, watch::Sender<Pending>>,
-    /// Names that wait for a thread, in the order in which they were asked for.
+    /// Names that wait for a thread, in the order of the requests.
     quick: VecDeque<Arc<str>>,
     slow: VecDeque<Arc<str>>,
     slow_names: HashSet<Arc<str>>,
@@ -126,7 +127,7 @@ impl Lookups {
                 .stack_size(THREAD_STACK_BYTES);
             match thread.spawn(move || lookups.run()) {
                 Ok(_) => state.threads += 1,
-                // Threads that run take the lookup up.
+                // The running threads will take the lookup.
                 Err(_) if state.threads > 0 => {}
                 Err(error) => {
                     state.pending.remove(host);
@@ -139,7 +140,7 @@ impl Lookups {
         Ok(answer)
     }
 
-    /// Looks names up until none waits that may be.
+    /// Looks names up until none is left that this thread may take.
     fn run(&self) {
         let mut state = self.state();
         while let Some((name, is_slow)) = state.next() {
@@ -158,7 +159,7 @@ impl Lookups {
 }
 
 impl LookupState {
-    /// The name to be looked up next. Those that nobody waits for any more are passed over.
+    /// The next name to look up. Names without a waiter are skipped.
     fn next(&mut self) -> Option<(Arc<str>, bool)> {
         loop {
             let (name, is_slow) = match self.quick.pop_front() {
@@ -236,7 +237,8 @@ mod tests {
         assert_eq!(count.load(SeqCst), 2);
     }
 
-    // 512 names that hang took every thread of the runtime's pool, which others need as well.
+    // Regression: 512 hanging names took every thread of the runtime's pool, which other work needs
+    // as well.
     #[tokio::test]
     async fn names_that_hang_leave_threads_to_others() {
         let gate = Arc::new(Gate::default());

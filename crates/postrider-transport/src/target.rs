@@ -1,4 +1,4 @@
-//! What a URL says about where to connect.
+//! The connection target in a URL.
 
 use crate::egress::Scheme;
 use http::Uri;
@@ -9,9 +9,9 @@ use std::fmt;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Target<'a> {
     pub scheme: Scheme,
-    /// Host and port as written, without userinfo: the `host` header.
+    /// Host and port as written, without userinfo: the value of the `host` header.
     pub authority: &'a str,
-    /// Without brackets.
+    /// The host without brackets.
     pub host: &'a str,
     pub port: u16,
 }
@@ -59,7 +59,7 @@ impl<'a> Target<'a> {
         })
     }
 
-    /// A failure of an attempt at this target.
+    /// A failed attempt at this target.
     pub fn failed(&self, kind: FailureKind, reason: impl fmt::Display) -> Failure {
         refused(kind, self.authority, reason)
     }

@@ -15,7 +15,7 @@ use tokio_rustls::client::TlsStream;
 pub(crate) struct Tls {
     extra_roots: RootCertStore,
     accept_invalid_certs: bool,
-    /// The machine's roots take time to read and memory to keep, so they wait until they are needed.
+    /// Loaded on first use: the machine's roots take time to read and memory to keep.
     connector: OnceCell<TlsConnector>,
 }
 
@@ -34,7 +34,7 @@ impl Tls {
         })
     }
 
-    /// Makes a connection to `host`, a name or an IP literal without brackets, private.
+    /// Negotiates TLS on a connection to `host`, a name or an IP literal without brackets.
     pub async fn handshake(&self, host: &str, tcp: TcpStream) -> io::Result<TlsStream<TcpStream>> {
         let name = ServerName::try_from(host.to_owned()).map_err(io::Error::other)?;
         let connector = self.connector.get_or_try_init(|| self.connector()).await?;
@@ -85,7 +85,7 @@ fn with_native_roots(mut roots: RootCertStore) -> RootCertStore {
     roots
 }
 
-/// Takes any certificate as proof of any name. Only for operators who asked for it.
+/// Accepts any certificate for any name. Only for operators who asked for it.
 #[derive(Debug)]
 struct AcceptAnyone(Arc<CryptoProvider>);
 

@@ -1,10 +1,10 @@
-//! One HTTP/1.1 connection, driven by whoever is using it.
+//! A single HTTP/1.1 connection, driven by the task that uses it.
 //!
-//! Written by hand because delivering is most of what the server does: a request goes out in one write,
-//! head and body from where they lie, and its answer is read in the same task. A general client builds
-//! message objects and hands them between tasks: with hyper's in its place the server took 52 instead of
-//! 45 µs of CPU per delivered event (one event per request). Only what a delivery needs is here, and
-//! anything odd that a peer does ends the connection.
+//! Written by hand because delivering is most of the server's work: a request goes out in one
+//! write, head and body from where they are in memory, and its answer is read in the same task. A
+//! general client builds message objects and passes them between tasks: with hyper the server took
+//! 52 instead of 45 µs of CPU per delivered event (one event per request). The connection
+//! implements only what a delivery needs, and ends on anything unusual that a peer does.
 
 use bytes::{Buf, Bytes, BytesMut};
 use http::header::{CONNECTION, CONTENT_LENGTH, HOST, TRANSFER_ENCODING};
@@ -21,30 +21,30 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 use tokio_rustls::client::TlsStream;
 
-/// What a peer can make one connection buffer: a response head beyond this is refused. Interim
-/// responses (1xx) that precede the head count too.
+/// The most bytes that a peer can make one connection buffer: a longer response head is refused.
+/// Preceding interim responses (1xx) count too.
 const BUFFER_MAX: usize = 64 * 1024;
-/// More interim responses to one request are refused.
+/// The most interim responses to one request.
 const INTERIM_MAX: usize = 32;
-/// Most answers have few headers; room for many is made only for those that do not.
+/// Most answers have few headers; space for more is allocated only when needed.
 const HEADERS_FEW: usize = 24;
-/// A response with more headers is refused.
+/// The most headers of a response.
 const HEADERS_MAX: usize = 100;
-/// The line with a chunk's size, and each trailer, is no longer than this.
+/// The greatest length of a chunk-size line, and of each trailer.
 const LINE_MAX: usize = 4 * 1024;
-/// Chunk-size lines, with their extensions, and trailers of one body together. They are no part of the
-/// body, so that the cap on bodies does not bound them.
+/// The greatest length of all chunk-size lines, with extensions, and trailers of one body. They are
+/// not part of the body, so that the body limit does not bound them.
 const FRAMING_MAX: usize = 64 * 1024;
-/// How much is asked for at once. Getting less than that tells that nothing more is there.
+/// The size of a read. A shorter result means that nothing more has arrived.
 const READ_BYTES: usize = 8 * 1024;
 
-/// Pieces of a request that go out in one write.
+/// The most pieces of a request in one write.
 const SLICES_MAX: usize = 16;
 
-/// How much of a response body is kept for people to look at.
+/// The part of a response body that is kept for people to look at.
 pub const SNIPPET_MAX: usize = 4 * 1024;
 
-/// A request as it goes on the wire.
+/// A request to be sent.
 pub(crate) struct Message<'a> {
     pub method: &'a Method,
     /// Path and query.
@@ -52,14 +52,14 @@ pub(crate) struct Message<'a> {
     pub authority: &'a str,
     pub headers: &'a HeaderMap,
     pub more: &'a [(HeaderName, HeaderValue)],
-    /// Sent unless the headers bring one.
+    /// Sent unless the headers contain one.
     pub user_agent: Option<&'a HeaderValue>,
 }
 
 /// Why there is no response.
 #[derive(Debug)]
 pub(crate) enum Unanswered {
-    /// Not a byte of the request was written.
+    /// No byte of the request was written.
     NeverSent(io::Error),
     /// The peer may have seen the request.
     Broken(io::Error),
@@ -71,11 +71,11 @@ pub(crate) struct Head {
     pub status: u16,
     pub headers: HeaderMap,
     framing: Framing,
-    /// The connection can be used again once the body has been read.
+    /// Whether the connection can be used again once the body has been read.
     keep: bool,
 }
 
-/// How the end of a body is told.
+/// How the end of a body is determined.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Framing {
     Length(u64),
@@ -83,29 +83,29 @@ enum Framing {
     UntilClosed,
 }
 
-/// What was read of a response body.
+/// The result of reading a response body.
 pub(crate) struct BodyRead {
     /// The first `SNIPPET_MAX` bytes.
     pub snippet: Bytes,
-    /// The connection can be used again: nothing of the answer is left on the wire.
+    /// Whether the connection can be used again: nothing of the answer is left on the wire.
     pub reusable: bool,
 }
 
-/// How far the head of one response has been read.
+/// The progress of reading one response head.
 #[derive(Default)]
 struct HeadProgress {
     /// Interim responses skipped so far, and their bytes.
     interim: usize,
     interim_bytes: usize,
-    /// Bytes of the input that are known not to hold a whole head.
+    /// Bytes of the input that are known not to contain a complete head.
     parsed: usize,
 }
 
 pub(crate) struct Wire {
     socket: Socket,
-    /// What has been read and not been used.
+    /// Bytes that have been read and not consumed.
     input: BytesMut,
-    /// The head of the request being sent.
+    /// The head of the request that is being sent.
     output: Vec<u8>,
 }
 
@@ -170,7 +170,7 @@ impl Wire {
         .await
     }
 
-    /// Writes what is left of the request: `sent` bytes are gone already.
+    /// Writes the rest of the request after the first `sent` bytes.
     fn poll_send(
         &mut self,
         cx: &mut Context<'_>,
@@ -186,11 +186,11 @@ impl Wire {
                 Poll::Pending => return Poll::Pending,
             }
         }
-        // TLS keeps records back until it is told.
+        // TLS buffers records until it is flushed.
         Pin::new(&mut self.socket).poll_flush(cx)
     }
 
-    /// The answer of a peer that stopped listening, if one has come.
+    /// The answer of a peer that has stopped reading, if one has come.
     fn early_answer(&mut self, cx: &mut Context<'_>, progress: &mut HeadProgress) -> Option<Head> {
         while self.input.len() <= BUFFER_MAX
             && let Poll::Ready(Ok(1..)) = self.poll_fill(cx)
@@ -200,7 +200,7 @@ impl Wire {
         Some(head)
     }
 
-    /// Reads more. Zero bytes: the peer has closed.
+    /// Reads more input. Zero bytes mean that the peer has closed.
     fn poll_fill(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<usize>> {
         let filled = self.input.len();
         self.input.resize(filled + READ_BYTES, 0);
@@ -211,14 +211,15 @@ impl Wire {
         read.map_ok(|()| got)
     }
 
-    /// Takes a response head that has arrived whole; skips interim ones.
+    /// Consumes a complete response head, skipping interim ones.
     fn take_head(&mut self, method: &Method, progress: &mut HeadProgress) -> io::Result<Option<Head>> {
         loop {
             let fresh = &self.input[progress.parsed..];
             if fresh.is_empty() {
                 return Ok(None);
             }
-            // A head ends with a line: parsing it anew for every byte that trickles in would be quadratic.
+            // Reparsed only when a line has ended: parsing for every byte that trickles in would be
+            // quadratic.
             let is_worth_parsing = progress.parsed == 0 || fresh.contains(&b'\n');
             progress.parsed = self.input.len();
             let parsed = match is_worth_parsing {
@@ -233,7 +234,7 @@ impl Wire {
             };
             self.input.advance(used);
             progress.parsed = 0;
-            // 101 is the last word of a peer that wants to speak something else.
+            // 101 is final: the peer switches to another protocol.
             if (100..200).contains(&head.status) && head.status != 101 {
                 progress.interim += 1;
                 progress.interim_bytes += used;
@@ -254,7 +255,7 @@ impl Wire {
             cap,
         };
         let mut decoder = Decoder::new(head.framing);
-        // Most bodies arrive with their head; only the others are worth a timer.
+        // Most bodies arrive with their head; only the others need a timer.
         let mut expiry: Option<Sleep<'_>> = None;
         let complete = poll_fn(|cx| {
             loop {
@@ -281,15 +282,16 @@ impl Wire {
         }
     }
 
-    /// Whether the connection could take a request now, as far as is known: looks at what the peer
-    /// has sent in the meantime, a goodbye for one. Forgets the task that used the connection last.
+    /// Whether the connection could take a request now, as far as is known: checks whether the peer
+    /// has sent anything in the meantime, such as a close. Forgets the waker of the task that used
+    /// the connection last.
     pub fn is_idle(&mut self) -> bool {
         self.poll_fill(&mut Context::from_waker(Waker::noop()))
             .is_pending()
     }
 }
 
-/// The first pieces of a request that are not sent yet, and how many they are.
+/// The first unsent pieces of a request, and their number.
 fn unsent<'a>(head: &'a [u8], body: &'a DeliveryBody, sent: usize) -> ([IoSlice<'a>; SLICES_MAX], usize) {
     let mut slices = [IoSlice::new(&[]); SLICES_MAX];
     let mut filled = 0;
@@ -321,7 +323,8 @@ impl Message<'_> {
         let mut agent = self.user_agent;
         let more = self.more.iter().map(|(name, value)| (name, value));
         for (name, value) in self.headers.iter().chain(more) {
-            // Framing is ours alone: a header that contradicts the body would smuggle a second request.
+            // Framing headers are set here only: one that contradicts the body would smuggle a
+            // second request.
             if name == HOST || name == CONTENT_LENGTH || name == TRANSFER_ENCODING {
                 continue;
             }
@@ -349,7 +352,7 @@ fn write_header(out: &mut Vec<u8>, name: &str, value: &[u8]) {
     out.extend_from_slice(b"\r\n");
 }
 
-/// A head and how long it is, if it has arrived whole.
+/// A response head and its length, if it has arrived completely.
 fn parse_head(input: &[u8], method: &Method) -> io::Result<Option<(usize, Head)>> {
     let mut few = [httparse::EMPTY_HEADER; HEADERS_FEW];
     let mut response = httparse::Response::new(&mut few);
@@ -396,7 +399,7 @@ fn head(response: &httparse::Response<'_, '_>, method: &Method) -> io::Result<He
     let framing = if bodiless {
         Framing::Length(0)
     } else if headers.contains_key(TRANSFER_ENCODING) {
-        // With both, one of the two is lying.
+        // With both headers, one of them is wrong.
         keep &= length.is_none();
         if says(TRANSFER_ENCODING, "chunked") {
             Framing::Chunked
@@ -415,7 +418,7 @@ fn head(response: &httparse::Response<'_, '_>, method: &Method) -> io::Result<He
     })
 }
 
-/// `content-length`; several that differ are refused.
+/// The value of `content-length`; several different ones are refused.
 fn length(headers: &HeaderMap) -> io::Result<Option<u64>> {
     let mut found = None;
     for value in headers.get_all(CONTENT_LENGTH) {
@@ -433,7 +436,7 @@ fn length(headers: &HeaderMap) -> io::Result<Option<u64>> {
     Ok(found)
 }
 
-/// What is kept of a body.
+/// The part of a response body that is kept.
 struct Body {
     snippet: BytesMut,
     read: usize,
@@ -441,7 +444,7 @@ struct Body {
 }
 
 impl Body {
-    /// False when there is more than anyone wants.
+    /// False when the body exceeds the limit.
     fn push(&mut self, data: &[u8]) -> bool {
         let wanted = data.len().min(SNIPPET_MAX - self.snippet.len());
         self.snippet.extend_from_slice(&data[..wanted]);
@@ -450,7 +453,7 @@ impl Body {
     }
 }
 
-/// Where in a body we are.
+/// The decoder's position in a body.
 struct Decoder {
     state: State,
     /// Bytes of chunk-size lines and trailers so far.
@@ -459,7 +462,7 @@ struct Decoder {
 }
 
 enum State {
-    /// So many bytes of data are left; then comes what the flag says.
+    /// The number of data bytes left; the flag decides what follows them.
     Data {
         left: u64,
         chunked: bool,
@@ -496,7 +499,7 @@ impl Decoder {
         self.framing <= FRAMING_MAX
     }
 
-    /// Takes what has arrived.
+    /// Decodes the input that has arrived.
     fn take(&mut self, input: &mut BytesMut, body: &mut Body) -> Taken {
         loop {
             match &mut self.state {
@@ -554,7 +557,7 @@ enum Line {
     TooLong,
 }
 
-/// A line without its end.
+/// A line without its line end.
 fn take_line(input: &mut BytesMut) -> Line {
     match input.iter().position(|b| *b == b'\n') {
         Some(end) if end <= LINE_MAX => {
@@ -577,7 +580,7 @@ fn chunk_size(line: &[u8]) -> Option<u64> {
     hex.then(|| u64::from_str_radix(text, 16).ok())?
 }
 
-/// A TCP connection, private or not.
+/// A TCP connection, with or without TLS.
 pub enum Socket {
     Plain(TcpStream),
     Tls(Box<TlsStream<TcpStream>>),
@@ -630,7 +633,7 @@ impl AsyncWrite for Socket {
 mod tests {
     use super::*;
 
-    /// Feeds an answer in two pieces, cut at every place, and says what came of it.
+    /// Decodes an answer in two pieces, cut at every position, and returns the results.
     fn decode(answer: &str) -> Vec<(u16, String, bool)> {
         let mut seen = Vec::new();
         for cut in 0..=answer.len() {
@@ -698,7 +701,7 @@ mod tests {
             "abc0123456789",
             false,
         );
-        // More than the answer: what is left over belongs to nobody.
+        // Bytes after the answer belong to no request.
         check("HTTP/1.1 200 OK\r\ncontent-length: 1\r\n\r\nab", 200, "a", false);
     }
 

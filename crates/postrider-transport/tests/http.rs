@@ -30,7 +30,7 @@ const OK: &str = "HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok";
 
 struct ManualClock {
     now: watch::Sender<Timestamp>,
-    /// Every deadline anyone has slept for.
+    /// All deadlines that were ever slept for.
     deadlines: watch::Sender<Vec<Timestamp>>,
 }
 
@@ -46,7 +46,7 @@ impl ManualClock {
         self.now.send_modify(|now| *now = *now + by);
     }
 
-    /// Waits until someone sleeps for `time`, then lets it pass.
+    /// Waits until a task sleeps for `time`, then lets it pass.
     async fn pass(&self, time: Duration) {
         let deadline = self.now() + time;
         let mut deadlines = self.deadlines.subscribe();
@@ -71,7 +71,7 @@ impl Clock for ManualClock {
 
 // ---- names ----
 
-/// Gives the answers in turn; the last one again and again.
+/// Returns the answers in turn; the last one repeats.
 struct Answers(Mutex<Vec<io::Result<Vec<IpAddr>>>>);
 
 #[async_trait]
@@ -168,7 +168,7 @@ impl Peer {
     }
 }
 
-/// One request with its body, or `None` once the client has gone.
+/// A request with its body, or `None` once the client has gone.
 async fn read_request(stream: &mut (impl AsyncRead + Unpin)) -> Option<String> {
     let mut text = Vec::new();
     while !text.ends_with(b"\r\n\r\n") {
@@ -197,14 +197,14 @@ async fn answer_one(listener: &TcpListener, response: &str) -> TcpStream {
     stream
 }
 
-/// Waits until the other side has closed the connection, politely or not.
+/// Waits until the other side has closed the connection, cleanly or not.
 async fn closed(stream: &mut (impl AsyncRead + AsyncWrite + Unpin)) {
     let mut rest = Vec::new();
     let _ = stream.read_to_end(&mut rest).await;
 }
 
-/// Returns once the runtime has seen all that happened on sockets so far: events are reported in
-/// order, and this one comes after them.
+/// Returns once the runtime has processed all socket events so far: events are reported in order,
+/// and this one comes last.
 async fn sockets_settle() {
     let (listener, _) = listener().await;
     let address = listener.local_addr().unwrap();
@@ -274,7 +274,7 @@ async fn a_body_of_many_shared_pieces_arrives_whole_and_is_dropped_when_it_is_se
     let (mut stream, _) = listener.accept().await.unwrap();
     let got = read_request(&mut stream).await.unwrap();
     assert!(got.as_bytes().ends_with(&expected), "{} bytes", got.len());
-    // Not answered yet: the connection waits, the body and its charge are gone.
+    // Not answered yet: the connection waits, while the body and its charge are dropped.
     while Arc::strong_count(&charge) > 1 {
         tokio::task::yield_now().await;
     }
@@ -497,7 +497,7 @@ async fn a_connection_the_peer_will_close_is_not_kept() {
     for response in [
         "HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-length: 2\r\n\r\nok",
         "HTTP/1.0 200 OK\r\ncontent-length: 2\r\n\r\nok",
-        // Whatever follows an answer belongs to no request of ours.
+        // Bytes after an answer belong to no request.
         "HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nokHTTP/1.1 200 OK\r\n\r\n",
         "HTTP/1.1 101 Switching Protocols\r\nupgrade: x\r\nconnection: upgrade\r\n\r\n",
     ] {
@@ -574,7 +574,7 @@ async fn a_huge_body_is_cut_off_and_its_connection_closed() {
     let (answer, ()) = tokio::join!(answered(&transport, &url), async {
         let head = "HTTP/1.1 200 OK\r\ncontent-length: 1000000000\r\n\r\n";
         let mut stream = answer_one(&listener, head).await;
-        // Ends only because the client hangs up.
+        // Ends only when the client closes the connection.
         while stream.write_all(&[b'x'; 64 * 1024]).await.is_ok() {}
     });
     assert_eq!(answer.status, 200);
@@ -644,7 +644,7 @@ async fn what_is_not_an_answer_is_a_socket_failure() {
         let (failure, ()) = tokio::join!(failed(&transport, &url), async {
             let (mut stream, _) = listener.accept().await.unwrap();
             read_request(&mut stream).await.unwrap();
-            // Fails when the client gives up in the middle.
+            // Fails when the client gives up in between.
             let _ = stream.write_all(response.as_bytes()).await;
             let _ = stream.shutdown().await;
         });
@@ -663,7 +663,7 @@ async fn answer_endlessly(listener: &TcpListener, start: &str, endless: &str) {
     while stream.write_all(piece.as_bytes()).await.is_ok() {}
 }
 
-// Time stands still: only a bound on what is read ends these.
+// Time stands still: only a limit on the bytes read ends these.
 #[tokio::test]
 async fn interim_answers_are_bounded() {
     for endless in [
@@ -801,7 +801,7 @@ async fn allowed_and_denied(response: &str) -> (Peer, Peer, Config) {
     )
 }
 
-// The name resolves well while it is being looked at, and badly afterwards.
+// The name resolves to an allowed address during the check, and to a denied one afterwards.
 #[tokio::test]
 async fn a_name_that_changes_its_address_is_judged_again() {
     let close = "HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-length: 0\r\n\r\n";
@@ -822,7 +822,7 @@ async fn of_mixed_addresses_only_the_permitted_are_dialled() {
     answered(&transport_resolving(config, answers), &url).await;
     sockets_settle().await;
     assert_eq!((allowed.accepted(), denied.accepted()), (1, 0));
-    // The denied one is there and would have been first.
+    // The denied peer is up and would have been first.
     answered(&transport_resolving(Config::default(), answers), &url).await;
     assert_eq!((allowed.accepted(), denied.accepted()), (1, 1));
 }
@@ -858,7 +858,7 @@ async fn connecting_takes_no_longer_than_allowed() {
     );
     assert_eq!(failure.kind, FailureKind::Resolution);
 
-    // A peer that accepts and then says nothing while TLS is waited for.
+    // A peer that accepts and then sends nothing while TLS is negotiated.
     let (listener, url) = listener().await;
     let clock = ManualClock::new();
     let accepting = Config {
@@ -869,7 +869,8 @@ async fn connecting_takes_no_longer_than_allowed() {
     let url = url.replace("http:", "https:");
     let (failure, ()) = tokio::join!(failed(&transport, &url), async {
         let (mut stream, _) = listener.accept().await.unwrap();
-        // The first byte of the client's hello: connecting is done, the handshake is under way.
+        // The first byte of the client's hello: the connection is made, the handshake is in
+        // progress.
         stream.read_u8().await.unwrap();
         clock.pass(Duration::from_secs(3)).await;
         closed(&mut stream).await;
@@ -940,7 +941,7 @@ mod tls {
         (root, TlsAcceptor::from(Arc::new(config)))
     }
 
-    /// Serves one connection; returns the name and the protocol the client asked for.
+    /// Serves one connection; returns the name and the protocol that the client asked for.
     async fn serve(
         listener: &TcpListener,
         acceptor: &TlsAcceptor,
@@ -1055,8 +1056,8 @@ async fn many_tasks_get_their_own_answers() {
     assert_eq!(transport.idle(), peer.accepted());
 }
 
-// The runtime gives a task a budget for each poll. Wherever it runs out within a send, the task must be
-// woken again: a wake-up that got lost would hang this test.
+// The runtime gives a task a budget for each poll. Wherever it runs out within a send, the task
+// must be woken again: a lost wake-up would hang this test.
 #[tokio::test]
 async fn a_send_survives_running_out_of_budget() {
     const BUDGET: usize = 128;
@@ -1064,7 +1065,7 @@ async fn a_send_survives_running_out_of_budget() {
     let transport = transport(Config::default());
     let url = peer.url("/");
     for left in 1..10 {
-        // Every other poll is a poor one, or else nothing would ever get done.
+        // Every other poll has a small budget, or else nothing would ever be completed.
         for parity in [0, 1] {
             let mut send = pin!(echoed(&transport, &url, format!("{left} {parity}")));
             let mut polls = 0;
@@ -1078,13 +1079,13 @@ async fn a_send_survives_running_out_of_budget() {
                 send.as_mut().poll(cx)
             })
             .await;
-            // The next round starts with a budget of its own.
+            // The next round starts with a new budget.
             tokio::task::yield_now().await;
         }
     }
 }
 
-// One task polls them all with one waker.
+// A single task polls all sends with one waker.
 #[tokio::test]
 async fn many_sends_in_one_task_get_their_own_answers() {
     const SENDS: usize = 100;
@@ -1183,11 +1184,11 @@ async fn requests_go_through_the_proxy_but_for_exceptions() {
     );
     answered(&transport, &format!("http://direct.test:{port}/")).await;
     assert_eq!(heads.lock().unwrap().len(), 1);
-    // A name that has no address here is the proxy's to find.
+    // A name that does not resolve here is left to the proxy.
     answered(&transport, &format!("http://unknown.test:{port}/")).await;
     assert_eq!(heads.lock().unwrap().len(), 2);
     assert_eq!((peer.accepted(), health.state().faults), (3, 0));
-    // Nothing of the proxy's credentials comes to the receiver.
+    // The receiver sees nothing of the proxy's credentials.
     assert!(!peer.requests().concat().contains("proxy-authorization"));
 }
 
@@ -1258,7 +1259,7 @@ async fn faults_of_the_proxy_are_told_from_those_of_the_endpoint() {
     let failure = failed(&transport(through(address, &[])), &peer.url("/")).await;
     assert_eq!(failure.kind, FailureKind::Proxy);
     assert_eq!(peer.accepted(), 0);
-    // Beyond the tunnel it is the endpoint's own.
+    // A failure behind the tunnel is the endpoint's own.
     let silent = Peer::answering("nonsense\r\n\r\n").await;
     let (address, _, _tasks) = proxy(TUNNEL).await;
     let failure = failed(&transport(through(address, &[])), &silent.url("/")).await;

@@ -1,4 +1,4 @@
-//! Who may publish: access keys, signed tokens, bearer tokens.
+//! Authorization of publish requests: access keys, signed tokens, bearer tokens.
 
 use crate::error::PublishError;
 use base64::Engine as _;
@@ -11,7 +11,7 @@ use ring::hmac;
 use std::borrow::Cow;
 use std::hint::black_box;
 
-/// The credentials a request carries, as they came. Absent ones are none.
+/// The credentials of a request as they were sent; none if absent.
 #[derive(Clone, Copy, Default)]
 pub struct Presented<'a> {
     /// Header `aeg-sas-key`.
@@ -25,7 +25,7 @@ pub struct Presented<'a> {
 }
 
 impl Presented<'_> {
-    /// Whether access is asked for by a key, or by what was signed with one, and not by a bearer token.
+    /// Whether the request uses a key or a signature made with one, and no bearer token.
     pub fn is_key_or_signature(&self) -> bool {
         self.key.is_some()
             || self.token.is_some()
@@ -44,28 +44,28 @@ fn shared_signature(authorization: &str) -> Option<&str> {
         .then_some(token)
 }
 
-/// What guards one topic.
+/// Credentials that a topic accepts.
 #[derive(Clone, Copy)]
 pub struct Guard<'a> {
-    /// Either may be empty, which is no key at all.
+    /// An empty one is no key.
     pub keys: [&'a Secret; 2],
-    /// Keys and what is signed with them are refused; only bearer tokens remain.
+    /// Whether keys and signatures are refused, so that only bearer tokens are accepted.
     pub local_auth_disabled: bool,
     /// The endpoint as the client addressed it: `scheme://host[:port]/path`, without a query.
     pub url_used: &'a str,
     /// Other URLs of the same endpoint, such as the public one behind a proxy.
     pub also_known_as: &'a [String],
-    /// Named in refusals, in upper case.
+    /// Host that refusals name, in upper case.
     pub host: &'a str,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Authorized<'a> {
-    /// By the access key of this number, 1 or 2.
+    /// By the access key with this number, 1 or 2.
     Key(u8),
     /// By a token signed with one of the keys.
     SasToken,
-    /// Not yet: the caller has to check this token.
+    /// Not decided: the caller has to check this bearer token.
     Bearer(&'a str),
 }
 
@@ -79,8 +79,8 @@ pub fn fresh_key() -> Secret {
     Secret::new(base64::prelude::BASE64_STANDARD.encode(bytes))
 }
 
-/// Decides by the first credential found, in this order: `aeg-sas-key`, `aeg-sas-token`,
-/// `Authorization`, the key in the query. One that is wrong is not made good by the next.
+/// Decides by the first credential that is present, in this order: `aeg-sas-key`, `aeg-sas-token`,
+/// `Authorization`, the key in the query. If it is wrong, later ones are not tried.
 pub fn authorize<'a>(
     presented: &Presented<'a>,
     guard: &Guard<'_>,
@@ -106,13 +106,13 @@ pub fn authorize<'a>(
         };
     }
     if let Some(key) = presented.query_key {
-        // A bare '+' stays one: keys are base64, and no key holds a space.
+        // A bare '+' is kept: keys are base64, and no key contains a space.
         return guard.check_key(&percent_decode_str(key).decode_utf8_lossy());
     }
     Err(PublishError::credential_missing())
 }
 
-/// The edge module knows one pair of keys and only the header.
+/// The edge module has a single pair of keys and accepts only the header.
 pub fn edge_authorize(
     presented: &Presented<'_>,
     keys: [&Secret; 2],
@@ -125,8 +125,9 @@ pub fn edge_authorize(
 }
 
 impl Guard<'_> {
-    /// Whether the credential that decides is a key which the topic does not have, or is signed with one: a guess, as
-    /// opposed to a token that has expired or was made for another resource.
+    /// Whether the decisive credential is a key that the topic does not have, or is signed with
+    /// such a key: a guess, as opposed to a token that has expired or was made for another
+    /// resource.
     pub fn is_unknown(&self, presented: &Presented<'_>) -> bool {
         let is_wrong_key = |key: &str| !key.is_empty() && key_number(self.keys, key).is_none();
         let is_wrong_token = |token: &str| match SasToken::parse(token.trim()) {
@@ -166,7 +167,7 @@ impl Guard<'_> {
         let refuse = |reason| PublishError::key_unauthorized(self.host, Some(reason));
         let token =
             SasToken::parse(token).ok_or_else(|| refuse("The token is not of the form r=...&e=...&s=..."))?;
-        // The signature comes first: whoever lacks the key learns nothing about the rest.
+        // The signature is checked first: without the key, a client learns nothing about the rest.
         if !self.keys.iter().any(|key| token.is_signed_with(key)) {
             return Err(refuse("The signature of the token does not match"));
         }
@@ -193,7 +194,7 @@ impl Guard<'_> {
     }
 }
 
-/// Which of the keys this is. Takes the same time whichever it is.
+/// The number of the matching key. The duration does not depend on which one matches.
 fn key_number(keys: [&Secret; 2], presented: &str) -> Option<u8> {
     let [first, second] = keys.map(|key| !key.expose().is_empty() & same(key.expose(), presented));
     match (first, second) {
@@ -203,7 +204,7 @@ fn key_number(keys: [&Secret; 2], presented: &str) -> Option<u8> {
     }
 }
 
-/// Compares without telling by its duration where the texts differ; their lengths are no secret.
+/// Compares in a time that does not depend on where the texts differ. Lengths are not secret.
 fn same(a: &str, b: &str) -> bool {
     let difference = a
         .bytes()
@@ -212,7 +213,7 @@ fn same(a: &str, b: &str) -> bool {
     a.len() == b.len() && difference == 0
 }
 
-/// A shared access signature taken apart; every part still as it was received.
+/// The parts of a shared access signature, each as it was received.
 struct SasToken<'a> {
     signed: &'a str,
     resource: &'a str,
@@ -232,7 +233,8 @@ impl<'a> SasToken<'a> {
         })
     }
 
-    /// The signature is over the text as received: every language escapes it in its own way.
+    /// The signature is computed over the text as received, because each language escapes it
+    /// differently.
     fn is_signed_with(&self, key: &Secret) -> bool {
         if key.expose().is_empty() {
             return false;
@@ -248,13 +250,13 @@ impl<'a> SasToken<'a> {
     }
 }
 
-/// Standard base64, with or without its padding.
+/// Standard base64, with or without padding.
 const BASE64: GeneralPurpose = GeneralPurpose::new(
     &alphabet::STANDARD,
     GeneralPurposeConfig::new().with_decode_padding_mode(DecodePaddingMode::Indifferent),
 );
 
-/// Reads a token's expiry, always as UTC unless it says otherwise.
+/// Parses a token's expiry, as UTC unless it has an offset.
 fn expiry(encoded: &str) -> Option<Timestamp> {
     let read = |encoded: &str| {
         let text = percent_decode_str(encoded).decode_utf8().ok()?;
@@ -263,19 +265,20 @@ fn expiry(encoded: &str) -> Option<Timestamp> {
             false => text.into_owned(),
         };
         Timestamp::parse(&text).or_else(|| {
-            // "Never" is often written as the year 9999, which is past what a timestamp holds.
+            // "Never" is often written as the year 9999, which exceeds the range of a timestamp.
             let year: u16 = text.get(..4)?.parse().ok()?;
             let as_if_earlier = format!("2240{}", &text[4..]);
             (year > 2261 && Timestamp::parse(&as_if_earlier).is_some()).then_some(Timestamp::MAX)
         })
     };
-    // '+' stands for a space, or for itself before an offset that nobody encoded.
+    // '+' stands for a space, or for itself before an offset that was not encoded.
     read(&encoded.replace('+', " ")).or_else(|| read(encoded))
 }
 
-/// `6/15/2030 6:20:15 PM`, which .NET and JavaScript write, perhaps followed by an offset.
+/// Parses `6/15/2030 6:20:15 PM`, which .NET and JavaScript write, optionally followed by an
+/// offset.
 fn iso_from_us(text: &str) -> Option<String> {
-    // Splits at U+202F too, which newer .NET puts before AM and PM.
+    // Also splits at U+202F, which newer .NET versions write before AM and PM.
     let mut words = text.split_whitespace().peekable();
     let mut date = words.next()?.split('/').map(|n| n.parse::<u16>().ok());
     let (month, day, year) = (date.next()??, date.next()??, date.next()??);
@@ -301,8 +304,8 @@ fn iso_from_us(text: &str) -> Option<String> {
     ))
 }
 
-/// Whether a token made for `resource` opens `url`: the same scheme, host and port, and the same
-/// path or one above it. Queries do not count, nor does case.
+/// Whether a token made for `resource` is valid for `url`: the same scheme, host and port, and the
+/// same path or one above it. Queries and case are ignored.
 fn covers(resource: &str, url: &str) -> bool {
     let (Some(resource), Some(url)) = (Place::parse(resource), Place::parse(url)) else {
         return false;
@@ -315,7 +318,7 @@ fn covers(resource: &str, url: &str) -> bool {
         && url.path[..path.len()].eq_ignore_ascii_case(path)
 }
 
-/// A URL without its query; the port is left out where the scheme implies it.
+/// A URL without its query; the port is empty if the scheme implies it.
 struct Place<'a> {
     scheme: &'a str,
     authority: &'a str,
@@ -365,7 +368,7 @@ mod tests {
         }
     }
 
-    /// A token whose parts stand as they are given, signed with `KEY`.
+    /// A token with these parts, unescaped, signed with `KEY`.
     fn sign(resource: &str, expiry: &str) -> String {
         let signed = format!("r={resource}&e={expiry}");
         let key = hmac::Key::new(hmac::HMAC_SHA256, &BASE64.decode(KEY).unwrap());
@@ -386,7 +389,7 @@ mod tests {
         }
     }
 
-    /// What opens the topic, or a status, a detail code and the message.
+    /// The accepted credential, or a status, a detail code and the message.
     type Expected<'a> = Result<Authorized<'a>, (u16, &'a str, &'a str)>;
 
     #[test]
@@ -450,7 +453,7 @@ mod tests {
             Ok(Authorized::Key(2)),
         );
 
-        // A good credential further down does not help.
+        // A valid credential of lower precedence does not help.
         check(
             &guard,
             p(Some("AAAA"), Some(PYTHON), None, None),
@@ -571,7 +574,7 @@ mod tests {
                     ..Presented::default()
                 };
                 let found = authorize(&presented, &guard, expiry - second);
-                // Base64 has spare bits in its last character, and %2B is also %2b.
+                // Base64 has spare bits in its last character, and %2B equals %2b.
                 let equivalent = SasToken::parse(&damaged).is_some_and(|t| t.is_signed_with(&key));
                 assert_eq!(found.is_ok(), equivalent, "{damaged}");
                 assert!(at >= text("token").find("&s=").unwrap() || found.is_err());

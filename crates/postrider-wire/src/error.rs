@@ -1,9 +1,9 @@
-//! What a refused request is told: the cloud's and the edge module's error bodies.
+//! Errors of refused publish requests, and the error bodies of the cloud and of the edge module.
 
 use postrider_core::event::Schema;
 use postrider_core::json;
 
-/// Values that publishers sent are quoted in messages up to this many characters.
+/// Characters of a publisher's value that a message quotes at most.
 const QUOTED_CHARS_MAX: usize = 256;
 
 /// Why a publish request is refused.
@@ -15,7 +15,7 @@ pub struct PublishError {
     pub status: u16,
     /// The name of the status: `BadRequest`.
     pub code: &'static str,
-    /// What exactly went wrong: `InputJsonInvalid`.
+    /// The detail code: `InputJsonInvalid`.
     pub detail: &'static str,
     pub message: String,
 }
@@ -44,18 +44,18 @@ impl PublishError {
         )
     }
 
-    /// One kind of JSON token was needed where another one stood.
+    /// A JSON token has another kind than the one that is required there.
     pub fn unexpected_token(schema: Schema, expected: &str, actual: &str) -> PublishError {
         let why = format!("Token Expected: {expected}, Actual Token Received: {actual}.");
         PublishError::nonconforming(schema, &why)
     }
 
-    /// A required property is absent, null or (where that is no better) empty.
+    /// A required property is absent, null or (where that is refused too) empty.
     pub fn property_missing(schema: Schema, property: &str) -> PublishError {
         PublishError::property_unset(schema, property, "to be set.")
     }
 
-    /// A property may only have one value, and has another.
+    /// A property has another value than the only one that is allowed.
     pub fn property_fixed(schema: Schema, property: &str, only: &str) -> PublishError {
         PublishError::property_unset(schema, property, &format!("to be set to '{only}'."))
     }
@@ -71,7 +71,7 @@ impl PublishError {
         )
     }
 
-    /// An event sent to a domain does not say to which domain topic it goes.
+    /// An event sent to a domain does not name its domain topic.
     pub fn domain_topic_invalid(found: &str) -> PublishError {
         let found = quoted(found);
         PublishError::new(
@@ -84,7 +84,7 @@ impl PublishError {
         )
     }
 
-    /// On the edge an event's `topic` is that of the URL or none.
+    /// At the edge, an event's `topic` must be absent or that of the URL.
     pub fn edge_topic_mismatch(found: &str, topic: &str) -> PublishError {
         let found = quoted(found);
         PublishError::new(
@@ -96,7 +96,7 @@ impl PublishError {
         )
     }
 
-    /// In the cloud an event's `topic` is the topic's full resource id or none.
+    /// In the cloud, an event's `topic` must be absent or the topic's full resource id.
     pub fn cloud_topic_mismatch(found: &str) -> PublishError {
         let found = quoted(found);
         PublishError::new(
@@ -116,12 +116,12 @@ impl PublishError {
         PublishError::ce_header(header, "is empty")
     }
 
-    /// A header of a CloudEvent in binary mode cannot be understood.
+    /// A header of a CloudEvent in binary mode cannot be parsed.
     pub fn ce_header_invalid(header: &str) -> PublishError {
         PublishError::ce_header(header, "is invalid")
     }
 
-    /// A header of our own cannot be understood.
+    /// A header of our own cannot be parsed.
     pub fn header_invalid(header: &str, expected: &str) -> PublishError {
         let message = format!("{header} header is invalid: it must be given once and be {expected}.");
         PublishError::new(400, "InvalidHeader", message)
@@ -139,7 +139,7 @@ impl PublishError {
         )
     }
 
-    /// `ce-` headers say binary mode and the content type says structured mode.
+    /// The `ce-` headers indicate binary mode, and the content type structured mode.
     pub fn ce_modes_mixed() -> PublishError {
         PublishError::new(
             400,
@@ -170,7 +170,7 @@ impl PublishError {
         )
     }
 
-    /// In the cloud service's words; its limit is 1536000.
+    /// The cloud service's message; the service's limit is 1536000.
     pub fn request_too_large(bytes_max: usize) -> PublishError {
         PublishError::too_large(format!("The maximum size ({bytes_max}) has been exceeded."))
     }
@@ -185,7 +185,7 @@ impl PublishError {
         PublishError::too_large(format!("The request exceeds the limit of {events_max} events."))
     }
 
-    /// The filters of the topic's subscriptions would look at more than this many bytes.
+    /// The filters of the topic's subscriptions would examine more than this many bytes.
     pub fn filters_too_costly(index: usize, bytes_max: u64) -> PublishError {
         PublishError::too_large(format!(
             "The event at index {index} is too large for the filters of the topic's subscriptions: evaluating \
@@ -194,7 +194,7 @@ impl PublishError {
         ))
     }
 
-    /// The same of all events of a request together.
+    /// The filters would examine too many bytes for all events of the request together.
     pub fn batch_filters_too_costly(index: usize, bytes_max: u64) -> PublishError {
         PublishError::too_large(format!(
             "The request is too large for the filters of the topic's subscriptions: evaluating them up to the \
@@ -207,7 +207,7 @@ impl PublishError {
         PublishError::new(413, "PayloadTooLarge", message)
     }
 
-    /// No credential at all.
+    /// The request has no credential.
     pub fn credential_missing() -> PublishError {
         PublishError::new(
             401,
@@ -216,7 +216,7 @@ impl PublishError {
         )
     }
 
-    /// A credential that does not open this topic.
+    /// The credential is not valid for this topic.
     pub fn key_unauthorized(host: &str, reason: Option<&str>) -> PublishError {
         let host = quoted(host).to_uppercase();
         let mut message = format!("The request authorization key is not authorized for {host}.");
@@ -226,7 +226,7 @@ impl PublishError {
         PublishError::new(401, "Unauthorized", message)
     }
 
-    /// `aeg-sas-key` or `aeg-sas-token` is there and says nothing.
+    /// `aeg-sas-key` or `aeg-sas-token` is present but empty.
     pub fn credential_empty(name: &str) -> PublishError {
         PublishError::new(
             401,
@@ -248,7 +248,8 @@ impl PublishError {
         PublishError::new(401, "UnAuthorized", "The request is not authorized.")
     }
 
-    /// Network rules, or a bearer token without the right to publish. `why` is a sentence.
+    /// Refused by network rules, or because the bearer token lacks the permission to publish. `why`
+    /// is a sentence.
     pub fn forbidden(why: &str) -> PublishError {
         PublishError::new(403, "Forbidden", why)
     }
@@ -271,12 +272,12 @@ impl PublishError {
         )
     }
 
-    /// The body did not keep coming. `why` is without a full stop.
+    /// The body arrived too slowly. `why` has no full stop.
     pub fn request_timeout(why: &str) -> PublishError {
         PublishError::new(408, "RequestTimeout", format!("The request timed out: {why}."))
     }
 
-    /// Clients only try again when the answer also carries `Retry-After`.
+    /// The rate limit is exceeded. Clients retry only if the answer also has `Retry-After`.
     pub fn too_many_requests() -> PublishError {
         PublishError::new(
             429,
@@ -285,7 +286,7 @@ impl PublishError {
         )
     }
 
-    /// Wrong credentials came too often from the client's address.
+    /// The client's address sent too many wrong credentials.
     pub fn locked_out(reason: String) -> PublishError {
         PublishError::new(429, "TooManyRequests", reason)
     }
@@ -294,14 +295,15 @@ impl PublishError {
         PublishError::new(500, "InternalServerError", "The request could not be completed.")
     }
 
-    /// The events cannot be made durable just now.
+    /// The events cannot be made durable at the moment.
     pub fn unavailable(why: &str) -> PublishError {
         PublishError::new(503, "ServiceUnavailable", why)
     }
 }
 
-/// The body of the cloud service's answer. The service ends its messages by sending readers to its forums with the
-/// request's id; nobody there knows a server of one's own, so that sentence is left out.
+/// The body of the cloud service's error. The service ends its messages with a reference to its
+/// forums and the request's id; that sentence is left out, since the forums do not know requests to
+/// this server.
 pub fn cloud_error_body(error: &PublishError) -> Vec<u8> {
     let message = &error.message;
     let mut body = Vec::with_capacity(2 * message.len() + 96);
@@ -317,7 +319,7 @@ pub fn cloud_error_body(error: &PublishError) -> Vec<u8> {
     body
 }
 
-/// The body of the edge module's answer, for every part of its API.
+/// The body of the edge module's error, for every part of its API.
 pub fn edge_error_body(status: u16, code: &str, message: &str) -> Vec<u8> {
     let mut body = format!("{{\"error\":{{\"code\":\"{status}\",\"details\":{{\"code\":").into_bytes();
     json::write_string(code, &mut body);
@@ -327,7 +329,7 @@ pub fn edge_error_body(status: u16, code: &str, message: &str) -> Vec<u8> {
     body
 }
 
-/// How messages spell a topic's input schema.
+/// A topic's input schema, as messages name it.
 pub fn schema_name(schema: Schema) -> &'static str {
     match schema {
         Schema::EventGrid => "EventGridEvent",

@@ -1,4 +1,4 @@
-//! JSON in and out: event schemas and the resource bodies of each API.
+//! Wire formats: event schemas, resource bodies of each API, errors and credentials.
 
 pub mod auth;
 pub mod token;

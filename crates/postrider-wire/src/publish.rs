@@ -1,8 +1,8 @@
-//! From a publish request's parts to its events.
+//! Parsing of publish requests into events.
 //!
-//! One pass over the text: every event is found, checked against its topic's schema and handed to
-//! the caller, who decides where it goes while it is still at hand. Nothing is copied but a
-//! CloudEvent in binary mode, whose headers and body are put together as one JSON object.
+//! One pass over the text: each event is found, checked against its topic's schema and handed to
+//! the caller, who routes it while it is still at hand. Nothing is copied except for a CloudEvent
+//! in binary mode, whose headers and body are assembled into one JSON object.
 
 pub use crate::error::PublishError;
 
@@ -17,24 +17,24 @@ use postrider_core::subscription::{InputMapping, Mapped};
 use postrider_core::time::Timestamp;
 use std::borrow::Cow;
 
-/// The API that a request came in by; each has its own rules for events.
+/// The API that a publish request came through; each has its own rules for events.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Road {
     Cloud,
-    /// Member names are compared without case here.
+    /// Member names compare without case.
     Edge,
 }
 
-/// What one topic asks of its events.
+/// Requirements of a topic for its events.
 #[derive(Clone, Copy, Debug)]
 pub struct Rules<'a> {
     pub road: Road,
     pub schema: Schema,
-    /// Where a custom event's envelope is found. Without it a custom event is any object.
+    /// How the envelope of a custom event is found. Without a mapping a custom event is any object.
     pub mapping: Option<&'a InputMapping>,
-    /// The full resource id of the topic or domain; on the edge the topic's name.
+    /// The full resource id of the topic or domain; at the edge the topic's name.
     pub topic_id: &'a str,
-    /// Each event names a topic inside this one.
+    /// Whether the topic is a domain, so that each event names a topic inside it.
     pub domain: bool,
     pub limits: Limits,
 }
@@ -46,7 +46,7 @@ pub struct Limits {
     pub events_max: usize,
 }
 
-/// As observed on the cloud service.
+/// Limits observed on the cloud service.
 impl Default for Limits {
     fn default() -> Limits {
         Limits {
@@ -57,15 +57,15 @@ impl Default for Limits {
     }
 }
 
-/// What the request's headers say about its body.
+/// Headers of a request that describe its body.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Head<'a> {
     pub content_type: Option<&'a str>,
-    /// The headers whose names begin with `ce-`, in any case, prefix and all.
+    /// The headers whose names begin with `ce-`, in any case, including the prefix.
     pub ce_headers: &'a [(&'a str, &'a str)],
 }
 
-/// One event that was found good, while its request is still being read.
+/// A valid event, handed out while its request is still being parsed.
 #[derive(Clone, Debug)]
 pub struct Event<'e> {
     pub index: usize,
@@ -74,10 +74,10 @@ pub struct Event<'e> {
     pub domain_topic: Option<Cow<'e, str>>,
 }
 
-/// A request all of whose events were found good.
+/// A request in which all events are valid.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Parsed {
-    /// What the spans of the events point into.
+    /// The text that the spans of the events refer to.
     pub body: Bytes,
     pub events: Vec<EventRef>,
     pub mode: Mode,
@@ -88,24 +88,24 @@ pub struct Parsed {
 pub enum Mode {
     /// An array.
     Batch,
-    /// One object.
+    /// A single object.
     Single,
-    /// One CloudEvent, its attributes in headers.
+    /// A single CloudEvent with its attributes in headers.
     Binary,
 }
 
-/// Reads a request: all of its events, or why it is refused.
+/// Parses a request: returns all of its events, or why it is refused.
 ///
-/// `route` sees each event as soon as that event is found good and returns what becomes
-/// [`EventRef::matched`]. If a later event is refused, so is the request: whatever `route` did must
-/// then be forgotten.
+/// `route` gets each event as soon as the event is found to be valid, and returns the value for
+/// [`EventRef::matched`]. If a later event is refused, so is the request, and the caller must
+/// discard everything that `route` has done.
 pub fn parse(
     rules: &Rules<'_>,
     head: &Head<'_>,
     body: Bytes,
     mut route: impl FnMut(&Event<'_>) -> u32,
 ) -> Result<Parsed, PublishError> {
-    // Spans count in 32 bits, and a body in binary mode grows by its headers and by base64.
+    // Spans are 32 bits wide, and a body in binary mode grows by its headers and by base64.
     let bytes_max = rules.limits.request_bytes.min(u32::MAX as usize / 2);
     if body.len() > bytes_max {
         return Err(PublishError::request_too_large(bytes_max));
@@ -131,7 +131,7 @@ pub fn parse(
     Ok(Parsed { body, events, mode })
 }
 
-/// What the headers allow the body to be.
+/// Forms of the body that the headers allow.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Form {
     Array,
@@ -143,7 +143,8 @@ enum Form {
 impl Form {
     fn of(rules: &Rules<'_>, head: &Head<'_>) -> Result<Form, PublishError> {
         if rules.schema != Schema::CloudEvent {
-            // Lenient: a missing or odd content type is JSON, and one event needs no array.
+            // Lenient: a missing or unusual content type means JSON, and a single event needs no
+            // array.
             return Ok(Form::Either);
         }
         let media_type = media_type(head.content_type);
@@ -165,7 +166,7 @@ impl Form {
     }
 }
 
-/// The members of an event that the rules look at.
+/// The members of an event that the rules concern.
 #[derive(Clone, Copy)]
 enum Field {
     Id,
@@ -209,7 +210,7 @@ const CLOUD_EVENT: &[(&str, Field)] = &[
     ("dataschema", Field::DataVersion),
 ];
 
-/// What one event's members were, and where its `topic` stands.
+/// The members of an event by field, and the span of its `topic`.
 #[derive(Default)]
 struct Members<'b> {
     values: [Option<Raw<'b>>; FIELDS],
@@ -347,7 +348,7 @@ impl<'b> Reader<'_, 'b> {
             let Some(&(name_plain, field)) = rules.known(names, name) else {
                 continue;
             };
-            // Readers disagree about which of two counts, so nobody gets to see two.
+            // Parsers disagree about which of two duplicates counts, so duplicates are refused.
             if members.values[field as usize].replace(value).is_some() {
                 let why = format!("Property '{name_plain}' is repeated.");
                 return Err(PublishError::nonconforming(rules.schema, &why));
@@ -415,7 +416,7 @@ impl Rules<'_> {
         if version != "1.0" && !(self.road == Road::Edge && version == "1.0-rc1") {
             return Err(PublishError::property_fixed(self.schema, "specversion", "1.0"));
         }
-        // The service names the property of its own schema here.
+        // The service names the properties of its own schema here.
         self.required_filled(members.set(Field::Type), "eventType")?;
         self.required_filled(members.set(Field::Topic), "source")?;
         self.required_filled(members.set(Field::Id), "id")?;
@@ -463,7 +464,7 @@ impl Rules<'_> {
         Ok(())
     }
 
-    /// The topic inside a domain that an event is for: its name, or `<domain id>/topics/<name>`.
+    /// The domain topic that an event is for: its name, or `<domain id>/topics/<name>`.
     fn domain_topic<'e>(&self, envelope: &Envelope<'e>) -> Result<Option<Cow<'e, str>>, PublishError> {
         if !self.domain {
             return Ok(None);
@@ -499,14 +500,14 @@ impl Rules<'_> {
         }))
     }
 
-    /// A string, perhaps an empty one.
+    /// A string, which may be empty.
     fn required<'v>(&self, value: Option<Raw<'v>>, name: &str) -> Result<Raw<'v>, PublishError> {
         let value = value.ok_or_else(|| PublishError::property_missing(self.schema, name))?;
         self.string(value)?;
         Ok(value)
     }
 
-    /// A string that says something.
+    /// A non-empty string.
     fn required_filled<'v>(&self, value: Option<Raw<'v>>, name: &str) -> Result<Raw<'v>, PublishError> {
         let value = self.required(value, name)?;
         match value.text() {
@@ -530,7 +531,7 @@ impl Rules<'_> {
         }
     }
 
-    /// The edge module takes any string for a time.
+    /// The edge module accepts any string as a time.
     fn date_time(&self, value: Raw<'_>, name: &str) -> Result<(), PublishError> {
         if self.road == Road::Edge || value.as_str().is_some_and(|text| is_date_time(&text)) {
             return Ok(());
@@ -539,7 +540,8 @@ impl Rules<'_> {
         Err(PublishError::nonconforming(self.schema, &why))
     }
 
-    /// Finds a member by its name as written. Almost every name is one of these, spelled plainly.
+    /// Finds a field by the member's name as written. Almost every name is one of these, without
+    /// escapes.
     fn known<'n>(&self, names: &'n [(&'n str, Field)], name: &str) -> Option<&'n (&'n str, Field)> {
         let found = names.iter().find(|(plain, _)| *plain == name);
         if found.is_some() || (self.road == Road::Cloud && !name.contains('\\')) {
@@ -564,7 +566,7 @@ impl Rules<'_> {
     }
 }
 
-/// Puts a CloudEvent in binary mode together as one in structured mode.
+/// Converts a CloudEvent in binary mode to structured mode.
 fn assemble(rules: &Rules<'_>, head: &Head<'_>, body: &[u8]) -> Result<Bytes, PublishError> {
     let mut attributes: Vec<(String, Cow<'_, str>)> = Vec::with_capacity(head.ce_headers.len());
     for &(header, value) in head.ce_headers {
@@ -588,7 +590,7 @@ fn assemble(rules: &Rules<'_>, head: &Head<'_>, body: &[u8]) -> Result<Bytes, Pu
             Some(_) => {}
         }
     }
-    // The data's content type is the request's own header.
+    // The request's own `Content-Type` header is that of the data.
     attributes.retain(|(name, _)| name != "datacontenttype");
     if let Some(content_type) = head.content_type {
         attributes.push(("datacontenttype".into(), content_type.into()));
@@ -607,9 +609,9 @@ fn assemble(rules: &Rules<'_>, head: &Head<'_>, body: &[u8]) -> Result<Bytes, Pu
     if body.is_empty() && rules.road == Road::Cloud {
         return Err(PublishError::nonconforming(rules.schema, "The body is empty."));
     } else if body.is_empty() {
-        // The binding allows an event without data.
+        // The CloudEvents HTTP binding allows an event without data.
     } else if is_json {
-        // Checked on its own, so that it cannot close the object and open another.
+        // Parsed separately, so that the data cannot close the object and begin another member.
         let data = Raw::parse(rules.text(body)?).map_err(|e| rules.broken(e))?;
         out.extend_from_slice(b",\"data\":");
         out.extend_from_slice(data.text().as_bytes());
@@ -635,7 +637,7 @@ fn switches_to_binary(header: &str) -> bool {
     ["specversion", "type", "source", "id"].contains(&attribute.as_str())
 }
 
-/// A content type in lower case, without its parameters; empty if there is none.
+/// A content type in lower case, without parameters; empty if absent.
 fn media_type(content_type: Option<&str>) -> String {
     let content_type = content_type.unwrap_or_default();
     let media_type = content_type.split(';').next().unwrap_or_default();
@@ -649,23 +651,23 @@ fn without_byte_order_mark(body: Bytes) -> Bytes {
     }
 }
 
-/// What a publisher calls a mapped property: the field it sends, or else the property itself.
+/// The field that a publisher sends for a mapped property; without a mapping, the property itself.
 fn source_name<'m>(mapped: &'m Mapped, property: &'m str) -> &'m str {
     mapped.source_field.as_deref().unwrap_or(property)
 }
 
-/// Where `prefix`, in any case, ends in `text` if it stands at `at`.
+/// The end of `prefix` in `text`, if `text` has it at `at` in any case.
 fn after_prefix(text: &str, at: usize, prefix: &str) -> Option<usize> {
     let end = at + prefix.len();
     text.get(at..end)?.eq_ignore_ascii_case(prefix).then_some(end)
 }
 
-/// Where `part`, which is a slice of `text`, begins in it.
+/// The offset of `part`, a slice of `text`, in it.
 fn offset(text: &str, part: &str) -> usize {
     part.as_ptr() as usize - text.as_ptr() as usize
 }
 
-/// What the service calls a token of this kind.
+/// The service's name for a JSON token of this kind.
 fn token(value: Raw<'_>) -> &'static str {
     match value.kind() {
         Kind::Null => "Null",
@@ -678,13 +680,13 @@ fn token(value: Raw<'_>) -> &'static str {
     }
 }
 
-/// Whether this is a date and time. Years that a [`Timestamp`] cannot hold are fine: .NET writes
-/// the year 1 for a time that nobody set.
+/// Whether a text is a date and time. Years outside the range of [`Timestamp`] are accepted: .NET
+/// writes the year 1 for an unset time.
 fn is_date_time(text: &str) -> bool {
     is_rfc_3339(text.as_bytes()).unwrap_or(false) || Timestamp::parse(text).is_some()
 }
 
-/// The common form, without the cost of a general parser; the offset may be left out.
+/// Parses the common form without the cost of a general parser. The offset is optional.
 fn is_rfc_3339(text: &[u8]) -> Option<bool> {
     let number = |from: usize, len: usize| {
         text.get(from..from + len)?.iter().try_fold(0, |number, digit| {

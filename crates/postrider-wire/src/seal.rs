@@ -1,33 +1,35 @@
-//! Text that we hand out and know again: what it says cannot be changed by who carries it.
+//! Signed text that clients carry for the server: they can read it but not change it.
 
 use base64::Engine as _;
 use base64::prelude::BASE64_URL_SAFE_NO_PAD as BASE64;
 use postrider_core::ids::Secret;
 use ring::hmac;
 
-/// Longer text is not looked at.
+/// Longer text is refused without being examined.
 const SEALED_BYTES_MAX: usize = 4 << 10;
 
-/// A key that text is sealed with. Prints nothing of itself.
+/// A key that text is sealed with. Its `Debug` form reveals nothing.
 #[derive(Clone)]
 pub struct Seal(hmac::Key);
 
 impl Seal {
-    /// `purpose` keeps what is sealed for one thing from being taken for another, though the secret is the same.
+    /// Derives a key from the secret. `purpose` keeps text that is sealed for one purpose from
+    /// being accepted for another.
     pub fn new(secret: &Secret, purpose: &str) -> Seal {
         let key = hmac::Key::new(hmac::HMAC_SHA256, secret.expose().as_bytes());
         let derived = hmac::sign(&key, purpose.as_bytes());
         Seal(hmac::Key::new(hmac::HMAC_SHA256, derived.as_ref()))
     }
 
-    /// The text, readable for everyone, with a signature; letters that may stand in a cookie or a URL.
+    /// The text with a signature, readable for everyone, in characters that are valid in a cookie
+    /// or a URL.
     pub fn close(&self, text: &str) -> Secret {
         let body = BASE64.encode(text);
         let signature = BASE64.encode(hmac::sign(&self.0, body.as_bytes()));
         Secret::new(format!("{body}.{signature}"))
     }
 
-    /// What was sealed; none if it was not sealed by us, or not for this.
+    /// Returns the sealed text; none if it was not sealed with this key.
     pub fn open(&self, sealed: &str) -> Option<String> {
         if sealed.len() > SEALED_BYTES_MAX {
             return None;
@@ -39,7 +41,7 @@ impl Seal {
     }
 }
 
-/// Tells a secret again without holding it: whoever reads this cannot find the secret.
+/// Identifies a secret without storing it: the secret cannot be recovered from the fingerprint.
 pub fn fingerprint(secret: &str) -> String {
     BASE64.encode(ring::digest::digest(&ring::digest::SHA256, secret.as_bytes()))
 }

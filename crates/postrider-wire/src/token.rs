@@ -1,4 +1,5 @@
-//! JSON Web Tokens: ours, signed with ES256, and those of others, signed with ES256 or RS256.
+//! JSON Web Tokens: this server's, signed with ES256, and those of other issuers, signed with ES256
+//! or RS256.
 
 use base64::Engine as _;
 use base64::prelude::BASE64_URL_SAFE_NO_PAD as BASE64;
@@ -11,12 +12,12 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// A token longer than this is not looked at.
+/// Longer tokens are refused without being examined.
 const TOKEN_BYTES_MAX: usize = 16 << 10;
-/// Of a set of keys this many are looked at.
+/// Keys of a key set that are examined at most.
 const KEYS_MAX: usize = 256;
 
-/// The key that our tokens are signed with. Prints nothing of itself.
+/// The key that signs this server's tokens. Its `Debug` form reveals nothing.
 #[derive(Clone)]
 pub struct SigningKey(Arc<Inner>);
 
@@ -27,7 +28,7 @@ struct Inner {
     id: String,
     x: String,
     y: String,
-    /// Digest of the private key: the root of [`SigningKey::derived_secret`].
+    /// Digest of the private key, see [`SigningKey::derived_secret`].
     digest: Secret,
 }
 
@@ -36,7 +37,7 @@ struct Inner {
 pub struct KeyRefused(String);
 
 impl SigningKey {
-    /// A new key, which nobody has yet. It is gone with the process unless [`fresh_pkcs8`] is kept instead.
+    /// A new random key. It is lost with the process; to store a key, use [`fresh_pkcs8`].
     pub fn fresh() -> SigningKey {
         SigningKey::from_pkcs8(&fresh_pkcs8()).expect("a key that was just made is one")
     }
@@ -46,7 +47,7 @@ impl SigningKey {
         let pair = EcdsaKeyPair::from_pkcs8(algorithm, der, &SystemRandom::new())
             .map_err(|e| KeyRefused(e.to_string()))?;
         let point = pair.public_key().as_ref().to_vec();
-        // An uncompressed point: a marker, then both coordinates.
+        // An uncompressed point: a marker byte, then both coordinates.
         let (x, y) = (BASE64.encode(&point[1..33]), BASE64.encode(&point[33..]));
         let canonical = format!(r#"{{"crv":"P-256","kty":"EC","x":"{x}","y":"{y}"}}"#);
         let id = BASE64.encode(ring::digest::digest(&ring::digest::SHA256, canonical.as_bytes()));
@@ -64,7 +65,7 @@ impl SigningKey {
         })))
     }
 
-    /// A token that makes these claims.
+    /// A token with these claims.
     pub fn sign(&self, claims: &Value) -> String {
         let head = json!({"typ": "JWT", "alg": "ES256", "kid": self.0.id});
         let mut token = BASE64.encode(head.to_string());
@@ -81,12 +82,13 @@ impl SigningKey {
         token.key_id.as_deref() == Some(&self.0.id) && token.is_signed_by(&self.0.public)
     }
 
-    /// A secret known only to holders of this private key, to seal other things with. Another key derives another.
+    /// A secret known only to holders of this private key, from which keys for other purposes are
+    /// derived. Each private key has its own.
     pub fn derived_secret(&self) -> &Secret {
         &self.0.digest
     }
 
-    /// What others check our tokens with: a JSON Web Key Set.
+    /// Public keys with which others verify this server's tokens: a JSON Web Key Set.
     pub fn key_set(&self) -> Value {
         let Inner { id, x, y, .. } = &*self.0;
         json!({"keys": [{
@@ -110,7 +112,7 @@ impl fmt::Debug for SigningKey {
     }
 }
 
-/// A key that signatures are checked with. It stands for one algorithm: a token cannot choose another.
+/// A key that verifies signatures. It is bound to one algorithm: a token cannot choose another.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum PublicKey {
     /// The uncompressed point.
@@ -126,7 +128,7 @@ pub enum PublicKey {
 pub struct KeySet(Vec<(Option<String>, PublicKey)>);
 
 impl KeySet {
-    /// Reads a JSON Web Key Set. Keys for other algorithms and uses are left out.
+    /// Parses a JSON Web Key Set. Keys for other algorithms and uses are left out.
     pub fn read(text: &[u8]) -> Result<KeySet, String> {
         let set: Value = serde_json::from_slice(text).map_err(|e| format!("not JSON: {e}"))?;
         let keys = set["keys"].as_array().ok_or("has no list of keys")?;
@@ -147,7 +149,7 @@ impl KeySet {
             .any(|key| token.is_signed_by(key))
     }
 
-    /// A token that names no key may be signed with any.
+    /// The keys that may have signed a token. A token that names no key may be signed with any.
     fn fitting<'a>(&'a self, key_id: Option<&'a str>) -> impl Iterator<Item = &'a PublicKey> {
         let fits = move |id: &Option<String>| key_id.is_none() || id.as_deref() == key_id;
         self.0.iter().filter(move |(id, _)| fits(id)).map(|(_, key)| key)
@@ -167,7 +169,7 @@ fn public_key(key: &Value) -> Option<PublicKey> {
             (x.len() == 32 && y.len() == 32).then(|| PublicKey::Es256([&[4], &*x, &*y].concat()))
         }
         "RSA" if for_algorithm("RS256") => Some(PublicKey::Rs256 {
-            // ring wants no leading zeros, and some issuers write them.
+            // ring refuses leading zeros, and some issuers write them.
             modulus: without_leading_zeros(number("n")?),
             exponent: without_leading_zeros(number("e")?),
         }),
@@ -181,7 +183,7 @@ fn without_leading_zeros(mut bytes: Vec<u8>) -> Vec<u8> {
     bytes
 }
 
-/// A token taken apart. Nothing in it is to be believed before its signature was checked.
+/// A parsed token. Its claims must not be trusted before its signature was checked.
 #[derive(Clone, Debug)]
 pub struct Token<'a> {
     signed: &'a str,
@@ -192,7 +194,7 @@ pub struct Token<'a> {
 }
 
 impl<'a> Token<'a> {
-    /// None if it is not a signed token at all.
+    /// None if the text is no signed token.
     pub fn parse(text: &'a str) -> Option<Token<'a>> {
         if text.len() > TOKEN_BYTES_MAX {
             return None;
@@ -201,7 +203,8 @@ impl<'a> Token<'a> {
         let (head, claims) = signed.split_once('.')?;
         let read = |part: &str| serde_json::from_slice::<Value>(&BASE64.decode(part).ok()?).ok();
         let (head, claims) = (read(head)?, read(claims)?);
-        // What must be understood and is not (RFC 7515 §4.1.11) makes the token invalid.
+        // An extension that must be understood and is not (RFC 7515 §4.1.11) makes the token
+        // invalid.
         if !claims.is_object() || head.get("crit").is_some() {
             return None;
         }
@@ -240,11 +243,12 @@ impl<'a> Token<'a> {
         }
     }
 
-    /// Whether it holds now, give or take what clocks differ by. A token without an end never does.
+    /// Whether the token is valid at `now`, with a tolerated clock difference of `leeway`. A token
+    /// without an expiry is never valid.
     pub fn check_time(&self, now: Timestamp, leeway: Duration) -> Result<(), &'static str> {
         let at = |name: &str| match &self.claims[name] {
             Value::Null => Ok(None),
-            // Some write fractions of a second.
+            // Some issuers write fractions of a second.
             value => match value.as_f64() {
                 Some(seconds) if (0.0..9e9).contains(&seconds) => {
                     Ok(Some(Timestamp::from_secs(seconds as i64)))
@@ -262,7 +266,7 @@ impl<'a> Token<'a> {
         Ok(())
     }
 
-    /// Whether it was made for this audience; a token may name several.
+    /// Whether the token was made for this audience; a token may name several.
     pub fn is_for(&self, audience: &str) -> bool {
         match &self.claims["aud"] {
             Value::String(one) => one == audience,
@@ -328,7 +332,7 @@ mod tests {
         for algorithm in ["none", "HS256", "RS256", "es256"] {
             let head = BASE64.encode(json!({"alg": algorithm, "kid": ours.0.id}).to_string());
             let signed = format!("{head}.{claims}");
-            // As a server is fooled that takes the public key for a shared secret.
+            // An attack on servers that use the public key as a shared secret.
             let mac = ring::hmac::Key::new(ring::hmac::HMAC_SHA256, &point);
             let mac = BASE64.encode(ring::hmac::sign(&mac, signed.as_bytes()));
             let real = ours.0.pair.sign(&SystemRandom::new(), signed.as_bytes()).unwrap();

@@ -1,5 +1,6 @@
-//! Whatever a client reads of a subscription, it can send back, and nothing changes: neither what is delivered nor
-//! what is read afterwards. Through the management API and the edge API, whichever of them made the subscription.
+//! Round trips: a client can send back any subscription that it has read, and nothing changes,
+//! neither what is delivered nor what is read afterwards. Tested through the management API and the
+//! edge API, whichever of them created the subscription.
 
 use postrider_core::envelope::KeyStyle;
 use postrider_core::event::Schema;
@@ -24,7 +25,7 @@ const URL: &str = "https://a.example/x?code=1";
 const TOPIC_ID: &str = "/subscriptions/S/resourceGroups/G/providers/Microsoft.EventGrid/topics/T";
 const ACCOUNT: &str = "/subscriptions/S/resourceGroups/G/providers/Microsoft.Storage/storageAccounts/acc";
 
-/// How a server is configured, as far as reads depend on it.
+/// Configuration of a server, as far as reads depend on it.
 #[derive(Clone, Debug)]
 struct ServerSettings {
     profile: Profile,
@@ -90,7 +91,7 @@ fn server() -> impl Strategy<Value = ServerSettings> {
     let profile = prop_oneof![
         Just(CLOUD_2021),
         Just(EDGE),
-        // As [profile_custom] may make it.
+        // As [profile_custom] may define it.
         (1u32..60, 1u64..400_000).prop_map(|(attempts_max, seconds)| Profile {
             attempts_max,
             time_to_live: Duration::from_secs(seconds),
@@ -168,11 +169,11 @@ fn subscription() -> impl Strategy<Value = Subscription> {
     prop_oneof![Just(Road::Edge), Just(Road::Config), Just(Road::Azure)].prop_flat_map(subscription_of)
 }
 
-/// All that decides what is delivered, when, and how often.
+/// Everything that decides what is delivered, when, and how often.
 fn behaviour(server: &ServerSettings, one: &Subscription) -> impl PartialEq + std::fmt::Debug + use<> {
     let retry = one.retry;
     let mut filter = one.filter.clone();
-    // A prefix or suffix without letters is none.
+    // An empty prefix or suffix is the same as none.
     filter.subject_begins_with.get_or_insert_default();
     filter.subject_ends_with.get_or_insert_default();
     (
@@ -196,7 +197,7 @@ proptest! {
         for api in apis {
             let before = server.read(api, &current);
             let mut body = before.clone();
-            // A client adds the URL that reads do not show, from getFullUrl.
+            // A client adds the URL, which reads do not show, from getFullUrl.
             body["properties"]["destination"]["properties"]["endpointUrl"] = json!(URL);
             let written = server.write(api, &body, &current);
             let written = written.map_err(|e| TestCaseError::fail(format!("{api:?} refused {body}: {e}")))?;

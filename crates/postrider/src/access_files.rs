@@ -1,5 +1,5 @@
-//! Where revocations, the keys of tokens and the list of logins are kept: in the data directory, or in JetStream where
-//! nodes share them.
+//! Storage of revocations, token keys and the list of logins: files in the data directory, or
+//! JetStream where nodes share them.
 
 use crate::config::Config;
 use crate::material;
@@ -15,9 +15,9 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// A line for each login.
+/// Log of logins, one line each.
 const LOGINS_FILE: &str = "logins.jsonl";
-/// The same as the file, in a cluster.
+/// Name in JetStream of what a lone server keeps in its access file.
 const SHARED_NAME: &str = "access";
 
 pub fn store(config: &Config, keys: Arc<Keyring>, cluster: Option<&Arc<Cluster>>) -> Arc<dyn AccessStore> {
@@ -30,7 +30,8 @@ pub fn store(config: &Config, keys: Arc<Keyring>, cluster: Option<&Arc<Cluster>>
     }
 }
 
-/// The file of a server that is alone, sealed. Only this process writes it: the data directory is locked.
+/// Sealed access file of a server that is not in a cluster. Only this process writes it: the data
+/// directory is locked.
 struct AccessFile {
     data_dir: PathBuf,
     keys: Arc<Keyring>,

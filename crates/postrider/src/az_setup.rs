@@ -1,5 +1,5 @@
-//! `postrider az-setup`: what a shell has to say so that az and the SDKs work with this server, or az told so
-//! at once.
+//! `postrider az-setup`: prints the shell commands that make az and the SDKs work with this server,
+//! or runs them.
 
 use crate::config::{self, Client, Config, Role, ServeFlags};
 use crate::fetch::Fetcher;
@@ -25,16 +25,16 @@ pub struct AzSetupArgs {
     /// Address of the server's HTTPS listener, if it was started with one [default: 127.0.0.1:4438]
     #[arg(long, value_name = "ADDR")]
     https: Option<String>,
-    /// What az shall call this cloud
+    /// Name for this cloud in az
     #[arg(long, value_name = "CLOUD", default_value = "Postrider", value_parser = cloud_name)]
     name: String,
-    /// Which client to log in as [default: the first that may manage]
+    /// Client to log in as [default: the first that may manage]
     #[arg(long, value_name = "ID")]
     client: Option<String>,
     /// Run the commands instead of printing them
     #[arg(long)]
     run: bool,
-    /// For which shell to print
+    /// Shell to print for
     #[arg(long, value_enum, value_name = "SHELL", default_value = "sh")]
     shell: Shell,
 }
@@ -45,7 +45,7 @@ enum Shell {
     Powershell,
 }
 
-/// az keeps clouds as sections of a file.
+/// az keeps clouds as sections of a file, so a name must be a valid section name.
 fn cloud_name(text: &str) -> Result<String, String> {
     let fits = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
     if text.is_empty() || text.starts_with('-') || !text.chars().all(fits) {
@@ -70,12 +70,12 @@ pub fn run(args: &AzSetupArgs) -> Result<ExitCode> {
     setup.run()
 }
 
-/// Everything that has to be known to log in.
+/// Everything that a login needs.
 #[derive(Debug)]
 struct Setup {
     cloud: String,
     url: String,
-    /// None with the operator's own certificate.
+    /// `None` with the operator's own certificate.
     ca: Option<PathBuf>,
     client: Client,
     tenant: String,
@@ -108,7 +108,7 @@ impl Setup {
         })
     }
 
-    /// What az is told, after it has been found out whether it knows the cloud already.
+    /// Arguments of az that register the cloud; `known` says whether az has it already.
     fn register(&self, known: bool) -> Vec<String> {
         let verb = if known { "update" } else { "register" };
         let manager = format!("--endpoint-resource-manager={}", self.url);
@@ -123,13 +123,14 @@ impl Setup {
         words(["cloud", "set", "--name", &self.cloud])
     }
 
-    /// az caches tokens by client and address. Those of a server that was there before, with another data directory,
-    /// are signed with a key that this one does not know, and az would log in with them all the same.
+    /// az caches tokens by client and address. Those of a server that was there before, with
+    /// another data directory, are signed with a key that this one does not know, and az would log
+    /// in with them all the same.
     fn forget(&self) -> Vec<String> {
         words(["logout", &format!("--username={}", self.client.id)])
     }
 
-    /// With "=" because a secret may begin with "-".
+    /// The secret is joined with "=" because it may begin with "-".
     fn login(&self, secret: &str) -> Vec<String> {
         words([
             "login",
@@ -200,7 +201,7 @@ impl Setup {
         text
     }
 
-    /// Does what the script would, and ends like the first command that fails.
+    /// Runs the script's commands and ends with the code of the first that fails.
     fn run(&self) -> Result<ExitCode> {
         let path = std::env::vars_os().find(|(name, _)| name == "PATH");
         let az = find_az(path.map(|(_, value)| value).unwrap_or_default());
@@ -215,7 +216,7 @@ impl Setup {
                 return Ok(ExitCode::from(code));
             }
         }
-        // Whether there was anything to forget does not matter.
+        // A failure to log out is ignored: there may have been no login.
         self.az(&az, &self.forget(), &self.forget(), Output::Discarded)?;
         let code = self.az(&az, &login, &masked, Output::Shown)?;
         if code != 0 {
@@ -249,13 +250,13 @@ impl Setup {
         Ok(())
     }
 
-    /// Runs az, after showing how. The exit code is never more than a byte.
+    /// Prints the command line and runs az. Exit codes above 255 are reduced to one byte.
     fn az(&self, az: &Path, words: &[String], shown: &[String], output: Output) -> Result<u8> {
         eprintln!("+ {}", Shell::Sh.command(shown));
         let mut command = Command::new(az);
         command.args(words).envs(self.variables()).stdin(Stdio::null());
         match output {
-            // stdout is for the variables.
+            // stdout is reserved for the variables.
             Output::Shown => command.stdout(std::io::stderr()),
             Output::Discarded => command.stdout(Stdio::null()).stderr(Stdio::null()),
         };
@@ -292,7 +293,7 @@ fn url(config: &Config) -> Result<String> {
         address.port() != 0,
         "listen.https: port 0 is a different one at every start; say which it is with --https"
     );
-    // A server that listens everywhere is also here.
+    // A wildcard address is reachable on loopback.
     let ip = match address.ip() {
         IpAddr::V4(ip) if ip.is_unspecified() => IpAddr::from([127, 0, 0, 1]),
         IpAddr::V6(ip) if ip.is_unspecified() => IpAddr::from([127, 0, 0, 1]),
@@ -331,10 +332,10 @@ impl Shell {
         format!("az {}", words.join(" "))
     }
 
-    /// As it must be written to arrive as it is.
+    /// The text quoted so that the shell passes it unchanged.
     fn quoted(self, text: &str) -> String {
         let plain = |c: char| c.is_ascii_alphanumeric() || "-_./:=".contains(c);
-        // PowerShell takes a word with "--x:" or "=" apart unless it is quoted.
+        // PowerShell splits an unquoted word at ":" and "=".
         let plain = |c: char| plain(c) && (self == Shell::Sh || !":=".contains(c));
         if !text.is_empty() && text.chars().all(plain) {
             return text.to_owned();
@@ -378,7 +379,7 @@ mod tests {
         }
     }
 
-    /// What az is called with, and the variables, when a real shell evaluates the script.
+    /// Runs the script in a real shell; returns the arguments az gets, and the variables.
     fn evaluated(script: &str, az: &str) -> String {
         let directory = tempfile::tempdir().unwrap();
         let program = directory.path().join("az");
@@ -415,7 +416,7 @@ mod tests {
         assert_eq!(evaluated(&script, told), expected("update"));
         let unknown = format!("[ \"$2\" = show ] && exit 1\n{told}");
         assert_eq!(evaluated(&script, &unknown), expected("register"));
-        // What fails ends it, and is seen.
+        // A failing command ends the script with its code.
         let failing = "[ \"$2\" = update ] && exit 7\n[ \"$1\" = login ] && echo never\nexit 0";
         assert_eq!(evaluated(&script, failing), format!("code 7\n{ca}\n"));
     }

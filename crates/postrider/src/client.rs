@@ -1,4 +1,4 @@
-//! A client of a running server's own API, for the commands that ask it something.
+//! Client of a running server's own API, for the commands that talk to one.
 
 use crate::config::Secret;
 use crate::contexts::{self, Contexts};
@@ -27,16 +27,16 @@ use tokio::time::timeout;
 use tokio_rustls::TlsConnector;
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
-/// Some questions are about millions of things.
+/// Some answers cover millions of items.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(600);
 const ANSWER_BYTES_MAX: usize = 64 << 20;
 
 const DEFAULT_SERVER: &str = "http://127.0.0.1:5888";
 
-/// Which server is asked, and by whom.
+/// Server address and credentials.
 #[derive(Clone, Debug, Default, clap::Args)]
 pub struct ClientFlags {
-    /// A server that "postrider context add" wrote down [default: the one in use, if any]
+    /// A server saved with "postrider context add" [default: the one in use, if any]
     #[arg(
         long,
         value_name = "NAME",
@@ -76,7 +76,7 @@ pub struct ClientFlags {
     /// Certificates to trust besides the system's [default: tls/ca.pem of the data directory]
     #[arg(long, value_name = "FILE", global = true, help_heading = "Server")]
     pub ca: Option<PathBuf>,
-    /// Where contexts are kept
+    /// File in which contexts are kept
     #[arg(
         long,
         value_name = "FILE",
@@ -88,20 +88,20 @@ pub struct ClientFlags {
     pub contexts: Option<PathBuf>,
 }
 
-/// Where to ask, as flags, environment and contexts leave it.
+/// Address and credentials that follow from flags, environment and contexts.
 #[derive(Debug)]
 struct Target {
     url: String,
     secret: Option<Secret>,
     ca: Option<PathBuf>,
     group: Option<String>,
-    /// The context that this comes from.
+    /// Name of the context that the values come from.
     context: Option<String>,
 }
 
 impl ClientFlags {
-    /// What was said about the server on the command line and in the environment wins. A context is taken only if
-    /// it is named, or if nothing says where the server is: its secret is not for another server.
+    /// The command line and the environment win over a context. A context is used only if it is
+    /// named, or if neither says where the server is: its secret must not go to another server.
     fn target(&self, contexts: &Contexts) -> Result<Target> {
         let context = match &self.context {
             Some(name) => Some((name.as_str(), contexts.named(name)?)),
@@ -132,7 +132,7 @@ impl ClientFlags {
     }
 }
 
-/// What a server answered, whatever it was.
+/// A server's answer with any status.
 #[derive(Clone, Debug)]
 pub struct Answer {
     pub status: u16,
@@ -146,14 +146,14 @@ impl Answer {
     }
 }
 
-/// Asks one server, over a connection for each question.
+/// Client of one server that opens a connection for each request.
 pub struct Client {
     url: Url,
     tls: Option<TlsConnector>,
     secret: Secret,
-    /// The resource group that its context names.
+    /// Resource group that the context names.
     pub group: Option<String>,
-    /// It was said that some nodes do not answer.
+    /// Whether the user has been told that some nodes do not answer.
     incomplete: AtomicBool,
 }
 
@@ -191,7 +191,7 @@ impl Client {
         self.ask(Method::POST, path, body.to_string().into()).await
     }
 
-    /// The body of a good answer; any other is an error in the server's words.
+    /// Body of a successful answer; any other status is an error with the server's message.
     async fn ask(&self, method: Method, path: &str, body: Bytes) -> Result<Bytes> {
         let json = [("content-type", "application/json")];
         let answer = self.send(method, path, true, &json, body).await?;
@@ -203,7 +203,7 @@ impl Client {
         Ok(answer.body)
     }
 
-    /// Any answer. The client's secret goes along only if it is asked for.
+    /// Sends a request and returns any answer. The client's secret is sent only with `with_secret`.
     pub async fn send(
         &self,
         method: Method,
@@ -251,12 +251,12 @@ impl Client {
         answered.map_err(|e| self.explained(e))
     }
 
-    /// A connection for several questions, or for an answer that goes on.
+    /// Opens a connection for several requests, or for a streamed answer.
     pub async fn keep(&self) -> Result<Kept> {
         let stream = self.connect().await?;
         let (sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream)).await?;
         let mut driver = JoinSet::new();
-        // What goes wrong with it is told to whoever asks.
+        // Connection errors also surface at the request, which reports them.
         driver.spawn(async move { drop(connection.await) });
         Ok(Kept {
             sender,
@@ -264,7 +264,7 @@ impl Client {
         })
     }
 
-    /// Posts JSON over a connection that is kept. The answer's body is still to come.
+    /// Posts JSON over a kept connection. Returns before the body of the answer has been read.
     pub async fn post_over(&self, kept: &mut Kept, path: &str, body: Bytes) -> Result<Response<Incoming>> {
         let json = [("content-type", "application/json")];
         let request = self.request(Method::POST, path, true, &json, body)?;
@@ -273,7 +273,7 @@ impl Client {
         answered.map_err(|e| self.explained(e.into()))
     }
 
-    /// An answer that is not http, over a connection that is not secured, is most likely a TLS alert.
+    /// Explains a garbled answer on a plain connection: most likely it is a TLS alert.
     fn explained(&self, error: anyhow::Error) -> anyhow::Error {
         let is_garbage = error
             .downcast_ref::<hyper::Error>()
@@ -311,11 +311,11 @@ impl Client {
     }
 }
 
-/// A connection, secured or not.
+/// A connection, with or without TLS.
 trait Stream: AsyncRead + AsyncWrite + Unpin + Send {}
 impl<S: AsyncRead + AsyncWrite + Unpin + Send> Stream for S {}
 
-/// A connection that outlives a question. It is closed when this is dropped.
+/// A connection that outlives a request; dropping it closes it.
 pub struct Kept {
     sender: SendRequest<Full<Bytes>>,
     _driver: JoinSet<()>,
@@ -328,7 +328,7 @@ async fn exchange(stream: Box<dyn Stream>, request: Request<Full<Bytes>>) -> Res
         let (head, body) = response.into_parts();
         let body = Limited::new(body, ANSWER_BYTES_MAX).collect().await;
         let body = body.map_err(|e| anyhow::anyhow!(e))?.to_bytes();
-        // The connection ends with its sender.
+        // Dropping the sender ends the connection.
         drop(sender);
         Ok(Answer {
             status: head.status.as_u16(),
@@ -340,25 +340,25 @@ async fn exchange(stream: Box<dyn Stream>, request: Request<Full<Bytes>>) -> Res
     timeout(ANSWER_TIMEOUT, both).await.context("no answer in time")?
 }
 
-/// Whether a TLS handshake failed because what came is no TLS at all.
+/// Whether a TLS handshake failed because the other side does not speak TLS.
 fn speaks_no_tls(error: &std::io::Error) -> bool {
     let inner = error.get_ref().and_then(|inner| inner.downcast_ref());
     matches!(inner, Some(rustls::Error::InvalidMessage(_)))
 }
 
-/// The nodes of a cluster that had no part in an answer.
+/// Nodes of a cluster that did not contribute to an answer.
 fn missing(body: &[u8]) -> Option<Vec<String>> {
     #[derive(Deserialize)]
     struct Incomplete {
         missing: Vec<String>,
     }
-    // Most answers lack none and need not be read twice.
+    // Most answers lack none: the search avoids parsing them twice.
     memchr::memmem::find(body, b"\"missing\"")?;
     let answer: Incomplete = serde_json::from_slice(body).ok()?;
     Some(answer.missing).filter(|nodes| !nodes.is_empty())
 }
 
-/// What a server says when it refuses.
+/// Message of a server's refusal.
 fn refusal(status: u16, body: &[u8]) -> String {
     let problem: Option<Value> = serde_json::from_slice(body).ok();
     let problem = problem.as_ref();
@@ -372,12 +372,12 @@ fn refusal(status: u16, body: &[u8]) -> String {
     }
 }
 
-/// A value as it stands in a query.
+/// The value encoded for a query string.
 pub fn encoded(value: &str) -> String {
     utf8_percent_encode(value, NON_ALPHANUMERIC).to_string()
 }
 
-/// Refuses what is no server's address.
+/// Refuses text that is no server's URL.
 pub fn check_url(text: &str) -> Result<()> {
     Url::read(text).map(|_| ())
 }
@@ -406,7 +406,7 @@ impl Url {
             matches!(uri.path(), "" | "/") && uri.query().is_none() && !authority.as_str().contains('@'),
             refused()
         );
-        // A port that is no number of 16 bits is as good as none to the parser.
+        // The parser treats a port beyond 16 bits as absent.
         let has_port = authority.as_str().len() > authority.host().len();
         ensure!(!has_port || authority.port().is_some(), refused());
         let secure = match scheme {
@@ -423,7 +423,7 @@ impl Url {
     }
 }
 
-/// `credentials.toml`, as the server made it.
+/// Reads the secret from a `credentials.toml` that the server wrote.
 fn read_secret(path: &Path) -> Result<Secret> {
     let reading = || {
         format!(
@@ -432,7 +432,7 @@ fn read_secret(path: &Path) -> Result<Secret> {
         )
     };
     let text = std::fs::read_to_string(path).with_context(reading)?;
-    // The parser's own picture of the line would show the secret.
+    // The parser's error message quotes the line, which holds the secret.
     let table: Option<toml::Table> = toml::from_str(&text).ok();
     let secret = table
         .as_ref()
@@ -441,7 +441,7 @@ fn read_secret(path: &Path) -> Result<Secret> {
     Ok(Secret::new(secret.with_context(missing)?))
 }
 
-/// Trusts what the system trusts, and the server's own CA.
+/// Trusts the system's CAs and the server's own.
 fn connector(given: Option<&Path>, found: &Path) -> Result<TlsConnector> {
     let mut roots = rustls::RootCertStore::empty();
     roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
@@ -570,7 +570,7 @@ mod tests {
             },
             [Some("http://tunnel"), Some("mine"), None, None],
         );
-        // The secret of the context in use is not told to another server.
+        // The secret of the context in use is not sent to another server.
         check(
             ClientFlags {
                 server: some("http://x"),

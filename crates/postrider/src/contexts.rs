@@ -1,4 +1,5 @@
-//! `postrider context`: the servers that the client commands know by name, in a small file only its owner can read.
+//! `postrider context`: the servers that the client commands know by name, in a small file only its
+//! owner can read.
 
 use crate::client::ClientFlags;
 use crate::config::{Secret, nearest};
@@ -13,18 +14,18 @@ use std::collections::BTreeMap;
 use std::io::{ErrorKind, Write};
 use std::path::{Path, PathBuf};
 
-/// The file.
+/// Content of the contexts file.
 #[derive(Debug, Default, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct Contexts {
-    /// The one that is used where none is named.
+    /// Name of the context that is used where none is named.
     #[serde(skip_serializing_if = "Option::is_none")]
     current: Option<String>,
     #[serde(default, rename = "context")]
     contexts: BTreeMap<String, Context>,
 }
 
-/// A server and how to ask it.
+/// A server and how to reach it.
 #[derive(Clone, Debug, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct Context {
@@ -34,15 +35,15 @@ pub struct Context {
     pub ca: Option<PathBuf>,
     #[serde(skip_serializing_if = "Option::is_none", serialize_with = "in_clear")]
     secret: Option<Secret>,
-    /// A file with nothing but the secret, or a `credentials.toml`.
+    /// File that holds nothing but the secret, or a `credentials.toml`.
     #[serde(skip_serializing_if = "Option::is_none")]
     secret_file: Option<PathBuf>,
-    /// The resource group that is meant where none is named.
+    /// Resource group that is used where none is named.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub group: Option<String>,
 }
 
-/// This file is where the secret is kept.
+/// Secrets are not masked in this file: it is where they are kept.
 fn in_clear<S: serde::Serializer>(secret: &Option<Secret>, to: S) -> Result<S::Ok, S::Error> {
     secret.as_ref().map(Secret::expose).serialize(to)
 }
@@ -70,7 +71,7 @@ impl Context {
     }
 }
 
-/// Where the file is: as said, or in the user's configuration directory.
+/// Path of the contexts file: as given, or in the user's configuration directory.
 pub fn path(given: Option<&Path>) -> Result<PathBuf> {
     if let Some(path) = given {
         return Ok(path.to_owned());
@@ -79,14 +80,15 @@ pub fn path(given: Option<&Path>) -> Result<PathBuf> {
     let base = match (directory("XDG_CONFIG_HOME"), directory("HOME")) {
         (Some(base), _) => PathBuf::from(base),
         (None, Some(home)) => PathBuf::from(home).join(".config"),
-        // Nobody's home: there are no contexts, and none can be added without saying where.
+        // Without a home directory there are no contexts, and none can be added without naming a
+        // file.
         (None, None) => return Ok(PathBuf::new()),
     };
     Ok(base.join("postrider/contexts.toml"))
 }
 
 impl Contexts {
-    /// A file that is not there holds none.
+    /// Reads the file; a missing file has no contexts.
     pub fn read(path: &Path) -> Result<Contexts> {
         if path.as_os_str().is_empty() {
             return Ok(Contexts::default());
@@ -97,14 +99,14 @@ impl Contexts {
             Err(e) => return Err(e).with_context(|| format!("reading {}", path.display())),
         };
         toml::from_str(&text).map_err(|e| {
-            // The parser's own picture of the line might show a secret.
+            // The parser's error message quotes the line, which might hold a secret.
             let before = &text[..e.span().map_or(0, |span| span.start.min(text.len()))];
             let line = before.matches('\n').count() + 1;
             anyhow::anyhow!("{} line {line}: {}", path.display(), e.message())
         })
     }
 
-    /// Written whole, and readable by its owner only from the first byte on.
+    /// Replaces the file atomically; only its owner may read it from the first byte on.
     fn write(&self, path: &Path) -> Result<()> {
         let writing = || format!("writing {}", path.display());
         ensure!(
@@ -139,7 +141,7 @@ impl Contexts {
         bail!("context {name:?} does not exist, only {}{hint}", names.join(", "))
     }
 
-    /// The one that is used where none is named.
+    /// Context that is used where none is named.
     pub fn in_use(&self) -> Result<Option<(&str, &Context)>> {
         let Some(name) = self.current.as_deref() else {
             return Ok(None);
@@ -148,7 +150,7 @@ impl Contexts {
     }
 }
 
-/// Name servers, and choose the one that the other commands ask
+/// Name servers, and choose the one that the other commands use
 #[derive(Clone, Debug, Args)]
 pub struct ContextArgs {
     #[command(subcommand)]
@@ -161,28 +163,29 @@ pub struct ContextArgs {
 
 #[derive(Clone, Debug, clap::Subcommand)]
 enum Command {
-    /// Write down a server: --server, and --secret or --secret-file; --ca, --group. A name that is there is replaced
+    /// Save a server: --server, and --secret or --secret-file; --ca, --group. An existing name is
+    /// replaced
     Add {
         name: String,
-        /// A file that the secret is read from at every use
+        /// File that the secret is read from at every use
         #[arg(long, value_name = "FILE")]
         secret_file: Option<PathBuf>,
-        /// The resource group that is meant where none is named
+        /// Resource group to use where none is named
         #[arg(long, short = 'g', visible_alias = "resource-group")]
         group: Option<String>,
         /// Use it from now on, as the first one always is
         #[arg(long = "use")]
         in_use: bool,
     },
-    /// List them; the one in use has a star
+    /// List the contexts; the one in use has a star
     List,
-    /// Use this one from now on
+    /// Use this context from now on
     Use { name: String },
-    /// Forget one
+    /// Remove a context
     Remove { name: String },
-    /// Print one, without its secret
+    /// Print a context, without its secret
     Show {
-        /// [default: the one in use]
+        /// [default: the context in use]
         name: Option<String>,
     },
 }
@@ -244,7 +247,7 @@ fn added(flags: &ClientFlags, secret_file: &Option<PathBuf>, group: &Option<Stri
         secret_file: absolute(secret_file)?,
         group: group.clone(),
     };
-    // What cannot be read now will not be read later.
+    // Fail now if the secret cannot be read: it could not be read later either.
     context.secret()?;
     Ok(context)
 }
@@ -298,7 +301,7 @@ impl Contexts {
         Ok(self.json_of(name, context))
     }
 
-    /// A context without its secret.
+    /// A context as JSON, without its secret.
     fn json_of(&self, name: &str, context: &Context) -> Value {
         json!({
             "name": name,

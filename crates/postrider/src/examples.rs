@@ -1,6 +1,7 @@
-//! Examples at the end of each command's help. A test holds every one of them against the command line.
+//! Examples at the end of each command's help. A test parses every one of them.
 
-/// By the words of the command. Commands without subcommands have some; so do those that are run without one.
+/// Examples by command. Commands without subcommands have some, and so do those that also run
+/// without one.
 const EXAMPLES: &[(&str, &str)] = &[
     (
         "",
@@ -265,7 +266,7 @@ const EXAMPLES: &[(&str, &str)] = &[
     ),
 ];
 
-/// The command with its examples, and so its subcommands.
+/// Adds the examples to the command and its subcommands.
 pub fn with_examples(command: clap::Command) -> clap::Command {
     add(command, "")
 }
@@ -292,7 +293,7 @@ mod tests {
     use crate::Cli;
     use clap::CommandFactory;
 
-    /// Every visible command that does something, by its words.
+    /// Every visible command that can be run, by its path.
     fn commands(of: &clap::Command, path: &str, into: &mut Vec<String>) {
         let visible = || {
             let all = of.get_subcommands();
@@ -321,14 +322,14 @@ mod tests {
         assert!(unknown.is_empty(), "examples of no command: {unknown:?}");
     }
 
-    /// A line as a shell takes it apart: quotes, and what is beside the command.
+    /// Splits a line as a shell does: quotes, and a comment after the command.
     fn words(line: &str) -> Vec<String> {
         let line = line
             .trim()
             .trim_start_matches("eval \"$(")
             .trim_end_matches(")\"");
         let line = line.split(" > ").next().unwrap_or_default();
-        // A description may stand after some spaces.
+        // A description may follow after several spaces.
         let line = line.split("     ").next().unwrap_or_default();
         let mut words = vec![String::new()];
         let mut quoted = false;
@@ -346,7 +347,7 @@ mod tests {
     #[test]
     fn every_example_is_understood() {
         for (path, examples) in EXAMPLES {
-            // A line that ends with a backslash goes on in the next.
+            // A line that ends with a backslash continues in the next.
             let whole = examples.replace("\\\n      ", "");
             for line in whole.lines() {
                 let line = words(line);

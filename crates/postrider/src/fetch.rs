@@ -1,4 +1,5 @@
-//! Fetches a document over HTTP(S): the keys of a token issuer, or whether a server is there.
+//! Fetches a document over HTTP(S): the keys of a token issuer, or an answer of a server that may
+//! be down.
 
 use anyhow::{Context, Result, ensure};
 use async_trait::async_trait;
@@ -13,11 +14,11 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::timeout;
 
-/// For everything from resolving the name to the last byte.
+/// Time for the whole exchange, from resolving the name to the last byte.
 const PATIENCE: Duration = Duration::from_secs(10);
 const BYTES_MAX: usize = 1 << 20;
 
-/// Obeys the egress policy and uses the proxy. Follows no redirects.
+/// Obeys the egress policy and uses the proxy. Does not follow redirects.
 pub struct Fetcher {
     connector: Connector,
 }
@@ -29,7 +30,7 @@ impl Fetcher {
         })
     }
 
-    /// The body of a 200.
+    /// Returns the body of a 200.
     pub async fn fetch(&self, url: &str) -> Result<Bytes> {
         let uri: Uri = url.parse()?;
         let authority = uri.authority().context("not an absolute URL")?.clone();
@@ -54,7 +55,7 @@ async fn exchange(stream: Connection, request: Request<Empty<Bytes>>) -> Result<
         let status = response.status();
         ensure!(status == http::StatusCode::OK, "answered with {status}");
         let body = Limited::new(response.into_body(), BYTES_MAX).collect().await;
-        // The connection ends with its sender.
+        // Dropping the sender ends the connection.
         drop(sender);
         Ok(body.map_err(|e| anyhow::anyhow!(e))?.to_bytes())
     };

@@ -33,7 +33,7 @@ mod grid;
 
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 
-/// Many small buffers live and die with every delivery.
+/// Every delivery allocates and frees many small buffers.
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
@@ -52,36 +52,36 @@ struct Cli {
 enum Command {
     /// Run the server
     Serve(config::ServeFlags),
-    /// Move everything of a stopped server to the other kind of store, or back
+    /// Move all data of a stopped server to the other kind of store, or back
     Migrate(migrate::MigrateArgs),
     /// Change the key under which stored secrets are sealed
     Secrets(secrets::SecretsArgs),
-    /// Write the databases of a stopped server anew, without what was deleted from them
+    /// Rewrite the databases of a stopped server without the data that was deleted from them
     Compact(secrets::DirectoryFlags),
     /// Check configuration, disk, certificate, clock and endpoints, and say what to do
     Doctor(doctor::DoctorArgs),
-    /// Accept what the files of a stopped server are: of different times, or damaged
+    /// Accept the files of a stopped server although they are of different times, or damaged
     Restore(restore::RestoreArgs),
     /// Print a configuration file with every key, its meaning and its default
     Config,
-    /// List the profiles, or show all of one, as the configuration leaves them
+    /// List the profiles, or show one in full, as configured
     Profiles(profiles::ProfilesArgs),
-    /// Print what makes az and the SDKs use this server, or do it
+    /// Print the commands that make az and the SDKs use this server, or run them
     AzSetup(az_setup::AzSetupArgs),
     /// List dead letters, look at them, replay or purge them
     #[command(name = "deadletters")]
     DeadLetters(deadletters::DeadLettersArgs),
     #[command(flatten)]
     Grid(grid::Command),
-    /// Name servers, and choose the one that the other commands ask
+    /// Name servers, and choose the one that the other commands use
     Context(contexts::ContextArgs),
     /// Print webhook deliveries as they arrive
     Receiver(receiver::ReceiverArgs),
     /// Watch events being delivered, retried and dead-lettered, on a fast clock
     Demo(demo::DemoArgs),
-    /// Measure publish-to-delivered on this machine, beside a minimal relay
+    /// Measure publish-to-delivery on this machine, beside a minimal relay
     Bench(bench::BenchArgs),
-    /// Print a script that completes these commands in a shell
+    /// Print a completion script for a shell
     Completions { shell: clap_complete::Shell },
     #[command(hide = true)]
     BenchSink(bench::SinkArgs),

@@ -1,4 +1,5 @@
-//! Certificates and credentials: made on the first start, kept in the data directory, reused after.
+//! Certificates and credentials: created at the first start, kept in the data directory, reused
+//! afterwards.
 
 use crate::config::{Azure, Client, Config, Role, Secret};
 use crate::private_files::make_directory;
@@ -30,29 +31,29 @@ const DAY: Duration = Duration::from_secs(24 * 60 * 60);
 const CA_LIFETIME: Duration = Duration::from_secs(3653 * 24 * 60 * 60);
 /// Some clients refuse a server certificate that is valid for more than 825 days.
 const SERVER_LIFETIME: Duration = Duration::from_secs(820 * 24 * 60 * 60);
-/// A server certificate that would not last this long is issued anew.
+/// A server certificate with less time left than this is replaced.
 const RENEW_BEFORE: Duration = Duration::from_secs(30 * 24 * 60 * 60);
 
-/// What the listeners need to be trusted and to know whom to trust.
+/// Keys, certificates and clients that the server needs.
 pub struct Material {
-    /// Offers HTTP/1.1.
+    /// TLS configuration of the listener; offers HTTP/1.1.
     pub server_config: rustls::ServerConfig,
-    /// When the certificate that it shows ends; `None` if that cannot be told.
+    /// Expiry of the server certificate; `None` if unknown.
     pub expires: Option<Timestamp>,
-    /// The CA for clients to trust; `None` with the operator's own certificate.
+    /// CA certificate for clients to trust; `None` with the operator's own certificate.
     pub ca_path: Option<PathBuf>,
-    /// Who may manage and publish with a token: the configured clients, or the generated one.
+    /// Clients that may get a token: the configured ones, or the generated one.
     pub credentials: Vec<Client>,
-    /// Where the generated client's secret is; `None` with clients of the operator's own.
+    /// File with the generated client's secret; `None` if clients are configured.
     pub credentials_path: Option<PathBuf>,
-    /// Signs tokens; they stay valid as long as it does.
+    /// Signs tokens, which stay valid as long as the key exists.
     pub token_key: TokenKey,
-    /// The files made by this call; empty when everything was there.
+    /// Files that were created; empty if all existed.
     pub created: Vec<PathBuf>,
 }
 
-/// Reads the material from the data directory, making what is missing or no longer fits.
-/// `now` is the machine's time, never a test clock's: certificates are checked by others.
+/// Reads the files from the data directory, and creates those that are missing or no longer fit.
+/// `now` is the machine's time, never a test clock's: others check the certificates.
 pub fn prepare(config: &Config, keys: &Keyring, now: Timestamp) -> Result<Material> {
     let mut created = Vec::new();
     let (server_config, ca_path) = match (&config.listen.cert_file, &config.listen.key_file) {
@@ -90,14 +91,14 @@ pub fn prepare(config: &Config, keys: &Keyring, now: Timestamp) -> Result<Materi
     })
 }
 
-/// The key that tokens are signed with, and what else is derived from it.
+/// Key that signs tokens, and a secret derived from it.
 pub struct TokenKey {
     pub signing: SigningKey,
-    /// A secret that only this server knows, to make up names with.
+    /// Secret from which names that nobody can guess are derived.
     pub naming: String,
 }
 
-/// The same key at every start: clients keep their tokens, az even in a file.
+/// The key is the same at every start because clients keep their tokens, az even in a file.
 fn token_key(data_dir: &Path, keys: &Keyring, created: &mut Vec<PathBuf>) -> Result<TokenKey> {
     let path = token_key_path(data_dir);
     reseal_files(data_dir, keys)?;
@@ -131,7 +132,7 @@ pub fn token_key_path(data_dir: &Path) -> PathBuf {
     data_dir.join("token-key.pem")
 }
 
-/// Revocations, and the keys that replaced the first one.
+/// File of revocations, and of the keys that replaced the first one.
 pub fn access_path(data_dir: &Path) -> PathBuf {
     data_dir.join("access.json")
 }
@@ -204,7 +205,7 @@ pub fn reseal_files(data_dir: &Path, keys: &Keyring) -> Result<()> {
     Ok(())
 }
 
-/// A file's text, opened if it is sealed.
+/// Text of a file, unsealed if it is sealed.
 pub fn read_sealed(path: &Path, keys: &Keyring) -> Result<Option<String>> {
     let Some(text) = read_if_there(path)? else {
         return Ok(None);
@@ -218,7 +219,7 @@ pub fn read_sealed(path: &Path, keys: &Keyring) -> Result<Option<String>> {
 pub fn write_sealed(path: &Path, text: &str, keys: &Keyring) -> Result<()> {
     let sealed = keys.seal(&place(path), text.trim_end().as_bytes());
     let sealed = String::from_utf8(sealed).context("sealed text is text")?;
-    // The text that is replaced may be a secret that is not sealed.
+    // The previous text may be a secret that is not sealed, so the old file is erased.
     if path.exists() {
         let new = path.with_extension("new");
         write_private(&new, &format!("{sealed}\n"))?;
@@ -228,33 +229,33 @@ pub fn write_sealed(path: &Path, text: &str, keys: &Keyring) -> Result<()> {
     write_private(path, &format!("{sealed}\n"))
 }
 
-/// Which file a sealed text belongs to.
+/// Context that binds a sealed text to its file.
 fn place(path: &Path) -> String {
     let name = path.file_name().unwrap_or_default();
     name.to_string_lossy().into_owned()
 }
 
-/// Where the generated client is kept; nowhere if the configuration names clients.
+/// File of the generated client; `None` if clients are configured.
 pub fn credentials_path(config: &Config) -> Option<PathBuf> {
     let generated = config.clients.is_empty();
     generated.then(|| config.data_dir.join("credentials.toml"))
 }
 
-/// The certificate chain that the listener for https shows.
+/// Certificate chain of the https listener.
 pub fn certificate_path(config: &Config) -> PathBuf {
     let local = || config.data_dir.join("tls/server.pem");
     config.listen.cert_file.clone().unwrap_or_else(local)
 }
 
-/// Text of this server's that all nodes of a cluster have in common: a file, or two that belong together.
+/// Text that all nodes of a cluster share: one file, or two that belong together.
 pub struct Shared {
     pub name: &'static str,
     files: Vec<PathBuf>,
-    /// The files are sealed; other nodes may have other keys.
+    /// Whether the files are sealed; the keyrings of other nodes may differ.
     sealed: bool,
 }
 
-/// What nodes share. Files of the operator's own are shared by him.
+/// Files that nodes share. The operator distributes files of their own.
 pub fn shared(config: &Config) -> Vec<Shared> {
     let here = &config.data_dir;
     let mut all = vec![Shared {
@@ -278,7 +279,7 @@ pub fn shared(config: &Config) -> Vec<Shared> {
 }
 
 impl Shared {
-    /// The files' texts, one after the other.
+    /// Texts of the files, as a JSON list.
     pub fn read(&self, keys: &Keyring) -> Result<String> {
         let mut texts = Vec::new();
         for path in &self.files {
@@ -292,7 +293,7 @@ impl Shared {
         Ok(serde_json::to_string(&texts)?)
     }
 
-    /// Puts the files there whose texts another node has read.
+    /// Writes the files from the texts that another node has read.
     pub fn write(&self, texts: &str, keys: &Keyring) -> Result<()> {
         let texts: Vec<String> = serde_json::from_str(texts).unwrap_or_default();
         ensure!(
@@ -311,10 +312,10 @@ impl Shared {
     }
 }
 
-/// When a certificate ends. The verifier says so when it is asked about a time long after it.
+/// Expiry of a certificate. The verifier's error names it when asked about a much later time.
 pub fn expires(certificate: &CertificateDer<'_>) -> Option<Timestamp> {
     let mut roots = RootCertStore::empty();
-    // Its end is looked at before its issuer, so any root does.
+    // The verifier checks the expiry before the issuer, so any root will do.
     roots.add(certificate.clone().into_owned()).ok()?;
     let verifier = WebPkiServerVerifier::builder_with_provider(Arc::new(roots), provider())
         .build()
@@ -336,7 +337,7 @@ fn own_server(cert: &Path, key: &Path) -> Result<rustls::ServerConfig> {
     serve_with(chain, signer).with_context(|| format!("using {} with {}", cert.display(), key.display()))
 }
 
-/// The names that the server certificate vouches for, each once, in a fixed order.
+/// Names in the server certificate, without duplicates, in a fixed order.
 pub fn server_names(config: &Config) -> Vec<String> {
     let listen = &config.listen;
     let mut names = vec!["localhost".to_owned(), "127.0.0.1".to_owned(), "::1".to_owned()];
@@ -357,7 +358,7 @@ pub fn server_names(config: &Config) -> Vec<String> {
 
     let mut once = Vec::new();
     for name in names {
-        // An address has many spellings; certificates know one.
+        // Addresses are normalized: certificates have a single spelling.
         let name = match name.parse::<IpAddr>() {
             Ok(address) => address.to_string(),
             Err(_) => name.to_lowercase(),
@@ -369,7 +370,7 @@ pub fn server_names(config: &Config) -> Vec<String> {
     once
 }
 
-/// A server certificate of the local CA, which is made if there is none.
+/// A server certificate of the local CA, which is created if it is missing.
 fn local_server(
     directory: &Path,
     names: &[String],
@@ -392,15 +393,16 @@ fn local_server(
     trusted(&ca.cert, cert.der(), names, now)
         .with_context(|| format!("{0}/ca-key.pem is not the key of {0}/ca.pem", directory.display()))?;
     let server = serve_with(vec![cert.der().clone()], read_key_text(&key.serialize_pem())?)?;
-    // The key first: a certificate without its key is found out and replaced on the next start.
+    // The key is written first: a certificate without its key would be noticed and replaced at the
+    // next start.
     write_private(&key_path, &key.serialize_pem())?;
     write_private(&cert_path, &format!("{}\n{}", names_line(names), cert.pem()))?;
     created.extend([key_path, cert_path]);
     Ok(server)
 }
 
-/// The certificate on disk, if it is for these names, has its key, and a client that trusts the CA
-/// would still accept it in a month.
+/// The certificate on disk, if it is for these names, matches its key, and would still be accepted
+/// in a month by a client that trusts the CA.
 fn reusable_server(
     cert_path: &Path,
     key_path: &Path,
@@ -429,8 +431,8 @@ fn reusable_server(
     Ok(serve_with(chain, key).ok())
 }
 
-/// The line above the certificate that says which names it was issued for, so that a name that
-/// was taken out of the configuration is noticed as well as one that was added.
+/// Line above the certificate that lists the names it was issued for, so that a name removed from
+/// the configuration is noticed, as well as one that was added.
 fn names_line(names: &[String]) -> String {
     format!("Issued by Postrider for: {}", names.join(", "))
 }
@@ -460,7 +462,7 @@ fn local_ca(directory: &Path, now: Timestamp, created: &mut Vec<PathBuf>) -> Res
             key
         }
     };
-    // A key without a certificate is a first start that was cut short.
+    // A key without a certificate is left by an interrupted first start.
     if !cert_path.exists() {
         let cert = ca_params(&key, now)
             .self_signed(&key)
@@ -472,8 +474,8 @@ fn local_ca(directory: &Path, now: Timestamp, created: &mut Vec<PathBuf>) -> Res
     Ok(LocalCa { cert, key })
 }
 
-/// The CA's name is derived from its key: it tells the CAs of several machines apart in a trust
-/// store, and a later start can sign with it without taking the certificate apart.
+/// The CA's name is derived from its key: it distinguishes the CAs of several machines in a trust
+/// store, and a later start can sign with it without parsing the certificate.
 fn ca_params(key: &KeyPair, now: Timestamp) -> CertificateParams {
     let digest = ring::digest::digest(&ring::digest::SHA256, key.der_bytes());
     let short: String = digest
@@ -512,7 +514,7 @@ fn params_named(name: &str, now: Timestamp, lifetime: Duration) -> CertificatePa
     let mut params = CertificateParams::default();
     params.distinguished_name = DistinguishedName::new();
     params.distinguished_name.push(DnType::CommonName, name);
-    // A client whose clock is a little behind must not refuse us.
+    // The validity begins a day early for clients whose clock is slow.
     let (from, until) = ((now - DAY).civil(), (now + lifetime).civil());
     params.not_before = rcgen::date_time_ymd(from.year.into(), from.month, from.day);
     params.not_after = rcgen::date_time_ymd(until.year.into(), until.month, until.day);
@@ -560,7 +562,8 @@ pub fn provider() -> Arc<CryptoProvider> {
 struct Credentials {
     client_id: String,
     client_secret: Secret,
-    /// What else a client has to know to log in. The configuration decides; this repeats it.
+    /// Further values that clients need to log in. They are copied from the configuration, which
+    /// decides.
     #[serde(default)]
     tenant: String,
     #[serde(default)]
@@ -570,7 +573,7 @@ struct Credentials {
 impl Credentials {
     fn read(text: &str, path: &Path) -> Result<Credentials> {
         let credentials: Credentials = toml::from_str(text)
-            // The parser's own picture of the line would show the secret.
+            // The parser's error message quotes the line, which holds the secret.
             .map_err(|error| anyhow::anyhow!("reading {}: {}", path.display(), error.message()))?;
         ensure!(
             !credentials.client_id.is_empty() && !credentials.client_secret.expose().is_empty(),
@@ -601,7 +604,7 @@ impl Credentials {
     }
 }
 
-/// The generated client of an installation that has been started before.
+/// The generated client of an installation that was started before.
 pub fn read_generated_client(path: &Path) -> Result<Client> {
     let text = read_if_there(path)?;
     let text = text.with_context(|| {
@@ -611,7 +614,7 @@ pub fn read_generated_client(path: &Path) -> Result<Client> {
     Ok(Credentials::read(&text, path)?.client())
 }
 
-/// The client that is made for an installation whose configuration names none.
+/// The client that is generated if the configuration has none.
 fn generated_client(path: &Path, azure: &Azure, created: &mut Vec<PathBuf>) -> Result<Client> {
     let mut credentials = match read_if_there(path)? {
         Some(text) => Credentials::read(&text, path)?,
@@ -664,12 +667,12 @@ pub fn read_if_there(path: &Path) -> Result<Option<String>> {
     }
 }
 
-/// Writes a file that only its owner may read, from the moment it exists.
+/// Writes a file that only its owner can read, from its creation on.
 pub fn write_private(path: &Path, text: &str) -> Result<()> {
     write(path, text).with_context(|| format!("writing {}", path.display()))
 }
 
-/// Whole or not at all, also after a power loss.
+/// Replaces the file atomically and durably.
 fn write(path: &Path, text: &str) -> Result<()> {
     let directory = path.parent().context("a file has a directory")?;
     // The name is always the same: what a kill leaves there may be a secret, and is removed by `remove_unfinished`.
@@ -776,7 +779,7 @@ mod tests {
         assert_eq!(client.role, Role::Owner);
         let path = config.data_dir.join("credentials.toml");
         assert_eq!(&read_generated_client(&path).unwrap(), client);
-        // Nothing is left behind by the way files are written.
+        // No temporary files remain.
         assert_eq!(fs::read_dir(config.data_dir.join("tls")).unwrap().count(), 4);
     }
 
@@ -1014,7 +1017,7 @@ mod tests {
         let mut config = config_in(directory.path());
         let path = config.data_dir.join("credentials.toml");
         fs::create_dir_all(&config.data_dir).unwrap();
-        // As an earlier version wrote it, and as someone may have left it.
+        // A file of an earlier version, and one that somebody edited.
         fs::write(&path, "client_id = \"me\"\nclient_secret = \"a\\\"b\"\n").unwrap();
         for tenant in ["t1", "t2"] {
             config.azure.tenant = tenant.into();

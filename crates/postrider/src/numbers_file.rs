@@ -1,4 +1,4 @@
-//! Counts in a file of the data directory: totals and charts go on where the last process stopped.
+//! File of counts in the data directory: totals and charts continue across restarts.
 
 use crate::material;
 use anyhow::{Context, Result, bail};
@@ -23,26 +23,29 @@ use tokio_util::sync::CancellationToken;
 
 const FILE: &str = "numbers.json";
 const VERSION: u32 = 1;
-/// Pauses between writes, by the machine's clock: what a killed process takes with it. A large file is written less
-/// often, so that writing takes a hundredth of the time at most.
+/// Pauses between writes, by the machine's clock: a killed process loses the counts since the last
+/// write. The pause grows with the file, so that at most a hundredth of the time is spent on
+/// writing.
 const PAUSE_MIN: Duration = Duration::from_secs(5);
 const PAUSE_MAX: Duration = Duration::from_secs(60);
 const PAUSE_PER_WRITE: u32 = 100;
-/// Nothing longer is read: the bounds of a snapshot make a file of less than half of this.
+/// Longer files are not read: the bounds of a snapshot allow less than half of this.
 const BYTES_MAX: u64 = 64 << 20;
 
-/// The file of one data directory.
+/// Counts file of one data directory.
 pub struct NumbersFile {
     path: PathBuf,
-    /// The log's own number: positions and ids of another log mean something else.
+    /// Identity of the log: positions and ids have no meaning for another log.
     identity: u64,
     engine: Arc<Engine>,
-    /// A hash of the last content written, so that nothing is written while nothing is counted. Held while the file is written.
+    /// Hash of the last written content, so that unchanged counts are not written again. The lock
+    /// is held during a write.
     written: Mutex<Option<u64>>,
 }
 
 impl NumbersFile {
-    /// Restores what an earlier process has left. A file that cannot be read is warned of, and counting begins anew.
+    /// Restores the counts of an earlier process. An unreadable file is warned of, and counts start
+    /// at zero.
     pub fn restore(data_dir: &Path, identity: u64, engine: Arc<Engine>) -> Arc<NumbersFile> {
         let path = data_dir.join(FILE);
         match read(&path, identity) {
@@ -62,7 +65,7 @@ impl NumbersFile {
         })
     }
 
-    /// Writes the file now and then until the server stops.
+    /// Writes the file regularly until the server stops.
     pub async fn keep_until(self: Arc<Self>, stop: CancellationToken, clock: impl Clock) {
         let mut pause = PAUSE_MIN;
         loop {
@@ -78,7 +81,7 @@ impl NumbersFile {
         }
     }
 
-    /// Writes what has been counted by now. A failure is logged: nothing depends on the file but what people see.
+    /// Writes the present counts. A failure is only logged: the counts are for display.
     pub async fn save(&self) {
         let mut written = self.written.lock().await;
         let record = FileRecord::of(&self.engine.numbers_snapshot(), self.identity);
@@ -137,12 +140,12 @@ struct VersionRecord {
     v: u32,
 }
 
-/// The file, as docs/data.md describes it.
+/// The file's content, as docs/data.md describes it.
 #[derive(Serialize, Deserialize)]
 struct FileRecord {
     v: u32,
     identity: u64,
-    /// In nanoseconds.
+    /// Nanoseconds since the Unix epoch.
     since: i64,
     counts: CountsRecord,
     minutes: Vec<MinuteRecord>,
@@ -171,7 +174,7 @@ struct CountsRecord {
     attempts: u64,
     failed: u64,
     delivered: u64,
-    /// By the numbers of reasons.
+    /// Counts by reason number.
     dead_lettered: BTreeMap<u8, u64>,
     dropped: BTreeMap<u8, u64>,
 }
@@ -435,7 +438,7 @@ mod tests {
         let text = serde_json::to_string(&FileRecord::of(&snapshot(), 77)).unwrap();
         material::write_private(&path, &text).unwrap();
         assert_eq!(read(&path, 77).unwrap(), Some(snapshot()));
-        // The format of version 1, which later versions must read.
+        // Version 1 of the format, which later versions must read.
         assert_eq!(
             text,
             concat!(

@@ -1,4 +1,4 @@
-//! Lines of the audit log about commands that change the directory of a stopped server.
+//! Audit log entries of commands that change the directory of a stopped server.
 
 use crate::serve::AUDIT_DIRECTORY;
 use anyhow::Result;
@@ -9,18 +9,18 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Stands for the client in lines about commands.
+/// Client name in entries of commands.
 const COMMAND: &str = "command";
 
-/// Records what a command did to this data directory, which the caller has locked, and how that ended. Without an audit
-/// log in the directory nothing is recorded. A log that cannot be written is told of and forbids nothing: these commands
-/// are for directories that are in trouble.
+/// Records a command's action on this data directory, which the caller has locked, and its result.
+/// Nothing is recorded without an audit log in the directory. A log that cannot be written is
+/// reported but does not stop the command: these commands are for damaged directories.
 pub fn record<T>(data_dir: &Path, action: &str, details: Value, result: &Result<T>) {
     let directory = data_dir.join(AUDIT_DIRECTORY);
     if !directory.is_dir() {
         return;
     }
-    // Whether old lines may go is decided by the server, which knows the configuration.
+    // Old lines are kept: only the server, which knows the configuration, drops them.
     let config = Config {
         directory: directory.clone(),
         keep: Duration::MAX,

@@ -1,6 +1,6 @@
-//! Outgoing requests of every kind: webhooks, storage accounts, the keys of a token issuer and traces obey the
-//! same egress policy and leave through the same proxy. Connections to NATS do not: they are those of the configured
-//! store, and no request is made on anybody's behalf over them.
+//! Outgoing requests of every kind: webhooks, storage accounts, the keys of a token issuer and
+//! traces obey the same egress policy and use the same proxy. Connections to NATS do not: the store
+//! is configured by the operator, and no request is made on a client's behalf over them.
 
 use crate::config::Config;
 use crate::serve::extra_roots;
@@ -12,7 +12,7 @@ use postrider_core::time::Clock;
 use postrider_transport::{Config as Outgoing, Connector};
 use std::sync::Arc;
 
-/// The rules of connecting. Made once for a server: the health of its proxy is shared by the clones.
+/// Connection rules. Built once per server, because the clones share the health of its proxy.
 pub fn rules(config: &Config) -> Result<Outgoing> {
     Ok(Outgoing {
         egress: config.egress.policy(),
@@ -22,7 +22,7 @@ pub fn rules(config: &Config) -> Result<Outgoing> {
     })
 }
 
-/// The connector of storage accounts.
+/// Connector for storage accounts.
 pub struct StoreConnector(Connector);
 
 impl StoreConnector {

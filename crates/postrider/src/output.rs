@@ -1,4 +1,5 @@
-//! How commands print: for people, or as JSON for programs. Lists are arrays in JSON, whichever command lists them.
+//! Output of commands: for people, or as JSON for programs. Every command prints lists as JSON
+//! arrays.
 
 use crate::terminal::harmless;
 use postrider_core::outcome::Outcome;
@@ -8,7 +9,7 @@ use serde_json::Value;
 /// The same flag everywhere.
 #[derive(Clone, Copy, Debug, Default, clap::Args)]
 pub struct OutputFlags {
-    /// How to print: for people, or as JSON
+    /// Output format: for people, or JSON
     #[arg(
         long,
         short = 'o',
@@ -18,7 +19,7 @@ pub struct OutputFlags {
         global = true
     )]
     output: Output,
-    /// The earlier name of "--output json" at some commands.
+    /// Earlier name of "--output json" in some commands.
     #[arg(long, global = true, hide = true, conflicts_with = "output")]
     json: bool,
 }

@@ -9,15 +9,16 @@ use std::path::{Path, PathBuf};
 
 /// Permission bits of the group and of everybody else.
 const OTHERS: u32 = 0o077;
-/// The storage account "local": it may hold very many blobs, all made with mode 0600.
+/// Directory of the storage account "local": it may hold very many blobs, all created with mode
+/// 0600.
 const MANY_FILES: &str = "deadletters";
 
-/// Keeps everything that this process creates from now on to its owner, whatever the umask was.
+/// Makes all files that this process creates private to its owner, whatever the umask was.
 pub fn restrict_new_files() {
     rustix::process::umask(Mode::from_raw_mode(OTHERS));
 }
 
-/// Creates the directory for its owner only, and what is missing above it with the usual rights.
+/// Creates the directory for its owner only; missing parents get the usual rights.
 pub fn make_directory(path: &Path) -> Result<()> {
     let make = || {
         if path.is_dir() {
@@ -34,7 +35,8 @@ pub fn make_directory(path: &Path) -> Result<()> {
     make().with_context(|| format!("creating the directory {}", path.display()))
 }
 
-/// Opens a file for writing, made for its owner only if it is missing. What it held stays until it is overwritten.
+/// Opens a file for writing, and creates it for its owner only if it is missing. Existing content
+/// stays until it is overwritten.
 pub fn open_or_create(path: &Path) -> io::Result<File> {
     OpenOptions::new()
         .write(true)
@@ -44,7 +46,7 @@ pub fn open_or_create(path: &Path) -> io::Result<File> {
         .open(path)
 }
 
-/// Replaces a file's text. The mode of an existing file stays as it is.
+/// Replaces a file's text. The mode of an existing file is not changed.
 pub fn write(path: &Path, text: &str) -> io::Result<()> {
     let mut file = OpenOptions::new()
         .write(true)
@@ -55,9 +57,9 @@ pub fn write(path: &Path, text: &str) -> io::Result<()> {
     file.write_all(text.as_bytes())
 }
 
-/// Takes the rights of other users away from everything below the data directory that belongs to us, and returns a
-/// warning for each thing that stays open: the directory itself, whose rights are the operator's choice, and files of
-/// other users.
+/// Removes the rights of other users from everything below the data directory that belongs to us.
+/// Returns a warning for what stays open: the directory itself, whose rights are the operator's
+/// choice, and files of other users.
 pub fn tighten(data_dir: &Path) -> Result<Vec<String>> {
     let mut warnings = Vec::new();
     let reading = || format!("reading the access rights of {}", data_dir.display());
@@ -99,7 +101,7 @@ fn below(directory: &Path, left: &mut Left) -> io::Result<()> {
             Err(e) if e.kind() == ErrorKind::NotFound => continue,
             metadata => metadata?,
         };
-        // A link's target is the operator's business.
+        // Links are skipped: their targets are the operator's responsibility.
         if !metadata.is_dir() && !metadata.is_file() {
             continue;
         }
@@ -112,7 +114,8 @@ fn below(directory: &Path, left: &mut Left) -> io::Result<()> {
         let look_below = open || entry.file_name() != MANY_FILES;
         if metadata.is_dir() && look_below {
             match below(&path, left) {
-                // Such as lost+found, at the root of a volume: nobody else can read it either.
+                // An unreadable directory, such as lost+found at the root of a volume, is closed to
+                // others as well.
                 Err(e) if e.kind() == ErrorKind::PermissionDenied => {}
                 done => done?,
             }

@@ -1,4 +1,4 @@
-//! `postrider receiver`: a webhook to try things with. Shows what arrives and answers as it is told to.
+//! `postrider receiver`: a webhook for experiments. Prints requests and answers as configured.
 
 use std::cell::Cell;
 use std::io::Write;
@@ -21,7 +21,7 @@ use serde::de::IgnoredAny;
 use tokio::net::TcpListener;
 use tokio::task::{JoinSet, LocalSet};
 
-/// Twice what Event Grid sends at most.
+/// Twice Event Grid's largest delivery.
 const BODY_BYTES_MAX: usize = 2 * 1024 * 1024;
 const SHOWN_BYTES_MAX: usize = 16 * 1024;
 
@@ -41,7 +41,7 @@ pub struct ReceiverArgs {
     fail_first: u64,
 }
 
-/// Receives until interrupted, or until nobody reads what it prints.
+/// Receives until interrupted, or until the standard output is closed.
 pub fn run(args: ReceiverArgs) -> Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
@@ -58,17 +58,17 @@ pub fn run(args: ReceiverArgs) -> Result<()> {
     }))
 }
 
-/// Prints to the terminal; an error means that it has gone.
+/// Prints to the standard output; an error means that it is closed.
 fn show(text: &str) -> std::io::Result<()> {
     let mut out = std::io::stdout().lock();
     out.write_all(text.as_bytes())?;
     out.flush()
 }
 
-/// Where received requests are shown.
+/// Prints a received request.
 type Show = fn(&str) -> std::io::Result<()>;
 
-/// Serves until showing fails. Needs a `LocalSet`.
+/// Serves until printing fails. Needs a `LocalSet`.
 async fn serve(listener: TcpListener, args: ReceiverArgs, show: Show) -> Result<()> {
     let receiver = Rc::new(Receiver {
         failures_left: Cell::new(args.fail_first),
@@ -88,7 +88,8 @@ async fn serve(listener: TcpListener, args: ReceiverArgs, show: Show) -> Result<
             }
             Some(ended) = connections.join_next() => {
                 let ended = ended.context("a connection panicked")?;
-                // Senders may break off as they like; only our own output ends the program.
+                // Broken connections are ignored; only a failure of our own output ends the
+                // program.
                 if let Err(error) = ended && error.is_user() {
                     return Ok(());
                 }
@@ -149,7 +150,7 @@ fn answer(status: StatusCode) -> Answer {
     answer
 }
 
-/// The answer to a request that asks whether deliveries are wanted here, if it is one.
+/// The answer to a handshake; `None` for any other request.
 pub fn handshake(head: &request::Parts, body: &[u8]) -> Option<Answer> {
     if head.method == Method::OPTIONS {
         return Some(allow_deliveries(head));
@@ -163,7 +164,7 @@ pub fn handshake(head: &request::Parts, body: &[u8]) -> Option<Answer> {
     Some(answer)
 }
 
-/// CloudEvents' abuse protection: agrees to the sender and the rate that ask.
+/// CloudEvents abuse protection: agrees to the origin and rate of the request.
 fn allow_deliveries(head: &request::Parts) -> Answer {
     let anything = HeaderValue::from_static("*");
     let asked = |name| head.headers.get(name).unwrap_or(&anything).clone();
@@ -192,7 +193,7 @@ pub fn validation_response(body: &[u8]) -> Option<String> {
     Some(answer.to_string())
 }
 
-/// Method, path and what Event Grid or CloudEvents say about the delivery.
+/// Method, path, and the headers of Event Grid or CloudEvents about the delivery.
 fn head_line(head: &request::Parts) -> String {
     let mut line = format!("{} {}", head.method, head.uri);
     for (name, value) in &head.headers {
@@ -207,7 +208,8 @@ fn head_line(head: &request::Parts) -> String {
     printable(&line, false)
 }
 
-/// The body as it may be shown: indented if it is JSON, harmless in any case, and not too long.
+/// The body for display: JSON is indented, control characters are escaped, and the length is
+/// limited.
 fn shown_body(body: &[u8]) -> String {
     if body.is_empty() {
         return String::new();
@@ -224,7 +226,8 @@ fn shown_body(body: &[u8]) -> String {
     shown + "\n"
 }
 
-/// Escapes what a terminal would obey, not show: control characters, and marks that reorder or hide text.
+/// Escapes control characters, and marks that reorder or hide text, so that a terminal shows them
+/// instead of obeying.
 pub fn printable(text: &str, keep_newlines: bool) -> String {
     let mut out = String::with_capacity(text.len());
     for c in text.chars() {
@@ -239,8 +242,8 @@ pub fn printable(text: &str, keep_newlines: bool) -> String {
     out
 }
 
-/// Valid JSON with line breaks and indents, up to a little more than `bytes_max`. Everything else stays as it was
-/// sent: order, numbers, escapes.
+/// Indents valid JSON, up to a little more than `bytes_max`. Order, numbers and escapes are
+/// unchanged.
 pub fn indented(json: &str, bytes_max: usize) -> String {
     let mut out = String::new();
     let mut depth = 0;

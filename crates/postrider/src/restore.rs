@@ -1,4 +1,5 @@
-//! `postrider restore`: makes the directory of a stopped server usable again, with what is lost said first.
+//! `postrider restore`: makes the directory of a stopped server usable again, and reports the
+//! losses first.
 
 use crate::private_files::restrict_new_files;
 use crate::{offline_audit, secrets, serve, terminal};
@@ -7,19 +8,20 @@ use postrider_embedded::restore::{accept_damage, accept_mixed_files, forget_loss
 use serde_json::json;
 use std::path::PathBuf;
 
-/// Accept what the files of a stopped server are: of different times, or damaged
+/// Accept the files of a stopped server although they are of different times, or damaged
 #[derive(Clone, Debug, clap::Args)]
 pub struct RestoreArgs {
-    /// The data directory of a server that is stopped
+    /// Data directory of the stopped server
     #[arg(long, value_name = "DIR")]
     data_dir: PathBuf,
-    /// Take files of different times for what there is: what only the newer one knew is forgotten
+    /// Use files of different times as they are: changes that only the newer file has are lost
     #[arg(long, required_unless_present_any = ["accept_damage", "forget_losses"])]
     accept_mixed_files: bool,
-    /// Replace damaged databases by what can be read of them; what may be open is delivered again
+    /// Replace damaged databases by what can be read of them; deliveries that may be open are made
+    /// again
     #[arg(long)]
     accept_damage: bool,
-    /// End the report of losses that earlier starts have found
+    /// Clear the report of losses that earlier starts have found
     #[arg(long)]
     forget_losses: bool,
 }
@@ -28,7 +30,7 @@ pub fn run(args: &RestoreArgs) -> Result<()> {
     if !args.data_dir.is_dir() {
         bail!("{} is not a directory", args.data_dir.display());
     }
-    // A damaged database makes its reader panic, which is caught and told.
+    // Reading a damaged database panics; the panic is caught and reported.
     std::panic::set_hook(Box::new(|_| {}));
     restrict_new_files();
     let _lock = serve::lock(&args.data_dir)?;
@@ -42,7 +44,7 @@ pub fn run(args: &RestoreArgs) -> Result<()> {
     terminal::print(told?.join("\n"))
 }
 
-/// A report of the work, for people.
+/// Report of the work, for people.
 fn restore(args: &RestoreArgs) -> Result<Vec<String>> {
     let mut told = Vec::new();
     if args.accept_damage {

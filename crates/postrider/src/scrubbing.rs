@@ -1,4 +1,4 @@
-//! Background verification of the embedded store, at the rate that the configuration allows.
+//! Background verification of the embedded store, at the configured rate.
 
 use crate::config::{StoreConfig, StoreKind};
 use postrider_core::time::Clock;
@@ -7,10 +7,10 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio_util::sync::CancellationToken;
 
-/// A file that cannot be read now is tried again in the next round; meanwhile the disk gets a rest.
+/// A file that cannot be read is tried again in the next round; the pause gives the disk a rest.
 const PAUSE_AFTER_ERROR: Duration = Duration::from_secs(10);
 
-/// How often and how fast everything is verified.
+/// Interval and read rate of the scrub.
 #[derive(Clone, Copy, Debug)]
 pub struct ScrubPace {
     every: Duration,
@@ -18,7 +18,7 @@ pub struct ScrubPace {
 }
 
 impl ScrubPace {
-    /// None if the configuration wants no verification.
+    /// `None` if no scrub is configured.
     pub fn configured(store: &StoreConfig) -> Option<ScrubPace> {
         let wanted = store.kind == StoreKind::Embedded && store.scrub_every != Duration::MAX;
         wanted.then_some(ScrubPace {
@@ -27,18 +27,18 @@ impl ScrubPace {
         })
     }
 
-    /// How long to wait after this many bytes.
+    /// Pause that keeps the rate after this many bytes.
     fn pause_after(self, bytes: u64) -> Duration {
         Duration::from_nanos(bytes.saturating_mul(1_000_000_000) / self.bytes_per_second.max(1))
     }
 
-    /// How long to wait after a round that took so long, pauses included.
+    /// Pause after a round of this duration, pauses included.
     fn pause_between_rounds(self, took: Duration) -> Duration {
         self.every.saturating_sub(took)
     }
 }
 
-/// Verifies round after round until `stop` is cancelled.
+/// Scrubs round after round until `stop` is cancelled.
 pub async fn run(mut scrub: Scrub, pace: ScrubPace, clock: Arc<dyn Clock>, stop: CancellationToken) {
     loop {
         let begun = clock.now();
@@ -84,7 +84,7 @@ pub async fn run(mut scrub: Scrub, pace: ScrubPace, clock: Arc<dyn Clock>, stop:
     }
 }
 
-/// The server stops.
+/// Error that ends a round because the server is stopping.
 struct Stopping;
 
 async fn wait(clock: &dyn Clock, pause: Duration, stop: &CancellationToken) -> Result<(), Stopping> {

@@ -1,4 +1,4 @@
-//! The keys under which stored secrets are sealed: where they come from, and the commands that change them.
+//! Keys that seal stored secrets: their sources, and the commands that change them.
 
 use crate::config::{self, Config, ServeFlags, StoreKind};
 use crate::material::{self, read_if_there, write_private};
@@ -11,7 +11,7 @@ use serde_json::json;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// The file of the key that is made where none is configured.
+/// File of the generated key, if none is configured.
 const DEFAULT_FILE: &str = "secret-key";
 
 #[derive(Clone, Debug, clap::Args)]
@@ -22,14 +22,14 @@ pub struct SecretsArgs {
 
 #[derive(Clone, Debug, clap::Subcommand)]
 enum SecretsCommand {
-    /// Seal everything of a stopped server under another key
+    /// Seal all secrets of a stopped server under another key
     ///
-    /// With the key that the server made itself, a new one is made. With secrets.key or secrets.key_file, put the new key
-    /// before the old one first.
+    /// A key that the server generated is replaced by a new one. With secrets.key or
+    /// secrets.key_file, put the new key before the old one first.
     Rotate(DirectoryFlags),
 }
 
-/// Which stopped server a command is about.
+/// The stopped server that a command is about.
 #[derive(Clone, Debug, clap::Args)]
 pub struct DirectoryFlags {
     /// Configuration file (TOML); also POSTRIDER_CONFIG
@@ -82,8 +82,8 @@ pub fn keyring(config: &Config) -> Result<Keyring> {
     Ok(Keyring::parse(&text, path.display().to_string())?)
 }
 
-/// The same for whoever only looks: where nothing is sealed yet the key is not kept, and the catalogue is looked at in a
-/// copy, because opening it may repair it.
+/// Like [`keyring`], for read-only commands: a key generated because nothing is sealed yet is not
+/// stored, and the catalog is read from a copy, because opening it may repair it.
 pub fn keyring_to_read(config: &Config) -> Result<Keyring> {
     let directory = tempfile::tempdir()?;
     let copy = catalog(directory.path());
@@ -99,7 +99,7 @@ fn default_file(config: &Config) -> PathBuf {
     config.data_dir.join(DEFAULT_FILE)
 }
 
-/// The keys that the configuration names. The nodes of a cluster have these in common.
+/// Configured keys, which the nodes of a cluster share.
 pub fn configured(config: &Config) -> Result<Option<Keyring>> {
     if let Some(key) = &config.secrets.key {
         return Ok(Some(Keyring::parse(key.expose(), "secrets.key")?));
@@ -116,7 +116,7 @@ pub fn configured(config: &Config) -> Result<Option<Keyring>> {
     Ok(Some(Keyring::parse(&text, source)?))
 }
 
-/// The keys that the server made itself.
+/// Keys that the server generated.
 fn own(config: &Config) -> Result<Option<Keyring>> {
     let path = default_file(config);
     let text = read_if_there(&path)?;
@@ -125,7 +125,7 @@ fn own(config: &Config) -> Result<Option<Keyring>> {
         .transpose()?)
 }
 
-/// The keys that there are; none before the first start. Fails if they do not open what is sealed.
+/// Existing keys; `None` before the first start. Fails if they do not open the sealed files.
 fn existing(config: &Config, catalog: &Path) -> Result<Option<Keyring>> {
     let is_configured = config.secrets.key.is_some() || config.secrets.key_file.is_some();
     let keys = match is_configured {
@@ -167,8 +167,8 @@ fn existing(config: &Config, catalog: &Path) -> Result<Option<Keyring>> {
     Ok(keys)
 }
 
-/// A key without which the data directory cannot be used, and the file that is sealed under it. The catalogue is looked at
-/// in this file, which may be a copy.
+/// The key that the data directory needs, and a file sealed under it. `looked_at` is the catalog's
+/// file to read, which may be a copy.
 fn needed(data_dir: &Path, looked_at: &Path) -> Result<Option<(KeyId, PathBuf)>> {
     let token_key = material::token_key_path(data_dir);
     if let Some(id) = token_key_id(data_dir)? {
@@ -200,7 +200,8 @@ pub fn run(args: &SecretsArgs) -> Result<()> {
     }
 }
 
-/// Seals everything under a new key. Interrupted anywhere, the keys that are there open everything, and the next run goes on.
+/// Seals everything under a new key. After an interruption at any point the stored keys open
+/// everything, and the next run continues.
 fn rotate(config: &Config) -> Result<()> {
     embedded_only(config)?;
     restrict_new_files();
@@ -210,7 +211,7 @@ fn rotate(config: &Config) -> Result<()> {
     terminal::print(told?)
 }
 
-/// A report of the work, for people.
+/// Report of the work, for people.
 fn seal_anew(config: &Config) -> Result<String> {
     let path = default_file(config);
     if let Some(keys) = configured(config)? {
@@ -224,7 +225,7 @@ fn seal_anew(config: &Config) -> Result<String> {
                 .with_context(|| format!("opening {}", sealed.display()))?;
         }
         reseal(config, &before)?;
-        // What was sealed under the server's own key is under the configured one now.
+        // Nothing is sealed under the server's own key any more.
         if path.exists() {
             postrider_embedded::erase(&path).with_context(|| format!("removing {}", path.display()))?;
         }
@@ -247,7 +248,7 @@ fn seal_anew(config: &Config) -> Result<String> {
         .collect();
     let both: Vec<&str> = [new.as_str()].into_iter().chain(old.first().copied()).collect();
     if old.len() > 1 {
-        // An earlier run was cut short: some may be sealed under each of its keys.
+        // After an interrupted run some files may be sealed under each of the keys.
         reseal(config, &before)?;
     }
     write_keys(&path, &both)?;
@@ -268,7 +269,7 @@ fn embedded_only(config: &Config) -> Result<()> {
     Ok(())
 }
 
-/// Seals everything under the first key, in files that hold nothing of what was there before.
+/// Seals everything under the first key, in new files without remains of the old content.
 fn reseal(config: &Config, keys: &Keyring) -> Result<()> {
     let catalog = catalog(&config.data_dir);
     if catalog.exists() {
@@ -277,7 +278,7 @@ fn reseal(config: &Config, keys: &Keyring) -> Result<()> {
     material::reseal_files(&config.data_dir, keys)
 }
 
-/// `postrider compact`: writes the databases of a stopped server anew.
+/// `postrider compact`: rewrites the databases of a stopped server.
 pub fn compact(flags: &DirectoryFlags) -> Result<()> {
     let config = flags.load()?;
     embedded_only(&config)?;
@@ -288,7 +289,7 @@ pub fn compact(flags: &DirectoryFlags) -> Result<()> {
     terminal::print(lines?.join("\n"))
 }
 
-/// The sizes of the databases before and after.
+/// Reports the sizes of the databases before and after.
 fn compact_files(config: &Config) -> Result<Vec<String>> {
     let keys = keyring(config)?;
     let mut lines = Vec::new();

@@ -1,4 +1,4 @@
-//! `postrider serve`: puts the parts together, runs them, takes them apart again.
+//! `postrider serve`: builds the server from its parts, runs it, and stops it.
 
 use crate::config::{
     self, AccountKind, Config, DeclaredSubscription, Loaded, LogFormat, MetricsReporter, ServeFlags,
@@ -56,12 +56,13 @@ use tokio_rustls::TlsAcceptor;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-/// The audit log's place in the data directory.
+/// Directory of the audit log within the data directory.
 pub const AUDIT_DIRECTORY: &str = "audit";
-/// How often something is declared that another node changes at the same time.
+/// Tries to apply a declaration that another node changes at the same time, and the pause between
+/// them.
 const DECLARE_TRIES: u32 = 30;
 const DECLARE_AGAIN: Duration = Duration::from_millis(200);
-/// Blocking calls that still run when everything else has stopped are waited for this long.
+/// Longest wait at the end for blocking calls that are still running.
 const BLOCKING_PATIENCE: Duration = Duration::from_secs(5);
 
 pub fn run(flags: &ServeFlags) -> Result<()> {
@@ -93,7 +94,7 @@ pub fn run(flags: &ServeFlags) -> Result<()> {
             running = Running::start(&loaded, time) => Some(running?),
         };
         let Some(running) = running else {
-            // What was stored so far is what a crash would have left.
+            // An interrupted start leaves what a crash would have left.
             tracing::info!("stopped before it was ready");
             return Ok(());
         };
@@ -120,7 +121,8 @@ pub fn run(flags: &ServeFlags) -> Result<()> {
     result
 }
 
-/// Every connection is a file, and the usual soft limit of 1024 is soon reached.
+/// Raises the soft limit of open files: every connection is a file, and the usual limit of 1024 is
+/// soon reached.
 fn raise_file_limit() {
     use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
     let Rlimit { maximum, .. } = getrlimit(Resource::Nofile);
@@ -133,10 +135,10 @@ fn raise_file_limit() {
     }
 }
 
-/// Open files that are kept from clients' connections: for the log, deliveries and everything else.
+/// Open files reserved for the log, deliveries and everything else but clients' connections.
 const FILES_KEPT_MAX: u64 = 4096;
 
-/// How many connections clients may have, by the configuration and by the system's limit of open files.
+/// Maximum of client connections, by the configuration and the system's limit of open files.
 fn connections_max(configured: usize) -> usize {
     use rustix::process::{Resource, getrlimit};
     let Some(files) = getrlimit(Resource::Nofile).current else {
@@ -157,22 +159,22 @@ fn connections_of(files: u64) -> usize {
     usize::try_from(files - kept).unwrap_or(usize::MAX)
 }
 
-/// Of the files that are kept from clients, those for the log and everything else that is no delivery.
+/// Reserved open files that are not for deliveries.
 const OTHER_FILES_MAX: u64 = 1024;
 
-/// Connections that deliveries may take, by the system's limit of open files.
+/// Limits of connections for deliveries, by the system's limit of open files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct OutgoingConnections {
-    /// Of attempts under way.
+    /// Connections of attempts in progress.
     attempts: usize,
-    /// Of attempts that have timed out and may still be answered.
+    /// Connections of attempts that have timed out and may still be answered.
     late_answers: usize,
-    /// Kept for the next attempt.
+    /// Idle connections kept for further attempts.
     idle: usize,
 }
 
 impl OutgoingConnections {
-    /// `clients`: connections that clients may have, as configured.
+    /// `clients`: configured maximum of client connections.
     fn of_this_process(clients: usize) -> OutgoingConnections {
         use rustix::process::{Resource, getrlimit};
         let files = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
@@ -204,7 +206,7 @@ pub fn runtime(threads: Option<usize>) -> Result<tokio::runtime::Runtime> {
 fn log_to_terminal(config: &Config) {
     let filter = tracing_subscriber::EnvFilter::try_new(&config.log.level)
         .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("info"));
-    // It tells of every connection; what matters of that we tell ourselves.
+    // The NATS client logs every connection; we log the relevant ones ourselves.
     let filter = match config.log.level.contains("async_nats") {
         true => filter,
         false => filter.add_directive("async_nats=error".parse().expect("a directive")),
@@ -219,9 +221,9 @@ fn log_to_terminal(config: &Config) {
         LogFormat::Text => false,
         LogFormat::Auto => !terminal,
     };
-    // A second call, as in a test with two servers, changes nothing.
+    // A second call, as in a test with two servers, has no effect.
     let _ = match json {
-        // Fields beside the message, not inside another object: what collects logs asks for them by name.
+        // Fields are at the top level because log collectors query them by name.
         true => builder
             .json()
             .flatten_event(true)
@@ -232,14 +234,14 @@ fn log_to_terminal(config: &Config) {
     };
 }
 
-/// Where the server's time comes from.
+/// Source of the server's time.
 pub enum Time {
     Of(Arc<dyn Clock>),
-    /// A clock that moves only when told to, over the API.
+    /// A clock that moves only by the API.
     Test,
 }
 
-/// A server that is up.
+/// A running server.
 pub struct Running {
     pub server: Arc<Server>,
     pub http: Option<SocketAddr>,
@@ -248,7 +250,7 @@ pub struct Running {
     recorder: Option<Arc<FlightRecorder>>,
     spans: Option<Arc<Exporter>>,
     listeners: TaskTracker,
-    /// Set if this is one node of several.
+    /// `Some` on a node of a cluster.
     pub cluster: Option<Arc<Cluster>>,
     stop: CancellationToken,
     numbers: Arc<NumbersFile>,
@@ -256,17 +258,20 @@ pub struct Running {
 }
 
 impl Running {
-    /// Opens the store, takes up deliveries, applies what the configuration declares, listens.
+    /// Opens the store, recovers deliveries, applies the declared configuration, and starts to
+    /// listen.
     pub async fn start(loaded: &Loaded, time: Time) -> Result<Running> {
         let config = &loaded.config;
-        // First of all: a second server in the same directory must not even renew a certificate.
+        // The lock comes first: a second server in the same directory must not even renew a
+        // certificate.
         let lock = lock(&config.data_dir)?;
         for warning in private_files::tighten(&config.data_dir)? {
             tracing::warn!("{warning}");
         }
         let keys = Arc::new(secrets::keyring(config)?);
         let mut material = material::prepare(config, &keys, SystemClock.now())?;
-        // Before anything is started: a second server on the same address must change nothing.
+        // The listeners are bound before anything is started: a second server on the same address
+        // must change nothing.
         let http = listen(config.listen.http).await?;
         let https = listen(config.listen.https).await?;
         let http_address = http.as_ref().map(TcpListener::local_addr).transpose()?;
@@ -342,7 +347,7 @@ impl Running {
                 attempts_max: outgoing_connections.attempts,
                 late_answers_max: outgoing_connections.late_answers,
                 batch_defaults: config::batch_defaults(config, &loaded.edge),
-                // A test wants the same waits every time.
+                // Waits are reproducible with a test clock.
                 seed: config.retry.jitter_seed.unwrap_or_else(|| match test_clock {
                     Some(_) => 0,
                     None => random(),
@@ -355,7 +360,8 @@ impl Running {
             dead_letters,
             handshake: handshake::Rules {
                 enabled: config.validation.enabled,
-                // So that an operation is known to have ended well after a restart, too.
+                // Operation ids are derived from a stored key, so that a finished operation is
+                // recognized after a restart.
                 operations: Arc::new(move || postrider_wire::arm::fresh_operation(naming_key.as_bytes())),
                 ..handshake::Rules::default()
             },
@@ -484,7 +490,7 @@ impl Running {
     }
 
     fn greet(&self, loaded: &Loaded) {
-        // Readers of the log may be in another directory than the server.
+        // Paths are absolute because readers of the log may be in another directory.
         let absolute = |path: &Path| std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
         for path in &self.material.created {
             tracing::info!(path = %absolute(path).display(), "created");
@@ -530,7 +536,7 @@ impl Running {
         tracing::info!(version, profile = %loaded.config.profile, data = %loaded.config.data_dir.display(), "ready");
     }
 
-    /// Says why, once this node can go on no more; never if there is no other.
+    /// Returns the reason why this node cannot continue; never returns without a cluster.
     async fn failed(&self) -> String {
         if let Some(cluster) = &self.cluster {
             let mut failed = cluster.members.failed();
@@ -541,7 +547,7 @@ impl Running {
         std::future::pending().await
     }
 
-    /// Stops, or ends the process with a line that names what did not end.
+    /// Stops, or exits the process with a line that names the part that did not stop.
     async fn stop_or_exit(self, grace: Duration) -> Result<()> {
         let progress = StopProgress::begin("requests under way");
         let engine = self.server.engine.clone();
@@ -555,7 +561,7 @@ impl Running {
         self.stop_reporting(grace, &progress).await
     }
 
-    /// Refuses publishes, lets attempts end, makes everything durable.
+    /// Refuses publish requests, lets attempts end, and makes everything durable.
     pub async fn stop(self, grace: Duration) -> Result<()> {
         self.stop_reporting(grace, &StopProgress::begin("requests under way"))
             .await
@@ -566,7 +572,8 @@ impl Running {
         self.stop.cancel();
         self.listeners.close();
         let end = SystemClock.now() + grace;
-        // Before the engine: who listens leaves no subscription behind.
+        // Live streams end before the engine, so that listen sessions can delete their
+        // subscriptions.
         tokio::select! {
             () = self.server.end_streams() => {}
             () = SystemClock.sleep_until(end) => {}
@@ -576,7 +583,8 @@ impl Running {
             () = self.server.end_changes() => {}
             () = SystemClock.sleep_until(end) => {}
         }
-        // While the engine still runs: what is under way ends here, the rest is for the other nodes.
+        // The node leaves while the engine is running: its attempts end here, and the other nodes
+        // take over the rest.
         if let Some(cluster) = &self.cluster {
             progress.enter("hand-over of partitions");
             cluster.members.leave().await;
@@ -588,7 +596,7 @@ impl Running {
             .stop(patience)
             .await
             .context("stopping the engine")?;
-        // With its last attempts.
+        // After the last attempts, so that they are counted.
         self.numbers.save().await;
         if let Some(cluster) = &self.cluster {
             progress.enter("connection to JetStream");
@@ -600,7 +608,7 @@ impl Running {
                 .await
                 .context("closing the audit log")?;
         }
-        // After the engine: its last attempts are recorded too.
+        // After the engine, so that its last attempts are recorded, too.
         if let Some(recorder) = self.recorder {
             progress.enter("flight recorder");
             tokio::task::spawn_blocking(move || recorder.stop())
@@ -611,13 +619,13 @@ impl Running {
             progress.enter("span exporter");
             spans.stop(end.since(SystemClock.now())).await;
         }
-        // Connections end with the process; requests that were accepted have been answered.
+        // Connections end with the process; accepted requests have been answered.
         Ok(())
     }
 }
 
-/// Where people open the portal: at the public URL, or at a listener. Plain http on this machine comes first, where no
-/// browser warns about a certificate.
+/// URL of the portal for people: the public URL, or a listener. Plain http on this machine comes
+/// first, because browsers warn about the https certificate.
 fn portal_url(
     public_url: Option<&str>,
     http: Option<SocketAddr>,
@@ -642,7 +650,8 @@ fn portal_url(
     })
 }
 
-/// Held while the server lives: two of them would write over each other.
+/// Lock on the data directory, held while the server lives: two servers would overwrite each
+/// other's files.
 pub fn lock(data_dir: &Path) -> Result<File> {
     let path = data_dir.join("lock");
     let locking = || format!("locking {}", path.display());
@@ -655,14 +664,14 @@ pub fn lock(data_dir: &Path) -> Result<File> {
     }
 }
 
-/// Where everything is kept, whichever kind of store it is.
+/// The stores, of whichever kind.
 struct Store {
     log: Arc<dyn EventLog>,
     catalog: Arc<dyn Catalog>,
     archive: Arc<dyn Archive>,
     identity: u64,
     cluster: Option<Arc<Cluster>>,
-    /// Verification of files on this machine, if there are any.
+    /// Scrub of the files on this machine; `None` without an embedded store.
     scrub: Option<Scrub>,
 }
 
@@ -699,7 +708,8 @@ impl Store {
     }
 }
 
-/// A catalogue that is new forgets every subscription, and with it whatever waits in the log.
+/// Opens the catalog. A missing one is not created while deliveries wait in the log: an empty catalog
+/// has no subscriptions, and their deliveries would be lost.
 pub fn open_catalog(
     data_dir: &Path,
     log: &EmbeddedLog,
@@ -718,7 +728,7 @@ pub fn open_catalog(
     Ok(EmbeddedCatalog::open_with(&path, keys, generations)?)
 }
 
-/// What keeps the stories of events, unless that is off.
+/// The flight recorder, unless it is disabled.
 fn recorder(config: &Config, clock: Arc<dyn Clock>) -> Result<Option<Arc<FlightRecorder>>> {
     if !config.recorder.enabled {
         return Ok(None);
@@ -733,7 +743,7 @@ fn recorder(config: &Config, clock: Arc<dyn Clock>) -> Result<Option<Arc<FlightR
     Ok(Some(recorder))
 }
 
-/// Records who changes what, unless that is off.
+/// The audit log, unless it is disabled.
 fn audit_log(config: &Config, server: &Server, clock: SystemClock) -> Result<Option<Arc<AuditLog>>> {
     if !config.audit.enabled {
         return Ok(None);
@@ -748,7 +758,7 @@ fn audit_log(config: &Config, server: &Server, clock: SystemClock) -> Result<Opt
     Ok(Some(audit))
 }
 
-/// Where dead letters go, and what is known about those that are there.
+/// Storage accounts for dead letters, and the archive of existing blobs.
 fn dead_letters(
     config: &Config,
     archive: Arc<dyn Archive>,
@@ -811,7 +821,7 @@ pub fn account(configured: StorageAccount) -> Result<Account> {
     })
 }
 
-/// Where destinations are that subscriptions only name.
+/// Addresses of destinations that subscriptions name only by resource id.
 pub fn destinations(config: &Config) -> Destinations {
     let accounts = config
         .all_storage_accounts()
@@ -847,7 +857,7 @@ pub fn random() -> u64 {
     uuid::Uuid::new_v4().as_u64_pair().0 ^ uuid::Uuid::new_v4().as_u64_pair().1
 }
 
-/// The rules of deliveries, made of those for every outgoing request.
+/// Configuration of the delivery transport, based on the rules for all outgoing requests.
 pub fn transport(loaded: &Loaded, rules: postrider_transport::Config) -> postrider_transport::Config {
     postrider_transport::Config {
         accept_invalid_certs: loaded.edge.webhook.skip_server_cert_validation,
@@ -856,7 +866,7 @@ pub fn transport(loaded: &Loaded, rules: postrider_transport::Config) -> postrid
     }
 }
 
-/// What is trusted besides what the system trusts.
+/// Certificates trusted besides the system's.
 pub fn extra_roots(config: &Config) -> Result<Vec<CertificateDer<'static>>> {
     let mut roots = Vec::new();
     for path in &config.transport.extra_ca_files {
@@ -877,7 +887,7 @@ fn metric_names(loaded: &Loaded) -> postrider_api::MetricNames {
     }
 }
 
-/// The sign-in page that names the file of credentials by its whole path.
+/// Sign-in page that shows the absolute path of the credentials file.
 fn credentials_page(path: &Path) -> LocalSignInPage {
     LocalSignInPage::new(&std::path::absolute(path).unwrap_or_else(|_| path.to_owned()))
 }
@@ -978,7 +988,7 @@ fn role(configured: config::Role) -> access::Role {
     }
 }
 
-/// The external issuer, which is asked for its keys when its first token comes.
+/// The external token issuer. Its keys are fetched when its first token arrives.
 fn issuer(config: &Config, rules: postrider_transport::Config) -> Result<Option<Arc<Issuer>>> {
     let Some(oidc) = config.oidc.clone() else {
         return Ok(None);
@@ -995,7 +1005,7 @@ fn issuer(config: &Config, rules: postrider_transport::Config) -> Result<Option<
     Ok(Some(Issuer::new(trust, Arc::new(fetcher))))
 }
 
-/// An account as the management plane shows it.
+/// A storage account as the management API shows it.
 fn shown_account(configured: StorageAccount) -> postrider_api::StorageAccount {
     let name = configured.name;
     let azure = |service: &str| {
@@ -1009,8 +1019,8 @@ fn shown_account(configured: StorageAccount) -> postrider_api::StorageAccount {
     }
 }
 
-/// Makes what the configuration declares; what is there already and the same stays untouched. Nodes that start together
-/// declare the same things at the same time: who comes second finds them there.
+/// Creates the declared resources; existing ones that are equal are not touched. Nodes that start
+/// together declare the same resources at once: the later one finds them there.
 async fn declare_all(server: &Server, config: &Config) -> Result<()> {
     for _ in 0..DECLARE_TRIES {
         match declare_once(server, config).await {
@@ -1137,7 +1147,8 @@ async fn declare_system_topics(server: &Server, config: &Config, now: Timestamp)
     Ok(())
 }
 
-/// A subscription whose time is over has been retired; its declaration must not keep the server from starting.
+/// Whether the subscription has expired: it is retired, and its declaration must not keep the
+/// server from starting.
 fn has_expired(subscription: &DeclaredSubscription, now: Timestamp) -> bool {
     let expires = subscription.properties["expirationTimeUtc"].as_str();
     let expired = expires.and_then(Timestamp::parse).is_some_and(|at| at <= now);
@@ -1147,7 +1158,7 @@ fn has_expired(subscription: &DeclaredSubscription, now: Timestamp) -> bool {
     expired
 }
 
-/// A declared resource as the API would be sent it.
+/// A declared resource as an API request body.
 fn body(name: &str, properties: &Value) -> String {
     json!({"name": name, "properties": properties}).to_string()
 }

@@ -1,15 +1,15 @@
-//! Ends the process when a stop takes too long, whatever the reason: a task that is never woken, a worker
-//! thread that spins, a disk that does not answer.
+//! Exits the process when stopping takes too long, whatever the cause: a task that is never woken,
+//! a worker thread that spins, a disk that does not answer.
 
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::Duration;
 
-/// The process ends this long after the grace period for attempts under way, if it has not by then.
+/// Time after the grace period after which the process exits if it has not stopped.
 pub const STOP_MARGIN: Duration = Duration::from_secs(15);
 
-/// Names the part of the server that is being stopped, for the line that is printed if it never ends.
+/// The part of the server that is being stopped, for the line that is printed if it never stops.
 #[derive(Clone)]
 pub struct StopProgress {
     part: Arc<Mutex<String>>,
@@ -31,14 +31,14 @@ impl StopProgress {
     }
 }
 
-/// Disarmed when it is dropped.
+/// Dropping the watchdog disarms it.
 pub struct StopWatchdog {
     _disarm: Sender<()>,
 }
 
 impl StopWatchdog {
-    /// Calls `expire` with the part that did not end, `patience` from now, unless dropped before. A
-    /// thread of its own: the runtime's timers may be what does not run any more.
+    /// Calls `expire` with the part that did not stop after `patience`, unless dropped before. Runs
+    /// on its own thread because the runtime's timers may have stopped, too.
     pub fn arm(
         patience: Duration,
         progress: StopProgress,
@@ -54,24 +54,24 @@ impl StopWatchdog {
     }
 }
 
-/// How long the last line has to be written before the process ends.
+/// Time to write the last line before the process exits.
 const LAST_LINE_PATIENCE: Duration = Duration::from_secs(1);
 
-/// Ends the process with status 1. The log may be a pipe that nobody reads: `tell` is given a moment, and then
-/// left alone.
+/// Exits the process with status 1. `tell` gets a limited time, since the log may be a pipe that
+/// nobody reads.
 pub fn tell_and_exit(tell: impl FnOnce() + Send + 'static) -> ! {
     tell_within(LAST_LINE_PATIENCE, tell);
     std::process::exit(1);
 }
 
-/// Returns when `tell` has, or after this time.
+/// Returns when `tell` has returned, or after `patience`.
 fn tell_within(patience: Duration, tell: impl FnOnce() + Send + 'static) {
     let (told, telling) = channel::<()>();
     thread::spawn(move || {
         tell();
         drop(told);
     });
-    // An error either way: nothing is ever sent.
+    // Either error means that waiting is over: no value is ever sent.
     let _ = telling.recv_timeout(patience);
 }
 
@@ -97,7 +97,7 @@ mod tests {
             send.send(part).unwrap();
         });
         drop(watchdog);
-        // The thread ends and drops its side without having sent anything.
+        // The thread ends and drops its sender without sending.
         assert!(named.recv().is_err());
     }
 

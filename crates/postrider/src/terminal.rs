@@ -1,4 +1,4 @@
-//! What the client commands print, and what they ask.
+//! Output of the client commands, and their questions.
 
 use crate::receiver::printable;
 use anyhow::{Context, Result};
@@ -12,12 +12,13 @@ use std::fmt;
 use std::io::{ErrorKind, IsTerminal, Write};
 use std::sync::OnceLock;
 
-/// A terminal that says it is narrower is not believed.
+/// Narrower widths reported by a terminal are ignored.
 const COLUMNS_MIN: u16 = 20;
 /// Longer words, such as URLs, may be cut in a table.
 const WHOLE_WORD_MAX: usize = 24;
 
-/// The terminal that the standard output goes to. Not set: a pipe or a file, where nothing is wrapped or shortened.
+/// Terminal of the standard output. Unset for a pipe or a file, where nothing is wrapped or
+/// shortened.
 static SCREEN: OnceLock<Screen> = OnceLock::new();
 
 #[derive(Debug)]
@@ -26,7 +27,7 @@ struct Screen {
     zone: TimeZone,
 }
 
-/// Fits what is printed from now on to the terminal, if the standard output goes to one.
+/// Adapts later output to the terminal, if the standard output is one.
 pub fn adapt() {
     let out = std::io::stdout();
     if !out.is_terminal() {
@@ -40,7 +41,7 @@ pub fn adapt() {
     });
 }
 
-/// A time as the server writes it, in RFC 3339: short and local on a terminal, to the second elsewhere.
+/// A time in RFC 3339 for display: short and local on a terminal, to the second elsewhere.
 pub fn time(text: &str) -> String {
     let shown = SCREEN.get().and_then(|screen| local(text, now(), &screen.zone));
     shown.unwrap_or_else(|| to_the_second(text))
@@ -69,7 +70,7 @@ fn now() -> Timestamp {
     Timestamp::from_nanosecond(SystemClock.now().nanos().into()).unwrap_or_default()
 }
 
-/// `14:03:22` today, `Nov 18 14:03:22` this year. None if it is not a time in RFC 3339.
+/// `14:03:22` today, `Nov 18 14:03:22` this year. `None` if the text is not a time in RFC 3339.
 fn local(text: &str, now: Timestamp, zone: &TimeZone) -> Option<String> {
     if !is_time(text) {
         return None;
@@ -99,7 +100,7 @@ fn to_the_second(time: &str) -> String {
     }
 }
 
-/// Prints lines. A reader that has seen enough, such as `head`, is no reason to complain.
+/// Prints text with a newline. A closed pipe, as with `head`, is not an error.
 pub fn print(text: impl std::fmt::Display) -> Result<()> {
     match writeln!(std::io::stdout(), "{text}") {
         Err(e) if e.kind() != ErrorKind::BrokenPipe => Err(e).context("printing"),
@@ -107,7 +108,7 @@ pub fn print(text: impl std::fmt::Display) -> Result<()> {
     }
 }
 
-/// On one line, and nothing that a terminal would obey.
+/// Text on one line, with control characters escaped.
 pub fn harmless(text: &str) -> String {
     printable(text, false)
 }
@@ -272,12 +273,12 @@ fn wrap(width: Option<usize>, text: &str, indent: usize) -> String {
     wrapped
 }
 
-/// Whether there is someone to ask.
+/// Whether the standard input is a terminal.
 pub fn can_ask() -> bool {
     std::io::stdin().is_terminal()
 }
 
-/// Asks, and takes anything but a yes for a no.
+/// Asks a question; anything but a yes is a no.
 pub fn confirmed(question: &str) -> Result<bool> {
     eprint!("{question} [y/N] ");
     std::io::stderr().flush()?;
@@ -298,7 +299,7 @@ mod tests {
             assert_eq!(local(text, now, &zone).as_deref(), expected, "{text}");
         };
         check("2030-03-17T17:46:40.1234567Z", Some("19:46:40"));
-        // Midnight of the same day, in this zone.
+        // Midnight of the same day, in this time zone.
         check("2030-03-16T22:00:00Z", Some("00:00:00"));
         check("2030-01-02T08:00:00Z", Some("Jan  2 10:00:00"));
         check("2029-12-31T23:30:00Z", Some("Jan  1 01:30:00"));

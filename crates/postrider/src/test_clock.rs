@@ -1,6 +1,6 @@
-//! What a test clock showed, kept beside the data that was made under it.
+//! Position of a test clock, stored beside the data that was made under it.
 //!
-//! Times in the data directory are that clock's. A server that goes on with them must go on with its time.
+//! Times in the data directory are the test clock's, so a later server must continue with its time.
 
 use crate::private_files;
 use anyhow::{Context, Result, bail};
@@ -13,9 +13,10 @@ fn file(data_dir: &Path) -> PathBuf {
     data_dir.join("test-clock")
 }
 
-/// A clock that stands where the last one in this directory stood, or else at `now`.
+/// Opens the clock at the stored position, or at `now`.
 pub fn open(data_dir: &Path, now: Timestamp) -> Result<TestClock> {
-    // To the millisecond: a time that is read from the API is then the very time that it was.
+    // The time is rounded to milliseconds, the precision of the API, so that a time read there
+    // compares equal.
     let now = Timestamp::from_nanos(now.nanos() / 1_000_000 * 1_000_000);
     let stood = read(data_dir)?.unwrap_or(now);
     let path = file(data_dir);
@@ -42,7 +43,7 @@ pub fn check_unused(data_dir: &Path, now: Timestamp) -> Result<()> {
     }
 }
 
-/// Where the last clock in this directory stood, if there was one.
+/// Stored position of the last test clock in this directory.
 pub fn stood(data_dir: &Path) -> Result<Option<Timestamp>> {
     read(data_dir)
 }
@@ -59,7 +60,7 @@ fn read(data_dir: &Path) -> Result<Option<Timestamp>> {
     nanos.map(Some).with_context(damaged)
 }
 
-/// Whole or not at all.
+/// Replaces the file atomically.
 fn write(path: &Path, at: Timestamp) -> std::io::Result<()> {
     let draft = path.with_extension("new");
     private_files::write(&draft, &format!("{}\n", at.nanos()))?;
@@ -93,7 +94,7 @@ mod tests {
             refused.contains("in the future: start with --test-clock"),
             "{refused}"
         );
-        // Once real time has caught up, it is as if there had been no such clock.
+        // The stored position has no effect once real time has passed it.
         check_unused(dir.path(), NOW + Duration::from_secs(7200)).unwrap();
         assert!(!file(dir.path()).exists());
     }

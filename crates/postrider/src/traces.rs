@@ -1,4 +1,4 @@
-//! The way of traces to a collector.
+//! Export of traces to a collector.
 
 use crate::config::{Config, OtlpProtocol};
 use anyhow::{Context, Result};
@@ -13,13 +13,14 @@ use postrider_recorder::FlightRecorder;
 use postrider_transport::HttpTransport;
 use std::sync::Arc;
 
-/// The share of the traces begun here that is exported; none if none are at all.
+/// Sampled share of the traces that begin here; `None` if traces are not exported.
 pub fn share(config: &Config) -> Option<Share> {
     config.traces.url()?;
     Some(Share::new(config.traces.sample_ratio))
 }
 
-/// What sends spans, unless that is off. `log` is what ids are made of, `chance` differs from start to start.
+/// The exporter of spans, unless it is disabled. Ids are derived from `log`; `chance` differs at
+/// every start.
 pub fn exporter(
     config: &Config,
     rules: postrider_transport::Config,
@@ -53,7 +54,7 @@ pub fn exporter(
     Ok(Some(exporter))
 }
 
-/// Everyone who is told what happens to events.
+/// Recorder that feeds all consumers of delivery events.
 pub fn told(flight: Option<&Arc<FlightRecorder>>, spans: Option<&Arc<Exporter>>) -> Arc<dyn Recorder> {
     match (flight, spans) {
         (None, None) => Arc::new(Nothing),

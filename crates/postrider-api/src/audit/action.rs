@@ -1,4 +1,4 @@
-//! Which requests are recorded, and what they are called.
+//! Classification of requests for the audit log: which are recorded, and under which name.
 
 use crate::http::{Segments, decoded};
 use crate::{azure, login};
@@ -9,23 +9,23 @@ use serde_json::Value;
 pub enum Kind {
     /// Changes something, or shows a secret: always recorded.
     Change,
-    /// Somebody logs in or out: always recorded, but never refused because it cannot be.
+    /// A login or logout: always recorded, but allowed even if it cannot be recorded.
     Login,
-    /// Recorded only when it is refused for want of a right.
+    /// Read access: recorded only when refused for lack of permission.
     Look,
 }
 
-/// Action of a request.
+/// Action of a request, as the audit log names it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Action {
     pub name: String,
     pub resource: String,
     pub kind: Kind,
-    /// The answer says what was done, and holds no secret.
+    /// Whether the answer is recorded too: it says what was done, and holds no secret.
     pub shows_answer: bool,
 }
 
-/// Posts to the management API, by the names that they are recorded under.
+/// POST actions of the management API, by the names that they are recorded under.
 const VERBS: [&str; 8] = [
     "listKeys",
     "regenerateKey",
@@ -37,11 +37,11 @@ const VERBS: [&str; 8] = [
     CHECK_NAME,
 ];
 
-/// The one POST to the management API that neither changes anything nor shows a secret.
+/// The only POST to the management API that neither changes anything nor shows a secret.
 const CHECK_NAME: &str = "checkNameAvailability";
 
-/// The action of a request; none if it is never recorded, as publishing is not. A path that is not known changes
-/// something.
+/// The action of a request; none if requests like it are never recorded, such as publishing. An
+/// unknown path counts as a change.
 pub fn of(method: &Method, path: &str, segments: &Segments<'_>) -> Option<Action> {
     let is = |at: usize, word: &str| segments.get(at).eq_ignore_ascii_case(word);
     let count = segments.count();
@@ -49,13 +49,13 @@ pub fn of(method: &Method, path: &str, segments: &Segments<'_>) -> Option<Action
     let cloud = match count {
         4 => (is(0, "topics") || is(0, "domains")) && is(2, "api") && is(3, "events"),
         2 if is(0, "api") => is(1, "events"),
-        // Events sent to an endpoint without its end.
+        // Events posted to a publish URL without `/api/events`.
         2 => is(0, "topics") && *method == Method::POST,
         3 => is(0, "topics") && is(2, "api") && *method == Method::POST,
         _ => false,
     };
     let edge = matches!(count, 3 | 4) && is(0, "topics") && is(2, "events");
-    // Listeners answer deliveries, filters are tried, pages are read.
+    // Not recorded: results that listen sessions post, filter tests, and pages of documentation.
     let listener = count > 3 && is(0, "postrider") && is(2, "listen");
     let test = is(0, "postrider") && is(2, "filters");
     let served = is(0, "healthz") || is(0, "metrics") || is(0, "docs");
@@ -71,7 +71,7 @@ pub fn of(method: &Method, path: &str, segments: &Segments<'_>) -> Option<Action
         })
     };
     if count == 3 && is(0, "eventsubscriptions") && is(2, "validate") {
-        // With the token in its query a visit puts the subscription in force.
+        // A visit with the token in the query puts the subscription in force.
         return action("subscription.validate".into(), Kind::Change);
     }
     if is(0, "portal") {
@@ -109,7 +109,8 @@ fn verb_of(method: &Method) -> &'static str {
     }
 }
 
-/// `/postrider/v1/<thing>/…/<verb>`; what stands between is the name of one.
+/// The name of the action of `/postrider/v1/<resource>/…/<verb>`. Segments between them name a
+/// resource.
 fn own(method: &Method, segments: &Segments<'_>) -> String {
     let count = segments.count().min(Segments::MAX);
     let thing = match segments.get(2).to_ascii_lowercase().as_str() {
@@ -133,7 +134,7 @@ fn own(method: &Method, segments: &Segments<'_>) -> String {
     format!("{among}.{}", verb.to_ascii_lowercase())
 }
 
-/// A path of the management API.
+/// The action of a management API path.
 fn managed(method: &Method, path: &str, looks: bool) -> Option<Action> {
     let path = decoded(path);
     let mut parts: Vec<&str> = path.split('/').filter(|part| !part.is_empty()).collect();
@@ -176,7 +177,7 @@ fn managed(method: &Method, path: &str, looks: bool) -> Option<Action> {
     })
 }
 
-/// The thing that the members of a request to our own API name.
+/// The resource that the members of a request to our own API name.
 pub fn resource_of(parameters: &Value) -> Option<String> {
     let named = ["id", "subscription", "topic", "endpoint", "node"]
         .iter()

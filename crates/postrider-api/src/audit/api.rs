@@ -1,4 +1,5 @@
-//! `GET /postrider/v1/audit` and `/audit/verify`: for owners and contributors, since lines name clients and addresses.
+//! `GET /postrider/v1/audit` and `/audit/verify`: for owners and contributors only, since lines
+//! name clients and addresses.
 
 use crate::Server;
 use crate::dead_letters::{read_query, read_since};
@@ -19,10 +20,10 @@ const LIMIT_MAX: usize = 1000;
 const KNOWN: [&str; 8] = [
     "since", "until", "actor", "action", "resource", "order", "cursor", "limit",
 ];
-/// Where an answer in JSON lines, which has no room for it, says how to go on.
+/// Header with the cursor of the next page. An answer in JSON lines has no member for it.
 const CURSOR: HeaderName = HeaderName::from_static("x-postrider-cursor");
 
-/// A page of lines, as one node is asked for them.
+/// Peer request for a page of audit log lines.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Asked {
     since: Option<i64>,
@@ -35,7 +36,7 @@ pub(crate) struct Asked {
     limit: usize,
 }
 
-/// A line with its place among those of all nodes.
+/// An audit log line with its sort key among the lines of all nodes.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Found {
     at: (i64, String, u64),
@@ -117,7 +118,7 @@ fn cursor((time, node, seq): &(i64, String, u64)) -> String {
     format!("{time}.{seq}.{node}")
 }
 
-/// Records of this node.
+/// Lines of this node's audit log.
 pub(crate) async fn own(server: &Server, asked: Asked) -> Result<Told, String> {
     let Some(audit) = server.audit.clone() else {
         return Ok(Told::default());
@@ -152,7 +153,8 @@ pub(crate) async fn own(server: &Server, asked: Asked) -> Result<Told, String> {
     })
 }
 
-/// The lines of all nodes in one order. What lies behind the place where some node left off is for the next page.
+/// Merges the lines of all nodes in order. Lines beyond the point where some node's page ended are
+/// left for the next page.
 fn join(pages: Vec<Told>, oldest_first: bool, limit: usize) -> Told {
     let before = |one: &(i64, String, u64), other: &(i64, String, u64)| match oldest_first {
         true => one.cmp(other),
@@ -213,7 +215,7 @@ async fn list(server: &Server, call: &Call, query: &str) -> Result<Answer, Probl
         #[serde(skip_serializing_if = "Vec::is_empty")]
         missing: Vec<String>,
     }
-    // The very bytes of each line, so that its hash can be computed again.
+    // The original bytes of each line, so that its hash can be computed again.
     let value = found.rows.iter().map(|row| serde_json::from_str(&row.text));
     let page = Page {
         value: value.filter_map(Result::ok).collect(),
@@ -224,7 +226,7 @@ async fn list(server: &Server, call: &Call, query: &str) -> Result<Answer, Probl
     Ok(json_answer(StatusCode::OK, text, &call.id))
 }
 
-/// Result of verifying this node's log.
+/// Result of verifying this node's audit log.
 pub(crate) async fn own_verify(audit: Arc<AuditLog>) -> Result<Value, String> {
     let found = tokio::task::spawn_blocking(move || audit.verify()).await;
     let found = found.map_err(|e| e.to_string())?.map_err(|e| e.to_string())?;
@@ -271,7 +273,7 @@ mod tests {
         let pages = vec![page("a", &[9, 7, 5], true), page("b", &[8, 4, 1], false)];
         let joined = join(pages, false, 10);
         let times: Vec<i64> = joined.rows.iter().map(|row| row.at.0).collect();
-        // Node a may have more between 5 and 4.
+        // Node a may have more lines between 5 and 4.
         assert_eq!(times, [9, 8, 7, 5]);
         assert_eq!(joined.next, Some((5, "a".into(), 5)));
         let joined = join(vec![page("a", &[1, 3], false), page("b", &[2], false)], true, 2);

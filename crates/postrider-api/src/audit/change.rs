@@ -1,4 +1,5 @@
-//! A change of the catalogue as the audit log shows it: the members that differ, before and after, without secrets.
+//! A change of the catalog as the audit log shows it: the members that differ, before and after,
+//! without secrets.
 
 use crate::Server;
 use crate::declare::shown_settings;
@@ -15,7 +16,7 @@ use postrider_wire::arm::{
 };
 use serde_json::{Map, Value, json};
 
-/// The version of the API whose bodies are compared.
+/// The API version whose resource bodies are compared.
 const API_VERSION: &str = "2022-06-15";
 
 pub struct Described {
@@ -23,7 +24,7 @@ pub struct Described {
     kind: &'static str,
     operation: &'static str,
     pub id: String,
-    /// Not in force yet: its webhook is asked first.
+    /// Not in force yet: the handshake with its webhook comes first.
     pub pending: bool,
     pub body: Value,
 }
@@ -39,7 +40,7 @@ impl Described {
     }
 }
 
-/// None for what is no resource.
+/// Describes a committed change; none if it is not about a resource.
 pub fn describe(server: &Server, committed: &CommittedChange) -> Option<Described> {
     let entry = committed.topic.as_deref();
     let before = match &committed.before {
@@ -94,12 +95,12 @@ pub fn describe(server: &Server, committed: &CommittedChange) -> Option<Describe
     })
 }
 
-/// A resource with its secrets beside it.
+/// A resource's body without secrets, and its secrets separately.
 struct Shown {
     kind: &'static str,
     id: String,
     body: Value,
-    /// By name; compared, never shown.
+    /// By name. Compared, never shown.
     secrets: Vec<(String, String)>,
 }
 
@@ -191,7 +192,7 @@ fn secrets_of(destination: &Destination) -> Vec<(String, String)> {
                 put("connectionString", connection.expose());
             }
         }
-        // Otherwise it is the name or the id of an account.
+        // Without `=` the value is the name or the id of an account, which is no secret.
         Destination::StorageQueue { resource, .. } if resource.contains('=') => {
             put("connectionString", resource)
         }
@@ -208,7 +209,7 @@ fn secrets_of(destination: &Destination) -> Vec<(String, String)> {
     secrets
 }
 
-/// The names of secrets that came, went or are others now.
+/// The names of secrets that were added, removed or changed.
 fn changed_secrets(before: Option<&Shown>, after: Option<&Shown>) -> Vec<String> {
     let of = |shown: Option<&Shown>| shown.map(|one| one.secrets.clone()).unwrap_or_default();
     let (before, after) = (of(before), of(after));
@@ -223,7 +224,7 @@ fn changed_secrets(before: Option<&Shown>, after: Option<&Shown>) -> Vec<String>
     names
 }
 
-/// The members that are not the same, of both. What came or went whole is shown whole.
+/// The members that differ, of both values. A value that exists on one side only is shown whole.
 fn differing(before: Value, after: Value) -> (Value, Value) {
     let (Value::Object(mut before), Value::Object(mut after)) = (before.clone(), after.clone()) else {
         return (before, after);

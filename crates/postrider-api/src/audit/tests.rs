@@ -5,7 +5,7 @@ use postrider_audit::{Config, Order, Query};
 use postrider_core::ids::Secret;
 use std::time::Duration;
 
-/// A server that keeps its audit log in this directory.
+/// A server with an audit log in this directory.
 async fn recording(directory: &tempfile::TempDir, change: impl FnOnce(&mut Server)) -> (Lab, Arc<AuditLog>) {
     let config = Config {
         directory: directory.path().to_owned(),
@@ -57,7 +57,7 @@ async fn requests_without_a_credential_cannot_push_lines_out_of_the_log() {
         }
     }
     assert_eq!(log.status().last_seq, u64::from(REFUSALS_PER_MINUTE));
-    // Of who has shown a credential every refusal is recorded.
+    // Refusals of authenticated clients are all recorded.
     let reader = ("authorization", "Bearer reader secret");
     let refused = lab
         .exchange("PUT", "/postrider/v1/clock/advance", None, &[local, reader])

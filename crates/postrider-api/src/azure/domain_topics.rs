@@ -65,7 +65,7 @@ fn shown(
     answer
 }
 
-/// Clients send no body, and one that is sent says nothing.
+/// Makes a domain topic. Clients send no body; one that is sent is ignored.
 async fn put(server: &Arc<Server>, call: &Call, domain: &GridId, name: &str, context: &Context) -> Result {
     check_name(name)?;
     let entry = topics::find(server, Kind::Domain, domain)?;
@@ -77,7 +77,7 @@ async fn put(server: &Arc<Server>, call: &Call, domain: &GridId, name: &str, con
     };
     let made = server.engine.put_domain_topic(entry.topic.id, name).await;
     let made = made.map_err(|e| match e {
-        // Deleted meanwhile.
+        // The domain was deleted during the await.
         postrider_engine::Error::Gone => topics::find(server, Kind::Domain, domain)
             .err()
             .unwrap_or_else(|| unavailable(&e)),

@@ -1,5 +1,5 @@
-//! What surrounds the resources: tenants, the subscription, its groups, locations and providers, and the list of
-//! everything.
+//! Management API around the resources: tenants, the Azure subscription, resource groups,
+//! locations, providers, and the list of all resources.
 
 use super::lists::{self, Asked, Item, ListPosition};
 use super::{
@@ -21,9 +21,11 @@ use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// Marks the unseen topics that are no scope of subscriptions: they keep the location and tags of a group.
+/// Topic type of the hidden topics that store the location and tags of a resource group.
+/// Subscriptions cannot use such a topic as their scope.
 const GROUP_TYPE: &str = "postrider.resourceGroup";
-/// Where Event Grid is, as far as clients that ask for locations are told. The server's own comes first.
+/// Azure regions that clients are shown when they list locations. The server's own location comes
+/// first.
 const LOCATIONS: [(&str, &str); 12] = [
     ("westus2", "West US 2"),
     ("eastus", "East US"),
@@ -39,7 +41,7 @@ const LOCATIONS: [(&str, &str); 12] = [
     ("australiaeast", "Australia East"),
 ];
 
-/// What has been said about a group.
+/// A resource group's stored properties.
 #[derive(Clone, Debug, PartialEq)]
 struct Group {
     name: String,
@@ -113,7 +115,7 @@ fn location_display_name(name: &str) -> &str {
     known.map_or(name, |(_, display)| display)
 }
 
-/// The same as people read them.
+/// The display names of all locations, in the same order.
 pub fn location_display_names(server: &Server) -> Vec<&str> {
     let names = location_names(server).into_iter();
     names.map(location_display_name).collect()
@@ -146,8 +148,8 @@ fn record(server: &Server, name: &str) -> Option<Arc<TopicEntry>> {
     server.engine.directory.scope_by_source(&record_source(name))
 }
 
-/// All groups: the server's own, those that were made, those that something is in. By name in lower case, each with
-/// the creation of the first that is known of it.
+/// All groups: the server's own, those that were created, and those that contain a resource. By
+/// name in lower case, each with the creation of the first resource that is known of it.
 fn all(server: &Server) -> BTreeMap<String, (Group, CreationKey)> {
     let (config, directory) = (&server.config, &server.engine.directory);
     let group = |name: &str| Group {
@@ -201,7 +203,7 @@ fn find(server: &Server, name: &str) -> Option<Group> {
     all(server).remove(&name.to_lowercase()).map(|(group, _)| group)
 }
 
-/// Where a group's resources are unless they say otherwise.
+/// The default location of a group's resources.
 pub fn location(server: &Server, group: &str) -> String {
     record(server, group).map_or_else(
         || server.config.location.clone(),
@@ -278,7 +280,7 @@ pub async fn answer(server: &Arc<Server>, call: &mut Call, name: &str, context: 
     }
 }
 
-/// As Azure Resource Manager has it.
+/// Checks a group name by the rules of Azure Resource Manager.
 fn check_name(name: &str) -> Result<()> {
     let letters = |c: char| c.is_alphanumeric() || matches!(c, '.' | '_' | '-' | '(' | ')');
     if (1..=90).contains(&name.chars().count()) && name.chars().all(letters) && !name.ends_with('.') {
@@ -328,7 +330,7 @@ async fn put(server: &Arc<Server>, call: &mut Call, name: &str) -> Result {
         _ => return Err(FieldError::new("location", "must be a string").into()),
     }
     match &sent["tags"] {
-        // A PUT says all there is to say.
+        // A PUT replaces everything: tags that are absent are removed.
         Value::Null if !patch => group.tags = BTreeMap::new(),
         Value::Null => {}
         _ => group.tags = parse_resource_tags(parse_json(&bytes)?)?,
@@ -342,7 +344,7 @@ async fn put(server: &Arc<Server>, call: &mut Call, name: &str) -> Result {
     Ok(json_answer(call, status, &body(server, &group)))
 }
 
-/// Groups hold nothing of their own: what is said about one is kept in an unseen topic that nothing hangs on.
+/// Stores the location and tags of a group, in a hidden topic that no resource uses.
 async fn keep(server: &Server, group: &Group) -> Result<()> {
     let known = record(server, &group.name);
     let (id, created) = match &known {
@@ -380,7 +382,8 @@ async fn keep(server: &Server, group: &Group) -> Result<()> {
     put.map(|_| ()).map_err(|e| unavailable(&e))
 }
 
-/// Deletes what is in a group and what is known about it. The server's own group stays, empty.
+/// Deletes the resources in a group and the group's stored properties. The server's own group
+/// stays, empty.
 async fn delete(server: &Arc<Server>, call: &Call, name: &str, context: &Context) -> Result {
     let _one_at_a_time = server
         .declaring
@@ -432,7 +435,7 @@ fn bad_filter(reason: &str) -> ArmError {
     ArmError::new(400, "InvalidFilterInQueryString", message).at("$filter")
 }
 
-/// `resourceType eq 'a' and name eq 'b'`, field names in lower case.
+/// Parses `resourceType eq 'a' and name eq 'b'`. Returned field names are in lower case.
 fn conditions(filter: &str) -> Result<Vec<(String, String)>> {
     let mut found = Vec::new();
     let mut rest = filter.trim();
@@ -469,7 +472,7 @@ fn conditions(filter: &str) -> Result<Vec<(String, String)>> {
     }
 }
 
-/// `…/resources`: everything that has a group.
+/// `…/resources`: all resources that belong to a group.
 pub fn resources(server: &Server, call: &Call, group: Option<&str>, context: &Context) -> Result {
     get_only(call)?;
     let wanted = query(call, "$filter").as_deref().map(conditions).transpose()?;
@@ -507,7 +510,7 @@ pub fn resources(server: &Server, call: &Call, group: Option<&str>, context: &Co
             generic_body(&entry.topic, &config.account),
         )
     });
-    // Declared resources come before all others, in the file's order.
+    // Resources of the configuration come before all others, in the file's order.
     let stores = (0..).zip(&config.storage_accounts).map(|(number, account)| {
         let mut body = storage::body(server, account);
         if let Some(members) = body.as_object_mut() {
@@ -542,7 +545,7 @@ pub fn resources(server: &Server, call: &Call, group: Option<&str>, context: &Co
     Ok(lists::page(call, context, &asked, items, Value::clone))
 }
 
-/// The types of resources of a provider, and the versions of its API.
+/// The resource types of a provider, and the versions of its API.
 fn provider_types(
     namespace: &str,
 ) -> Option<(&'static str, &'static [&'static str], &'static [&'static str])> {
@@ -617,7 +620,8 @@ fn provider_body(server: &Server, namespace: &str) -> Value {
     })
 }
 
-/// `…/providers[/{namespace}[/register]]`. Nothing needs to be registered: whatever is asked for is.
+/// `…/providers[/{namespace}[/register]]`. Providers need no registration: every one that is asked
+/// for is registered.
 pub fn providers(server: &Server, call: &Call, rest: &[&str]) -> Result {
     match rest {
         [] => {

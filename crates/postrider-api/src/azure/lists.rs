@@ -1,4 +1,4 @@
-//! Pages of lists, which are in order of creation: `$top`, `$filter`, `$skiptoken`.
+//! Pages of lists in order of creation: `$top`, `$filter`, `$skiptoken`.
 
 use super::{Context, Result, json_answer};
 use crate::http::{Answer, Call, decoded};
@@ -13,32 +13,33 @@ use serde_json::{Value, json};
 
 const TOP_DEFAULT: usize = 20;
 const TOP_MAX: usize = 100;
-/// What stands for itself in a query; a plus would be read as a space.
+/// Characters that need no escape in a query value. A plus is escaped, since it would be read as a
+/// space.
 const QUERY: &AsciiSet = &NON_ALPHANUMERIC
     .remove(b'-')
     .remove(b'_')
     .remove(b'.')
     .remove(b'~');
 
-/// What a list request asks for.
+/// Parameters of a list request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Asked {
     pub top: usize,
     pub filter: Option<NameFilter>,
-    /// The place of the last item on the page before this one.
+    /// Position of the last item on the previous page.
     pub after: Option<ListPosition>,
 }
 
-/// Place of an item in its list. Places are unique, and pages go by them: what others add or delete meanwhile neither
-/// repeats nor hides the rest.
+/// Position of an item in its list. Positions are unique and pages continue after one, so that
+/// items added or deleted by others meanwhile are neither repeated nor hide the rest.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct ListPosition {
     pub created: Timestamp,
-    /// Orders what was made in the same instant.
+    /// Orders items that were created in the same instant.
     pub rank: String,
 }
 
-/// The digits of a 64-bit number: ranks of this width sort as numbers.
+/// Digits of the largest 64-bit number: ranks padded to this width sort as numbers.
 const RANK_DIGITS: usize = 20;
 
 impl ListPosition {
@@ -63,7 +64,7 @@ impl ListPosition {
         })
     }
 
-    /// For lists whose items have an id.
+    /// The key for lists whose items have an id.
     pub fn creation_key(&self) -> Result<CreationKey> {
         let id = digits(&self.rank).and_then(|rank| rank.parse().ok());
         Ok(CreationKey {
@@ -84,19 +85,20 @@ fn digits(text: &str) -> Option<&str> {
     well_formed.then_some(text)
 }
 
-/// Tokens of versions whose lists were in order of names are refused too: they name no place in these.
+/// Refuses a token. Tokens of versions whose lists were ordered by name are refused too: they hold
+/// no position in these lists.
 fn unknown_token() -> ArmError {
     let message = "$skiptoken is not one that this server gave out; read the list from its beginning";
     ArmError::new(400, "InvalidRequest", message).at("$skiptoken")
 }
 
 impl Asked {
-    /// The place to go on from, in a list whose items have an id.
+    /// Position to continue from, in a list whose items have an id.
     pub fn after_key(&self) -> Result<Option<CreationKey>> {
         self.after.as_ref().map(ListPosition::creation_key).transpose()
     }
 
-    /// With pages of 20 unless the client says otherwise.
+    /// Reads the parameters. Pages have 20 items unless the client asks for another number.
     pub fn read(call: &Call) -> Result<Asked> {
         let query = |name: &str| {
             let given = call.query(name).filter(|given| !given.is_empty())?;
@@ -105,7 +107,7 @@ impl Asked {
         read(query("$top"), query("$filter"), query("$skiptoken"))
     }
 
-    /// For lists with other rules about the rest.
+    /// Reads only `$skiptoken`, for lists with other rules about the remaining parameters.
     pub fn read_token(call: &Call) -> Result<Option<ListPosition>> {
         let token = call.query("$skiptoken").filter(|given| !given.is_empty());
         Ok(read(None, None, token.map(|token| decoded(token).into_owned()))?.after)
@@ -131,14 +133,14 @@ fn read(top: Option<String>, filter: Option<String>, token: Option<String>) -> R
     Ok(Asked { top, filter, after })
 }
 
-/// Something in a list: its place, its name, itself.
+/// An item of a list with its position and name.
 pub struct Item<T> {
     pub position: ListPosition,
     pub name: String,
     pub of: T,
 }
 
-/// One page. `show` is asked for those on it only.
+/// Answers with one page. `show` is called only for items on that page.
 pub fn page<T>(
     call: &Call,
     context: &Context,
@@ -155,7 +157,7 @@ pub fn page<T>(
     json_answer(call, StatusCode::OK, &body)
 }
 
-/// The things on the page in order, and whether there are more.
+/// The items of the page in order, and whether more follow.
 fn cut<T>(asked: &Asked, items: impl IntoIterator<Item = Item<T>>) -> (Vec<Item<T>>, bool) {
     let mut found: Vec<Item<T>> = items
         .into_iter()
@@ -169,7 +171,7 @@ fn cut<T>(asked: &Asked, items: impl IntoIterator<Item = Item<T>>) -> (Vec<Item<
         .collect();
     let more = found.len() > asked.top;
     if more {
-        // There may be many more than are shown: only those are put in order.
+        // Only the items of this page are sorted: a list can hold many more.
         found.select_nth_unstable_by(asked.top, |a, b| a.position.cmp(&b.position));
         found.truncate(asked.top);
     }
@@ -177,7 +179,7 @@ fn cut<T>(asked: &Asked, items: impl IntoIterator<Item = Item<T>>) -> (Vec<Item<
     (found, more)
 }
 
-/// The same request again, from behind `last` on.
+/// URL of the next page: the same request, continuing after `last`.
 fn next_link(call: &Call, context: &Context, last: &ListPosition) -> String {
     let mut query = format!("api-version={}", context.api_version);
     for name in ["$top", "$filter", "$expand"] {
@@ -226,11 +228,12 @@ mod tests {
             let found: Vec<_> = found.iter().map(|item| item.name.as_str()).collect();
             assert_eq!((&*found, more), expected);
         };
-        // The ids of a cluster's nodes are not in the order of creation; two were made in the same instant.
+        // Ids in a cluster do not follow the order of creation; two items were created in the same
+        // instant.
         let all = [("d", 30, 4), ("B", 10, 900), ("a", 20, 11), ("c", 20, 2)];
         check(&asked(2, None), &all, (&["B", "c"], true));
         check(&asked(2, Some((20, 2))), &all, (&["a", "d"], false));
-        // The last resource of the previous page has been deleted meanwhile, and another was made.
+        // The last item of the previous page was deleted meanwhile, and another one was created.
         let later = [("d", 30, 4), ("B", 10, 900), ("a", 20, 11), ("0", 31, 1)];
         check(&asked(2, Some((20, 2))), &later, (&["a", "d"], true));
         check(&asked(4, None), &all, (&["B", "c", "a", "d"], false));
@@ -265,7 +268,8 @@ mod tests {
             target(read(None, Some("x".into()), None)).as_deref(),
             Some("$filter")
         );
-        // Not Base64, a name, a name and a group, an id: the last three are tokens of earlier versions.
+        // Not Base64, a name, a name with a group, an id: the last three are tokens of earlier
+        // versions.
         let earlier = ["orders", "orders/rg1", "00000000000000000007", "7/8"]
             .map(|text| BASE64_URL_SAFE_NO_PAD.encode(text));
         for token in earlier.into_iter().chain(["!".to_owned()]) {

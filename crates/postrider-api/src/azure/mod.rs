@@ -1,4 +1,5 @@
-//! The Azure management plane: `/subscriptions/…` and `/providers/…`, as az and the management SDKs call it.
+//! The management API: `/subscriptions/…` and `/providers/…`, as az and the management SDKs call
+//! it.
 
 mod topics;
 mod domain_topics;
@@ -28,7 +29,7 @@ use postrider_wire::resources::read_body;
 use serde_json::{Value, json};
 use std::sync::Arc;
 
-/// A resource body is never longer than this.
+/// Limit of the length of a resource body.
 const BODY_MAX: usize = 1 << 20;
 const CORRELATION_ID: HeaderName = HeaderName::from_static("x-ms-correlation-request-id");
 const CLIENT_REQUEST_ID: HeaderName = HeaderName::from_static("x-ms-client-request-id");
@@ -36,20 +37,20 @@ const ERROR_CODE: HeaderName = HeaderName::from_static("x-ms-error-code");
 
 pub type Result<T = Answer> = std::result::Result<T, ArmError>;
 
-/// What holds for a whole request.
+/// Facts about a management request that all handlers need.
 #[derive(Clone, Debug)]
 pub struct Context {
     pub api_version: ApiVersion,
-    /// What URLs in answers begin with: `https://host:port`.
+    /// Prefix of URLs in answers: `https://host:port`.
     pub base_url: String,
-    /// Beginning of validation URLs.
+    /// Prefix of validation URLs.
     pub validation_base: String,
     pub caller: Caller,
 }
 
-/// Whether a path is one of the management plane's.
+/// Whether a path belongs to the management API.
 pub fn is_path(path: &str) -> bool {
-    // Only its beginning is looked at: this is asked of paths that nobody knows.
+    // Only the first segment is examined, because every unknown path is tested here.
     let first = path.split('/').find(|part| !part.is_empty()).unwrap_or_default();
     let first = decoded(first);
     let first = first.split('/').find(|part| !part.is_empty()).unwrap_or_default();
@@ -58,7 +59,8 @@ pub fn is_path(path: &str) -> bool {
         .any(|word| first.eq_ignore_ascii_case(word))
 }
 
-/// The parts of a path. Some clients escape the slashes of a resource id that stands in it; no name has one.
+/// The segments of a path. Some clients escape the slashes of a resource id inside a path; no name
+/// contains a slash.
 fn segments(path: &str) -> Vec<String> {
     let path = decoded(path);
     let parts = path.split('/').filter(|part| !part.is_empty());
@@ -81,7 +83,7 @@ pub async fn answer(server: &Arc<Server>, call: &mut Call) -> Answer {
 }
 
 fn put_headers(call: &Call, headers: &mut HeaderMap) {
-    // Keys and full URLs are asked for with POST.
+    // Keys and full URLs are requested with POST, so answers to POST must not be stored.
     let kept = if call.method == Method::POST {
         "no-store"
     } else {
@@ -110,7 +112,7 @@ fn error_answer(call: &Call, error: &ArmError) -> Answer {
 async fn route(server: &Arc<Server>, call: &mut Call, base_url: &str) -> Result {
     let need = match call.method {
         Method::GET | Method::HEAD => Need::Read,
-        // Keys and full URLs are asked for with POST: they are not for everyone who may look.
+        // Keys and full URLs are requested with POST and are not for readers.
         _ => Need::Write,
     };
     let caller = server.caller(call, need).map_err(no_access)?;
@@ -150,7 +152,7 @@ async fn route(server: &Arc<Server>, call: &mut Call, base_url: &str) -> Result 
     }
 }
 
-/// Behind `/providers/Microsoft.EventGrid`.
+/// Requests below `/providers/Microsoft.EventGrid`.
 async fn provider(server: &Server, call: &Call, sent: &[String], context: &Context) -> Result {
     let rest = words(sent);
     let rest: Vec<&str> = rest.iter().map(String::as_str).collect();
@@ -163,8 +165,8 @@ async fn provider(server: &Server, call: &Call, sent: &[String], context: &Conte
     }
 }
 
-/// Requests that mean the same with and without a subscription in front. `sent` ends with `rest` as
-/// it was sent, for messages.
+/// Requests that mean the same with and without a subscription in front. `sent` ends with `rest` in
+/// its original casing, for messages.
 async fn grid_wide(
     server: &Server,
     call: &Call,
@@ -225,7 +227,8 @@ async fn resource(
     };
     match rest {
         ["resources"] => groups::resources(server, call, group, context),
-        // Asked of any resource, whoever knows it: the answer depends on its type only.
+        // Requested for any resource. The answer depends only on the resource's type, so the
+        // resource need not exist.
         [
             "providers",
             _,
@@ -266,7 +269,7 @@ async fn resource(
     }
 }
 
-/// Types of resources that we have none of.
+/// Resource types of Event Grid that this server does not have.
 const FOREIGN: [&str; 8] = [
     "namespaces",
     "partnerTopics",
@@ -283,12 +286,12 @@ fn foreign(word: &str) -> Option<&'static str> {
     known.find(|known| known.eq_ignore_ascii_case(word)).copied()
 }
 
-/// The end of a path as it was sent, whose words in lower case are `rest`.
+/// The end of a path in its original casing; `rest` are the same segments in lower case.
 fn as_sent<'a>(sent: &'a [String], rest: &[&str]) -> &'a [String] {
     &sent[sent.len() - rest.len()..]
 }
 
-/// Lists, and what is not there, of a group or of the whole subscription.
+/// Lists of a group or of the whole subscription, and errors for resources that do not exist.
 async fn of_grid(
     server: &Server,
     call: &Call,
@@ -333,7 +336,7 @@ fn empty_list(call: &Call) -> Result {
     }
 }
 
-/// Words of a path in lower case: they compare without it.
+/// Segments of a path in lower case, for comparison.
 fn words(rest: &[String]) -> Vec<String> {
     rest.iter().map(|word| word.to_lowercase()).collect()
 }
@@ -368,7 +371,7 @@ pub fn nothing_here(call: &Call) -> ArmError {
     ArmError::new(404, "NotFound", message)
 }
 
-/// `allowed` are the methods that this path knows.
+/// Error 405. `allowed` lists the methods of this path.
 pub fn not_allowed(call: &Call, allowed: &str) -> ArmError {
     let message = format!(
         "The requested resource does not support http method '{}'; it supports {allowed}.",
@@ -377,12 +380,12 @@ pub fn not_allowed(call: &Call, allowed: &str) -> ArmError {
     ArmError::new(405, "MethodNotAllowed", message)
 }
 
-/// The store could not do its part.
+/// Error 503 for a failure of the store.
 pub fn unavailable(error: &postrider_engine::Error) -> ArmError {
     ArmError::new(503, "ServiceUnavailable", error.to_string())
 }
 
-/// The whole body, which may be empty.
+/// Reads the whole body, which may be empty.
 pub async fn read_bytes(call: &mut Call) -> Result<Bytes> {
     match call.read_body(BODY_MAX).await {
         Ok(Some(body)) => Ok(body),
@@ -402,7 +405,7 @@ pub async fn read_bytes(call: &mut Call) -> Result<Bytes> {
     }
 }
 
-/// Checks that a body is there and JSON.
+/// Checks that a body is present and is JSON.
 pub fn parse_json(bytes: &[u8]) -> Result<Raw<'_>> {
     if bytes.iter().all(u8::is_ascii_whitespace) {
         let message = "The request content was invalid: a body is required.";
@@ -422,14 +425,15 @@ pub fn empty_answer(call: &Call, status: StatusCode) -> Answer {
     empty(status, &call.id)
 }
 
-/// Sets a header whose value we have made ourselves.
+/// Sets a header to a value that this server generated.
 pub fn insert(headers: &mut HeaderMap, name: HeaderName, value: &str) {
     if let Ok(value) = HeaderValue::from_str(value) {
         headers.insert(name, value);
     }
 }
 
-/// What changes whenever the record does. Records hold secrets: nobody can try guesses without the key.
+/// The ETag of a record: changes whenever the record does. Records hold secrets, so the tag is
+/// keyed: without the key nobody can test guesses against it.
 pub fn etag(server: &Server, record: &impl Record) -> String {
     let bytes = record.encode();
     let tag = stable_guid(
@@ -443,7 +447,8 @@ pub fn put_etag(answer: &mut Answer, etag: &str) {
     insert(answer.headers_mut(), ETAG, etag);
 }
 
-/// Whether a change may go ahead, by `If-Match` and `If-None-Match`. `current` is none if there is nothing yet.
+/// Whether a change may proceed, by `If-Match` and `If-None-Match`. `current` is the ETag; none if
+/// the resource does not exist.
 pub fn check_preconditions(call: &Call, current: Option<&str>) -> Result<()> {
     let lists = |header: &str, what: &dyn Fn(&str) -> bool| {
         call.header(header)

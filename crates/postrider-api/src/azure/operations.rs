@@ -1,4 +1,4 @@
-//! Long-running operations, most of which are over before they are answered.
+//! Long-running operations. Most of them are finished before the request is answered.
 
 use super::{Context, Result, empty_answer, insert, json_answer, not_allowed, unavailable};
 use crate::Server;
@@ -9,17 +9,17 @@ use postrider_engine::handshake::OperationState;
 use postrider_wire::arm::{ArmError, fresh_operation, is_operation};
 use serde_json::json;
 
-/// Whoever asks again about something unfinished waits this many seconds; without it clients wait thirty.
+/// `Retry-After` in seconds for an unfinished operation. Without it clients wait thirty seconds.
 const PATIENCE: &str = "1";
 const AZURE_ASYNC_OPERATION: HeaderName = HeaderName::from_static("azure-asyncoperation");
 
-/// The URL and the name of an operation that is over, well.
+/// The URL and the name of an operation that has already succeeded.
 pub fn finished(server: &Server, context: &Context, location: Option<&str>) -> (String, String) {
     let guid = fresh_operation(server.config.naming_key.expose().as_bytes());
     (url(server, context, &guid, location), guid)
 }
 
-/// Where clients ask how an operation stands.
+/// URL at which clients poll an operation.
 pub fn url(server: &Server, context: &Context, guid: &str, location: Option<&str>) -> String {
     place(server, context, "operationsStatus", guid, location)
 }
@@ -30,20 +30,20 @@ fn place(server: &Server, context: &Context, what: &str, guid: &str, location: O
         Some(location) if !location.eq_ignore_ascii_case("global") => format!("/locations/{location}"),
         _ => String::new(),
     };
-    // As the cloud has it: the GUID in upper case in the URL, in lower case in the answer.
+    // As in the cloud: the GUID is in upper case in the URL and in lower case in the answer.
     let guid = guid.to_uppercase();
     format!(
         "{base}/subscriptions/{account}/providers/Microsoft.EventGrid{location}/{what}/{guid}?api-version={version}"
     )
 }
 
-/// Tells the client of a PUT or PATCH where to ask, and that it need not wait before it does.
+/// Tells the client of a PUT or PATCH where to poll, and that it may do so at once.
 pub fn announce(answer: &mut Answer, operation: &str) {
     insert(answer.headers_mut(), AZURE_ASYNC_OPERATION, operation);
     insert(answer.headers_mut(), RETRY_AFTER, "0");
 }
 
-/// 202 for a DELETE that has been done.
+/// 202 for a DELETE that has already been carried out.
 pub fn accepted(server: &Server, call: &Call, context: &Context, location: Option<&str>) -> Answer {
     let (operation, guid) = finished(server, context, location);
     let mut answer = empty_answer(call, StatusCode::ACCEPTED);
@@ -53,7 +53,7 @@ pub fn accepted(server: &Server, call: &Call, context: &Context, location: Optio
     answer
 }
 
-/// How an operation stands: a handshake, or something that was over before it was answered.
+/// State of an operation: of a handshake, or of one that finished before its request was answered.
 async fn state(server: &Server, guid: &str) -> Result<OperationState> {
     let lower = guid.to_lowercase();
     let handshake = || server.engine.handshakes.operation(&lower);
@@ -64,13 +64,14 @@ async fn state(server: &Server, guid: &str) -> Result<OperationState> {
             return Err(ArmError::new(404, "OperationNotFound", message));
         }
         if server.cluster.is_some() {
-            // Another node may have begun it a moment ago.
+            // Another node may have begun the operation a moment ago.
             server.engine.catch_up().await.map_err(|e| unavailable(&e))?;
             known = handshake();
         }
     }
     if known == Some(OperationState::Succeeded) {
-        // Changes made at once were in force when they were answered; a webhook may have agreed just now.
+        // Other changes were in force everywhere before they were answered. A webhook may have
+        // agreed just now, so its subscription may not be in force at every node yet.
         if let Err(e) = server.engine.in_force_everywhere().await {
             tracing::debug!(error = %e, operation = lower, "not in force at every node yet");
             return Ok(OperationState::InProgress);
@@ -111,7 +112,7 @@ pub async fn status(server: &Server, call: &Call, guid: &str, context: &Context)
     Ok(answer)
 }
 
-/// `GET …/operationResults/{guid}`: what a DELETE leaves is nothing.
+/// `GET …/operationResults/{guid}`: a DELETE has no result, so the answer is empty.
 pub async fn result(server: &Server, call: &Call, guid: &str, context: &Context) -> Result {
     if call.method != Method::GET {
         return Err(not_allowed(call, "GET"));

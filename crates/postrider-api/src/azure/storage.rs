@@ -1,4 +1,4 @@
-//! Storage accounts, as the resources that subscriptions and dead letters refer to.
+//! Storage accounts, as the resources that destinations and dead-letter destinations refer to.
 
 use super::{Result, json_answer, not_allowed, parse_json, read_bytes};
 use crate::http::Call;
@@ -42,7 +42,7 @@ pub fn body(server: &Server, account: &StorageAccount) -> Value {
     })
 }
 
-/// Requests below `providers/Microsoft.Storage`: `rest` in lower case, `sent` as it was sent.
+/// Requests below `providers/Microsoft.Storage`. `rest` is in lower case, `sent` as it was sent.
 pub async fn answer(
     server: &Server,
     call: &mut Call,
@@ -82,7 +82,8 @@ fn configured<'a>(server: &'a Server, name: &str) -> Option<&'a StorageAccount> 
     accounts.find(|account| account.name.eq_ignore_ascii_case(name))
 }
 
-/// An account that is configured is there already; no other can be made here.
+/// Answers a PUT of an account. Configured accounts exist already; others cannot be created through
+/// this API.
 fn put(server: &Server, call: &Call, known: Option<&StorageAccount>, in_group: bool, name: &str) -> Result {
     match known {
         Some(account) if in_group => Ok(json_answer(call, StatusCode::OK, &body(server, account))),
@@ -105,7 +106,7 @@ fn taken(name: &str) -> String {
     format!("The storage account named {name} is already taken.")
 }
 
-/// Asked by az before it makes an account.
+/// `checkNameAvailability`, which az requests before it creates an account.
 async fn check_name_availability(server: &Server, call: &mut Call) -> Result {
     let bytes = read_bytes(call).await?;
     let sent: Value = serde_json::from_str(parse_json(&bytes)?.text()).unwrap_or_default();
@@ -187,7 +188,8 @@ async fn of_account(server: &Server, call: &Call, account: &StorageAccount, rest
     }
 }
 
-/// An account in Azure, or what speaks like it, has a key; the caller may change things, so may see it.
+/// The key of an account; accounts in Azure and compatible services have one. The caller has write
+/// permission, so it may see the key.
 fn keys(call: &Call, account: &StorageAccount) -> Result {
     let Some(key) = &account.key else {
         let message = format!("The storage account '{}' has no keys.", account.name);
@@ -207,7 +209,7 @@ fn container(server: &Server, account: &StorageAccount, name: &str) -> Value {
     })
 }
 
-/// Those that dead letters go to: the store is not asked what else it has.
+/// Containers that dead letters are written to. The account is not queried for others.
 fn containers_used(server: &Server, account: &StorageAccount) -> BTreeSet<String> {
     let engine = &server.engine;
     let subscriptions = engine.directory.all_subscriptions();

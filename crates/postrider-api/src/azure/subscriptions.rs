@@ -1,5 +1,5 @@
-//! Event subscriptions: on topics, domains, what is inside them, system topics, and on resources of other providers.
-//! Both spellings of a path, nested and as an extension, lead to the same objects.
+//! Event subscriptions: on topics, domains, domain topics, system topics, and resources of other
+//! providers. Both spellings of a path, nested and as an extension, address the same subscriptions.
 
 use super::lists::{Asked, Item};
 use super::operations;
@@ -31,10 +31,11 @@ use postrider_wire::resources::{
 };
 use std::sync::Arc;
 
-/// The unseen topic of a resource may go while the first subscription comes; then it is made again, so often.
+/// How often a resource's hidden topic is created again when it is deleted while its first
+/// subscription is being created.
 const SCOPE_TRIES: usize = 5;
 
-/// The version in whose form our own API shows subscriptions: the newest that is not a preview.
+/// The API version in whose form our own API shows subscriptions: the newest stable one.
 const SHOWN_AS: &str = "2025-02-15";
 
 const SEPARATE: &str = "Microsoft.EventGrid/eventSubscriptions";
@@ -59,7 +60,7 @@ pub async fn answer(
         };
     };
     let place = match Place::find(server, scope) {
-        // On what is not there nothing hangs.
+        // A resource that does not exist has no subscriptions, so there is nothing to delete.
         Err(error) if error.status == 404 && call.method == Method::DELETE && action.is_none() => {
             return Ok(empty_answer(call, StatusCode::NO_CONTENT));
         }
@@ -89,21 +90,21 @@ pub async fn answer(
     }
 }
 
-/// Where subscriptions hang.
+/// The resource that subscriptions belong to.
 struct Place {
     scope: Scope,
-    /// Its whole id, in the casing of its creation.
+    /// The resource's whole id, in the casing of its creation.
     id: String,
-    /// None for a resource of another provider that nothing hangs on yet.
+    /// None for a resource of another provider that has no subscriptions yet.
     entry: Option<Arc<TopicEntry>>,
     domain_topic: Option<String>,
-    /// The kind of another provider's resource.
+    /// The topic type of another provider's resource.
     topic_type: Option<String>,
     location: String,
 }
 
 impl Place {
-    /// Refused if there is no such resource. A topic inside a domain need not be there yet.
+    /// Finds the resource; refused if it does not exist. A domain topic need not exist yet.
     fn find(server: &Server, scope: &Scope) -> Result<Place> {
         let directory = &server.engine.directory;
         let grid = |kind: &str, id: &GridId, entry: Option<Arc<TopicEntry>>| {
@@ -131,7 +132,7 @@ impl Place {
         Ok(Place::of(server, entry, domain_topic))
     }
 
-    /// The place of subscriptions that are there.
+    /// The resource of existing subscriptions.
     fn of(server: &Server, entry: Arc<TopicEntry>, domain_topic: Option<String>) -> Place {
         let topic = &entry.topic;
         let grid = || GridId {
@@ -178,7 +179,8 @@ impl Place {
         }
     }
 
-    /// A resource that is not Event Grid's own. Those of most providers are taken on trust; storage accounts are ours.
+    /// A resource of another provider. Most are assumed to exist; storage accounts are checked,
+    /// because this server lists them.
     fn elsewhere(server: &Server, scope: &Scope) -> Result<Place> {
         let account = format!("/subscriptions/{}", server.config.account);
         let (id, topic_type, location) = match scope {
@@ -214,7 +216,8 @@ impl Place {
 
     fn lock(&self, name: &str) -> String {
         match (&self.topic_type, self.topic()) {
-            // Its unseen topic may come and go while one waits.
+            // The hidden topic of such a resource may be deleted and created again while a request
+            // waits, so its id cannot be part of the key.
             (None, Some(topic)) => locks::subscription(topic, self.domain_topic.as_deref(), name),
             _ => format!("subscription/{}/{}", self.id, name).to_lowercase(),
         }
@@ -232,7 +235,8 @@ impl Place {
         }
     }
 
-    /// The subscription of this name as clients see it: as it is to become while its webhook is being asked.
+    /// The subscription of this name as clients see it: while a handshake is pending, as it will be
+    /// afterwards.
     fn current(&self, server: &Server, name: &str) -> Option<Current> {
         let topic = self.topic()?;
         let domain_topic = self.domain_topic.as_deref();
@@ -247,14 +251,15 @@ impl Place {
         })
     }
 
-    /// How it stands, to be said again when it is changed.
+    /// The state that the request read. A change is refused if the state is different when it is
+    /// committed.
     fn read(&self, server: &Server, name: &str) -> Read {
         let domain_topic = self.domain_topic.as_deref();
         let read = |topic| server.engine.read_subscription(topic, domain_topic, name);
         self.topic().map(read).unwrap_or_default()
     }
 
-    /// Everything here, as clients see it.
+    /// All subscriptions of the resource, as clients see them.
     fn all(&self, server: &Server) -> Vec<Current> {
         let Some(topic) = self.topic() else {
             return Vec::new();
@@ -294,7 +299,8 @@ impl Place {
     }
 }
 
-/// `Microsoft.Storage.StorageAccounts` for the id of a storage account, and so on.
+/// The topic type for the id of a resource: `Microsoft.Storage.StorageAccounts` for a storage
+/// account, and so on.
 fn topic_type_of(server: &Server, id: &str) -> Result<String> {
     let missing = || {
         let message = format!("The Resource '{id}' was not found.");
@@ -371,7 +377,8 @@ impl Current {
     }
 }
 
-/// Those in force, but those whose webhook is being asked as they are to become.
+/// Subscriptions in force. A subscription with a pending handshake is listed as it will be
+/// afterwards.
 fn as_seen(known: Vec<Arc<Subscription>>, pending: &[Arc<Handshake>]) -> Vec<Current> {
     let is_pending = |id: SubscriptionId| pending.iter().any(|one| one.subscription.id == id);
     let in_force = known.into_iter().filter(|known| !is_pending(known.id));
@@ -389,7 +396,7 @@ enum How {
     Patch,
 }
 
-/// One request about one subscription.
+/// A request about one subscription.
 struct Request<'a> {
     server: &'a Arc<Server>,
     place: &'a Place,
@@ -410,8 +417,8 @@ impl Request<'_> {
     async fn get(&self, call: &Call) -> Result {
         let mut current = self.need_current()?;
         let is_webhook = matches!(current.subscription.destination, Destination::WebHook(_));
-        // Its webhook may have agreed just now, which is in force at this node first. Changes that were made at once
-        // were in force everywhere when they were answered.
+        // The webhook may have agreed just now, and then the subscription is in force at this node
+        // first. Changes without a handshake were in force everywhere before they were answered.
         if self.server.cluster.is_some()
             && is_webhook
             && current.state == ProvisioningState::Succeeded
@@ -445,12 +452,13 @@ impl Request<'_> {
         Ok(json_answer(call, StatusCode::OK, &body))
     }
 
-    /// Makes a subscription or changes it. All reasons to refuse it are looked for before anything is changed.
+    /// Creates or changes a subscription. Everything that could refuse the request is checked
+    /// before anything is changed.
     async fn write(&self, call: &mut Call, how: How) -> Result {
         let bytes = read_bytes(call).await?;
         let body = parse_json(&bytes)?;
         let _one_at_a_time = self.server.declaring.hold(self.place.lock(self.name)).await;
-        // The place as well as the subscription may have changed while this one waited.
+        // The resource, too, may have changed while the request waited for the lock.
         let place = &Place::find(self.server, &self.place.scope)?;
         let current = place.current(self.server, self.name);
         let read = place.read(self.server, self.name);
@@ -467,7 +475,7 @@ impl Request<'_> {
             Some(_) => Vec::new(),
             None => room(self.server, place)?,
         };
-        // One whose webhook was still being asked is not in force yet.
+        // A subscription whose first handshake is pending exists for clients but is not in force.
         let in_force = place.topic().is_some_and(|topic| {
             let directory = &self.server.engine.directory;
             let known = directory.subscription(topic, place.domain_topic.as_deref(), self.name);
@@ -524,7 +532,7 @@ impl Request<'_> {
             How::Patch => patch_subscription(body, &context).map_err(refused)?,
         };
         if let Some(previous) = previous {
-            // The casing of its creation.
+            // The name keeps the casing of its creation.
             spec.name.clone_from(&previous.name);
         }
         let checked = declare::check_subscription(self.server, Road::Azure, &spec, previous).await;
@@ -540,7 +548,7 @@ impl Request<'_> {
         Ok(spec)
     }
 
-    /// The subscription as it is to become, and the URL of the operation that makes it so.
+    /// The subscription as it will be, and the URL of the operation that puts it in force.
     async fn put(
         &self,
         place: &Place,
@@ -591,7 +599,7 @@ impl Request<'_> {
                 Err(Error::Gone) if place.topic_type.is_some() && tries < SCOPE_TRIES => {}
                 Err(error) => {
                     if place.topic_type.is_some() {
-                        // It was made for this one, perhaps.
+                        // The hidden topic may have been created for this subscription.
                         let _ = engine.release_scope(entry.topic.id).await;
                     }
                     return Err(self.failed(place, &error));
@@ -600,7 +608,7 @@ impl Request<'_> {
         }
     }
 
-    /// The topic, which for a resource of another provider is made now.
+    /// The topic of the resource. For a resource of another provider it is created now.
     async fn entry(&self, place: &Place) -> Result<Arc<TopicEntry>> {
         match (&place.topic_type, &place.entry) {
             (None, Some(entry)) => Ok(entry.clone()),
@@ -639,7 +647,7 @@ impl Request<'_> {
         let domain_topic = place.domain_topic.as_deref();
         let name = &current.subscription.name;
         let engine = &server.engine;
-        // One that never came in force goes with what was made for it.
+        // Cancelling also removes whatever was created for a subscription that never came in force.
         engine
             .cancel_handshake(topic, domain_topic, name)
             .await
@@ -659,7 +667,7 @@ impl Request<'_> {
     }
 }
 
-/// The ETag of what is shown here: a pause is none of it.
+/// The ETag of a subscription in the management API. Pauses are not part of it.
 fn tag_of(server: &Server, subscription: &Subscription) -> String {
     if subscription.pauses.is_empty() {
         return etag(server, subscription);
@@ -671,7 +679,8 @@ fn tag_of(server: &Server, subscription: &Subscription) -> String {
     etag(server, &shown)
 }
 
-/// Places below the quotas for another subscription here, and for the domain's topic that may come with it.
+/// Reservations below the quotas for another subscription of this resource, and for the domain
+/// topic that may be created with it.
 fn room<'a>(server: &'a Server, place: &Place) -> Result<Vec<QuotaReservation<'a>>> {
     let mut places = Vec::new();
     if let (Some(name), Some(entry)) = (&place.domain_topic, &place.entry) {
@@ -750,7 +759,8 @@ fn view<'a>(
     }
 }
 
-/// A subscription as clients see it, and the answer to a GET of it; none if there is none of this resource id.
+/// A subscription as clients see it, with the body that a GET answers; none if no subscription has
+/// this resource id.
 pub fn seen(server: &Server, id: &str) -> Option<(Arc<Subscription>, serde_json::Value)> {
     let segments: Vec<String> = id
         .split('/')
@@ -792,7 +802,8 @@ fn list_of(server: &Arc<Server>, call: &Call, scope: &Scope, nested: bool, conte
     Ok(lists::page(call, context, &asked, items, show))
 }
 
-/// All subscriptions of an account or of a group; only those on resources in one location, or of one kind.
+/// All subscriptions of an account or of a group, optionally only those on resources in one
+/// location or of one type.
 pub fn list_everywhere(
     server: &Arc<Server>,
     call: &Call,
@@ -827,8 +838,8 @@ pub fn list_everywhere(
             of: (place, current),
         })
     };
-    // There may be very many. Those in force come in order of creation, until the page is full; those whose webhooks
-    // are being asked are few.
+    // The list can be very long. Subscriptions in force are taken in order of creation until the
+    // page is full; pending handshakes are few and are taken as a whole.
     let pending = server.engine.handshakes.all_pending();
     let mut items: Vec<Item<(Place, Current)>> = as_seen(Vec::new(), &pending)
         .into_iter()
@@ -866,10 +877,10 @@ pub fn list_everywhere(
     Ok(lists::page(call, context, &asked, items, show))
 }
 
-/// So many subscriptions are looked through at a time for a page.
+/// Number of subscriptions that are examined at a time to fill a page.
 const LOOKED_AT_ONCE: usize = 1024;
 
-/// `West US 2` and `westus2` are the same.
+/// Compares locations: `West US 2` and `westus2` are the same.
 fn same_location(a: &str, b: &str) -> bool {
     let plain = |text: &str| text.replace(' ', "").to_lowercase();
     plain(a) == plain(b)

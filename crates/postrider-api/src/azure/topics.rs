@@ -1,4 +1,4 @@
-//! Topics, domains and system topics: the same verbs for all three.
+//! Topics, domains and system topics: the same methods and actions for all three.
 
 use super::lists::{self, Asked, Item};
 use super::{
@@ -28,7 +28,8 @@ impl Kind {
     }
 }
 
-/// A request for one of them, or for something right behind it: `rest` in lower case, `sent` as it was sent.
+/// A request for a topic, domain or system topic, or for one of its actions or lists. `rest` is in
+/// lower case, `sent` as it was sent.
 pub(super) async fn answer(
     server: &Arc<Server>,
     call: &mut Call,
@@ -88,7 +89,7 @@ pub(super) async fn answer(
     }
 }
 
-/// Kinds of private endpoints. None can be made here; clients look at the list.
+/// Kinds of private endpoints. None can be created here, but clients read the list.
 fn private_link(server: &Server, kind: Kind, id: &GridId) -> Result<Value> {
     let entry = find(server, kind, id)?;
     let (name, display_name) = match kind {
@@ -114,7 +115,7 @@ fn missing_behind(kind: Kind, id: &GridId, behind: &str, name: &str) -> ArmError
     ArmError::not_found(&kind, name, &id.group)
 }
 
-/// One that is there, in this group.
+/// An existing topic of this kind in this group.
 pub(super) fn find(server: &Server, kind: Kind, id: &GridId) -> Result<Arc<TopicEntry>> {
     let found = kind.find(server, &id.group, &id.name);
     found
@@ -171,13 +172,14 @@ async fn put(server: &Arc<Server>, call: &mut Call, kind: Kind, id: &GridId, con
         return Err(taken(kind));
     }
     let created = previous.is_none();
-    // The name keeps the case it was made with.
+    // The name keeps the casing of its creation.
     spec.name = previous.map_or(spec.name, |topic| topic.name.clone());
     spec.location = place(server, id, previous, &spec)?;
     let _place = declare::topic_place(server, &spec, previous).map_err(over_quota)?;
     let entry = if kind == Kind::SystemTopic && created {
         let source = check_source(server, &spec.kind)?;
-        // Names differ, the source is the same: whoever comes second must see the first.
+        // Two system topics can have different names and the same source: the second request must
+        // see the result of the first.
         let lock = format!("systemtopicsource/{source}");
         let _one_per_source = server.declaring.hold(lock).await;
         check_only_one(server, &source)?;
@@ -190,7 +192,8 @@ async fn put(server: &Arc<Server>, call: &mut Call, kind: Kind, id: &GridId, con
         declare::warn_if_open(server, topic);
     }
     let mut answer = if kind == Kind::SystemTopic {
-        // The service has no operation for these: what it answers is in force.
+        // Azure has no long-running operation for a PUT of a system topic: when the request is
+        // answered, the topic is in force.
         if let Err(e) = server.engine.in_force_everywhere().await {
             tracing::warn!(error = %e, topic = %topic.name, "system topic is not in force at every node yet");
         }
@@ -207,7 +210,7 @@ async fn put(server: &Arc<Server>, call: &mut Call, kind: Kind, id: &GridId, con
     Ok(answer)
 }
 
-/// The documents' words, the slip in the second too.
+/// The messages of Azure's documents, including the missing word in the second.
 fn taken(kind: Kind) -> ArmError {
     let message = match kind {
         Kind::Topic => "Topic with the specified name already exists. Choose a different topic name.",
@@ -217,7 +220,7 @@ fn taken(kind: Kind) -> ArmError {
     ArmError::new(409, "Conflict", message).at("name")
 }
 
-/// Where it is to be: where it is, where the body says, where its group is, where the server is.
+/// The location of a topic: the existing one, the one in the body, the group's or the server's.
 fn place(server: &Server, id: &GridId, previous: Option<&Topic>, spec: &TopicSpec) -> Result<String> {
     let Some(previous) = previous else {
         return Ok(match spec.location.is_empty() {
@@ -236,7 +239,8 @@ fn place(server: &Server, id: &GridId, previous: Option<&Topic>, spec: &TopicSpe
     Err(ArmError::new(409, "InvalidResourceLocation", message).at("location"))
 }
 
-/// What a system topic tells of must be there, as far as we can know. Gives what sources are compared by.
+/// Checks that the source of a system topic exists, as far as this server can know. Returns the key
+/// by which sources are compared.
 fn check_source(server: &Server, kind: &TopicKind) -> Result<String> {
     let TopicKind::System { source, topic_type } = kind else {
         return Ok(String::new());
@@ -277,7 +281,7 @@ fn check_source(server: &Server, kind: &TopicKind) -> Result<String> {
         );
         return field("properties.source", reason);
     }
-    // Their names are unique, whatever group they are in.
+    // Names of storage accounts are unique across groups.
     Ok(format!("storage account {}", name.to_lowercase()))
 }
 
@@ -362,7 +366,7 @@ async fn regenerate(server: &Arc<Server>, call: &mut Call, kind: Kind, id: &Grid
     Ok(keys(call, &entry.topic))
 }
 
-/// The types that a topic's owner has named; for a system topic those of its source.
+/// The event types that a topic's owner has named; for a system topic those of its source.
 fn event_types(server: &Server, call: &Call, kind: Kind, id: &GridId) -> Result {
     let entry = find(server, kind, id)?;
     let value = match &entry.topic.kind {
@@ -401,7 +405,7 @@ fn named_types(topic: &Topic) -> Vec<Value> {
         .collect()
 }
 
-/// Those of the whole subscription, or of one group.
+/// Lists topics of the whole subscription, or of one group.
 pub(super) fn list(
     server: &Server,
     call: &Call,
@@ -414,7 +418,7 @@ pub(super) fn list(
     }
     let asked = Asked::read(call)?;
     let directory = &server.engine.directory;
-    // Only what is looked at by group or name has to be looked through.
+    // Filters by group and name are applied afterwards, so all topics must be examined for them.
     let limit = match (group, &asked.filter) {
         (None, None) => asked.top + 1,
         _ => usize::MAX,

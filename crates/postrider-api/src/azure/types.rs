@@ -1,4 +1,4 @@
-//! Topic types and operations: what the provider itself knows.
+//! Topic types and operations: static lists of the provider.
 
 use super::{Result, groups, json_answer, not_allowed};
 use crate::Server;
@@ -7,7 +7,7 @@ use hyper::{Method, StatusCode};
 use postrider_wire::arm::{ArmError, TOPIC_TYPES, topic_type};
 use serde_json::{Value, json};
 
-/// `topicTypes[/{name}[/eventTypes]]`, what lies behind the first word.
+/// `topicTypes[/{name}[/eventTypes]]`. `rest` are the segments after the first.
 pub fn topic_types(server: &Server, call: &Call, rest: &[&str]) -> Result {
     if call.method != Method::GET {
         return Err(not_allowed(call, "GET"));
@@ -34,7 +34,7 @@ fn known(name: &str) -> Result<&'static postrider_wire::arm::TopicType> {
     })
 }
 
-/// `operations`: what callers can be allowed to do.
+/// `operations`: the permissions that can be granted to callers.
 pub fn operations(call: &Call) -> Result {
     if call.method != Method::GET {
         return Err(not_allowed(call, "GET"));

@@ -1,4 +1,5 @@
-//! The URL that validates a webhook by being visited. It needs no credential but the token in it.
+//! The URL that validates a webhook when it is visited. The token in the URL is the only
+//! credential.
 
 use super::insert;
 use crate::Server;
@@ -11,7 +12,8 @@ use serde_json::json;
 
 /// `/eventsubscriptions/{name}/validate?id=…&t=…&apiVersion=…&token=…`
 pub async fn answer(server: &Server, call: &Call, name: &str) -> Answer {
-    // Whoever only looks whether there is something here must not validate it.
+    // Other methods, such as HEAD, only test whether the URL exists and must not validate the
+    // webhook.
     let visits = matches!(call.method, Method::GET | Method::POST);
     let outcome = match visits {
         true => visit(server, call, name).await,

@@ -47,7 +47,7 @@ fn stream(name: &str, copies: &[(&str, bool, bool, u64)]) -> Stream {
     }
 }
 
-/// Two nodes and all well.
+/// Two nodes without problems.
 fn well() -> Cluster {
     let good = [("n2", true, false, 0), ("n3", true, false, 0)];
     Cluster {
@@ -93,7 +93,7 @@ fn what_keeps_a_node_from_taking_events_is_named() {
     };
     check(&|_| {}, &[]);
     check(&|c| c.own.lease_left = Duration::ZERO, &["leaseLost"]);
-    // Without a connection the lease runs out too: one cause, one reason.
+    // Without a connection the lease runs out too: one cause is reported as one reason.
     check(
         &|c| {
             c.own.connected = false;
@@ -113,7 +113,7 @@ fn what_keeps_a_node_from_taking_events_is_named() {
         &|c| c.partitions.iter_mut().for_each(|one| one.waiting = None),
         &["noPartitionServed"],
     );
-    // A node that owns none hands on what it is given.
+    // A node that owns no partition forwards what is published to it.
     check(&|c| c.nodes[0].partitions.clear(), &[]);
     check(&|c| c.jetstream = None, &[]);
 }
@@ -167,7 +167,7 @@ fn what_should_not_stay_as_it_is_is_warned_of() {
             "by 1 servers though store.jetstream.replicas is 3",
         )],
     );
-    // One server that is away, not four copies.
+    // An absent server is reported once, not for each of its four replicas.
     check(
         &|c| {
             let js = js(c);
@@ -209,7 +209,8 @@ fn nodes_are_shown_with_what_waits_in_their_partitions() {
     );
     assert_eq!(shown["nodes"][1]["steward"], json!(false));
     assert_eq!(shown["partitions"][2]["stream"]["name"], "p2");
-    // It drains while its keys are its own; what has no owner that serves it shows nothing.
+    // A node is draining while it still owns partitions, and a partition that no node serves has no
+    // backlog.
     cluster.nodes[0].standing = Standing::Draining;
     cluster.nodes[0].partitions.clear();
     assert_eq!(cluster.shown()["nodes"][0]["standing"], "draining");
@@ -258,7 +259,7 @@ fn a_node_is_found_by_name_and_by_id() {
     assert!(status == 409 && detail.contains("b or c"), "{detail}");
 }
 
-/// A cluster that is as a test says, and remembers who was drained.
+/// A cluster in the state that a test sets. Remembers drain requests.
 struct Told {
     cluster: Mutex<Cluster>,
     drained: Mutex<Vec<(String, bool)>>,
@@ -318,7 +319,7 @@ async fn nodes_are_drained_by_whoever_may() {
         "{}",
         got.body
     );
-    // The last one that is live is drained only by who means it.
+    // The last live node is drained only if the request forces it.
     view.cluster.lock().unwrap().nodes[1].standing = Standing::Draining;
     let got = drain(json!({"node": "one"})).await.expect(409);
     assert_eq!(got.body["field"], "node");

@@ -43,7 +43,7 @@ async fn a_pause_is_seen_and_ends() {
     );
     assert_eq!(paused["id"], id("aaa"));
     assert!(paused["since"].is_string(), "{paused}");
-    // Saying it twice changes nothing.
+    // Pausing twice changes nothing.
     assert_eq!(post(&lab, "pause", &body).await.expect(200).body, paused);
 
     let list = async |state: &str| {
@@ -81,7 +81,7 @@ async fn whoever_changes_the_rest_leaves_it_paused() {
     let got = async || lab.arm("GET", &id("aaa"), None).await.expect(200);
     let before = got().await;
     post(&lab, "pause", &json!({"id": id("aaa")})).await.expect(200);
-    // The management API knows nothing of it, and nobody's ETag is worth less.
+    // The management API does not show pauses, so ETags stay valid.
     let after = got().await;
     assert_eq!(after.body, before.body);
     assert_eq!(after.header("etag"), before.header("etag"));
@@ -95,7 +95,7 @@ async fn whoever_changes_the_rest_leaves_it_paused() {
     assert_eq!(got().await.body["properties"]["labels"], json!(["again"]));
     assert_eq!(state(&lab, "aaa").await, "paused");
 
-    // One that is made anew is another.
+    // A subscription that is created again is not paused.
     lab.arm("DELETE", &id("aaa"), None).await.expect(202);
     post(&lab, "resume", &json!({"id": id("aaa")})).await.expect(404);
     put(&lab, "aaa", json!({})).await;
@@ -129,7 +129,7 @@ async fn one_whose_webhook_has_not_agreed_is_not_there_yet() {
         refused["detail"].as_str().unwrap().contains("webhook"),
         "{refused}"
     );
-    // A change that is being asked for does not hide the one in force.
+    // A pending handshake does not hide the subscription in force.
     let body = web_hook("/never", json!({"labels": ["new"]}));
     lab.arm("PUT", &id("aaa"), Some(body)).await.expect(201);
     post(&lab, "pause", &json!({"id": id("aaa")})).await.expect(200);

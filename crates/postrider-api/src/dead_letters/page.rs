@@ -1,6 +1,7 @@
-//! Dead letters as they are shown: those in blobs first, oldest first, then those that wait to be written.
+//! Pages of dead letters: those in blobs first, oldest first, then the pending ones.
 //!
-//! A letter that is written while its pages are being turned may be missed by them, never shown wrongly.
+//! A dead letter that is written to a blob while its pages are being read may be missed by them,
+//! but is never shown wrongly.
 
 use super::which::{LetterName, Names, number, read_query, read_reason, read_since};
 use super::{no_such_letter, trouble};
@@ -27,11 +28,11 @@ use tokio::task::JoinSet;
 
 const LIMIT_DEFAULT: usize = 100;
 const LIMIT_MAX: usize = 1000;
-/// Records of blobs that are asked for at once.
+/// Records of blobs that are requested at once.
 const RECORDS: usize = 16;
 /// Blobs that are read at the same time.
 const READING_MAX: usize = 8;
-/// Of letters that wait, a page looks at no more than this, however few of them are wanted.
+/// Pending dead letters that one page examines at most, however few of them match.
 const LOOKED_AT_MAX: usize = 10_000;
 const WAITING_BYTES_MAX: usize = 4 << 20;
 
@@ -40,12 +41,12 @@ pub struct Page {
     pub value: Vec<Shown>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub continuation: Option<String>,
-    /// Nodes that did not say which letters wait at them.
+    /// Nodes that did not report their pending dead letters.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub missing: Vec<String>,
 }
 
-/// A letter that was found here, or as another node has written it.
+/// A dead letter that this node found, or the JSON that another node reported.
 #[derive(Serialize)]
 #[serde(untagged)]
 pub enum Shown {
@@ -53,7 +54,7 @@ pub enum Shown {
     Elsewhere(Box<RawValue>),
 }
 
-/// One dead letter, as far as it is known.
+/// A dead letter, as far as it is known.
 #[derive(Clone, Debug, Default, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Entry {
@@ -72,10 +73,10 @@ pub struct Entry {
     #[serde(skip_serializing_if = "Option::is_none")]
     last_delivery_attempt_time: Option<String>,
     dead_lettered_time: String,
-    /// When it will be written.
+    /// When the pending dead letter will be written.
     #[serde(skip_serializing_if = "Option::is_none")]
     due: Option<String>,
-    /// Why it could not be written, or cannot be read.
+    /// Why the dead letter could not be written, or cannot be read.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub trouble: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -88,7 +89,7 @@ pub struct Entry {
     blob: Option<BlobPlace>,
     #[serde(skip_serializing_if = "Option::is_none")]
     replays: Option<u8>,
-    /// The blob is gone. Said by `state` too; clients of earlier versions look here.
+    /// The blob is gone. `state` says so too; clients of earlier versions read this member.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub missing: bool,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -100,12 +101,12 @@ struct BlobPlace {
     account: String,
     container: String,
     path: String,
-    /// Of a blob that cannot be read: how many letters were written to it.
+    /// For a blob that cannot be read: how many dead letters were written to it.
     #[serde(skip_serializing_if = "Option::is_none")]
     letters: Option<usize>,
 }
 
-/// Where a page begins: at this letter, or the first after it.
+/// Start of a page: this dead letter, or the first one after it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Continuation {
     Written(LetterId),
@@ -218,7 +219,7 @@ async fn page(
     })
 }
 
-/// What a node is asked for: letters that wait at it.
+/// Peer request for the pending dead letters of a node.
 #[derive(Serialize, Deserialize)]
 pub struct LettersAsked {
     subscription: Option<u64>,
@@ -228,7 +229,8 @@ pub struct LettersAsked {
     from: Option<Where>,
 }
 
-/// A letter's place among all that wait: its subscription, when it was given up, its position.
+/// Sort key of a pending dead letter: its subscription, when it was given up, its position in the
+/// log.
 type Where = (u64, i64, u64);
 
 fn write_where((of, (decided, position)): (SubscriptionId, LetterKey)) -> Where {
@@ -254,7 +256,7 @@ impl LettersAsked {
     }
 }
 
-/// Letters that wait at one node, in their order, and where it would go on.
+/// Pending dead letters of one node, in order, and the key to continue from.
 #[derive(Serialize, Deserialize)]
 pub struct Letters {
     value: Vec<(Where, Box<RawValue>)>,
@@ -282,8 +284,8 @@ pub async fn own_letters(server: &Server, asked: LettersAsked) -> Result<Letters
     })
 }
 
-/// The letters of all nodes in their order, up to the limit, and the one to go on with. What lies behind the place where
-/// a node had to stop comes later.
+/// Merges the dead letters of all nodes in order, up to the limit, and returns the key to continue
+/// from. Dead letters beyond the point where a node had to stop are left for the next page.
 fn join(answers: Vec<Letters>, limit: usize) -> (Vec<Box<RawValue>>, Option<(SubscriptionId, LetterKey)>) {
     let horizon = answers.iter().filter_map(|letters| letters.next).min();
     let mut all: Vec<(Where, Box<RawValue>)> =
@@ -296,10 +298,11 @@ fn join(answers: Vec<Letters>, limit: usize) -> (Vec<Box<RawValue>>, Option<(Sub
     (value, next.map(read_where))
 }
 
-/// Places in a blob.
+/// A blob and the indexes of dead letters in it.
 type Chosen = (BlobRecord, Vec<usize>);
 
-/// Letters for one page, by their marks alone, and the one that the next page begins with.
+/// Selects the dead letters of one page by the archive's records alone, and the one that the next
+/// page begins with.
 async fn choose(
     engine: &Engine,
     filter: &LetterFilter,
@@ -341,7 +344,8 @@ async fn choose(
     }
 }
 
-/// The chosen letters, in order. No blob is read twice; an account that cannot be reached is not asked again.
+/// Reads the selected dead letters, in order. No blob is read twice, and an account that cannot be
+/// reached is not tried again.
 async fn read_written(engine: &Arc<Engine>, chosen: Vec<Chosen>) -> Vec<Entry> {
     let mut entries: Vec<Vec<Entry>> = Vec::new();
     entries.resize_with(chosen.len(), Vec::new);
@@ -369,7 +373,7 @@ async fn read_written(engine: &Arc<Engine>, chosen: Vec<Chosen>) -> Vec<Entry> {
 
 type ReadBlob = (usize, Result<Vec<Entry>, Unreachable>);
 
-/// An account that does not answer, and what is known about the letters all the same.
+/// An account that does not answer, and entries with what the archive knows about its dead letters.
 struct Unreachable {
     account: String,
     detail: String,
@@ -433,7 +437,7 @@ async fn read_blob(
     Ok(places.iter().map(entry).collect())
 }
 
-/// What the archive knows about a letter.
+/// An entry with what the archive knows about a dead letter.
 fn known(blob: &BlobRecord, place: usize) -> Entry {
     let mark = blob.marks[place];
     let id = LetterId {
@@ -459,7 +463,7 @@ fn known(blob: &BlobRecord, place: usize) -> Entry {
     }
 }
 
-/// A letter whose account does not answer at the moment.
+/// An entry for a dead letter whose account does not answer at the moment.
 fn unread(blob: &BlobRecord, place: usize, detail: &str) -> Entry {
     Entry {
         trouble: Some(detail.to_owned()),
@@ -467,7 +471,7 @@ fn unread(blob: &BlobRecord, place: usize, detail: &str) -> Entry {
     }
 }
 
-/// A letter that the archive lists and the blob does not hold.
+/// An entry for a dead letter that the archive lists but the blob does not hold.
 fn faulty(blob: &BlobRecord, place: usize, fault: &LetterFault) -> Entry {
     let mut entry = known(blob, place);
     entry.state = fault_name(fault.fault);
@@ -487,17 +491,18 @@ pub fn fault_name(fault: BlobFault) -> &'static str {
     }
 }
 
-/// Time that a summary takes to read blobs. Letters of blobs that are not read by then are counted as unchecked.
+/// Time limit of a summary for reading blobs. Dead letters in blobs that are not read by then are
+/// counted as unchecked.
 const CHECK_PATIENCE: Duration = Duration::from_secs(5);
 /// Blobs that a summary reads at most.
 const CHECKED_MAX: usize = 1000;
 
-/// Letters of one subscription that the archive lists and that cannot be read.
+/// Dead letters of one subscription that the archive lists but that cannot be read.
 #[derive(Default)]
 pub struct Unreadable {
     pub missing: u64,
     pub damaged: u64,
-    /// Not looked at: the account does not answer, or there are too many blobs for one summary.
+    /// Not read: the account does not answer, or there are too many blobs for one summary.
     pub unchecked: u64,
     pub trouble: Option<String>,
 }
@@ -518,7 +523,8 @@ impl Unreadable {
     }
 }
 
-/// Reads the blobs of all subscriptions, the newest last, and counts the letters that are not there.
+/// Reads the blobs of all subscriptions, the newest last, and counts the dead letters that are
+/// missing, damaged or unchecked.
 pub async fn check_blobs(
     engine: &Arc<Engine>,
     wall: &dyn Clock,
@@ -571,7 +577,7 @@ pub async fn check_blobs(
 }
 
 impl Entry {
-    /// Adds what a dead letter says about itself, and all of it if wanted.
+    /// Adds the members of the stored dead letter; the whole dead letter as `event` if `whole`.
     fn tell(&mut self, letter: Raw<'_>, whole: bool) {
         let text = |name: &str| match letter.get(name) {
             Some(value) if value.kind() == Kind::String => value.as_str().map(|text| text.into_owned()),
@@ -596,13 +602,14 @@ impl Entry {
     }
 }
 
-/// Letters that wait here with their places, and the place to go on with.
+/// Pending dead letters of this node with their keys, and the key to continue from.
 type WaitingHere = (
     Vec<((SubscriptionId, LetterKey), Entry)>,
     Option<(SubscriptionId, LetterKey)>,
 );
 
-/// Letters that wait here, up to the limit. The one to go on with, if there are more.
+/// Lists pending dead letters of this node, up to the limit, and the key to continue from if there
+/// are more.
 async fn list_waiting(
     engine: &Engine,
     filter: &LetterFilter,
@@ -629,7 +636,7 @@ async fn list_waiting(
         let mut after = begun.max(since).and_then(before);
         loop {
             let want = Want {
-                // One more than there is room for tells whether there are more.
+                // Reading one more than the page can hold shows whether there are more.
                 events_max: LIMIT_MAX.min(limit - value.len() + 1),
                 bytes_max: WAITING_BYTES_MAX,
                 overhead: 0,
@@ -663,7 +670,7 @@ async fn list_waiting(
     Ok((value, None))
 }
 
-/// A letter as it will be written.
+/// An entry for a pending dead letter, as it will be written.
 fn pending(engine: &Engine, plan: &Plan, letter: &Letter, whole: bool) -> Entry {
     let of = plan.subscription.id;
     let name = LetterName::Pending {
@@ -690,7 +697,7 @@ fn pending(engine: &Engine, plan: &Plan, letter: &Letter, whole: bool) -> Entry 
     entry
 }
 
-/// One letter with its event.
+/// A single dead letter with its event.
 pub async fn show(engine: &Engine, peers: Option<&dyn Peers>, name: &str) -> Result<Shown, Problem> {
     let Some(name) = LetterName::parse(name) else {
         return Err(Problem::new(
@@ -719,7 +726,7 @@ pub async fn show(engine: &Engine, peers: Option<&dyn Peers>, name: &str) -> Res
     Ok(Shown::Here(Box::new(shown)))
 }
 
-/// The letter at this place, if it waits here.
+/// The dead letter with this key, if it is pending at this node.
 pub async fn own_letter(server: &Server, asked: Where) -> Result<Option<Box<RawValue>>, String> {
     let (of, key) = read_where(asked);
     let found = show_pending(&server.engine, of, key).await;
@@ -828,7 +835,7 @@ mod tests {
             ]
         };
         let (found, next) = join(answers(), 10);
-        // The second node has not come to subscription 2.
+        // The second node's page ended before subscription 2.
         assert_eq!(texts(&found), ["[1,9,7]", "[1,10,5]", "[1,10,6]"]);
         assert_eq!(next.map(write_where), Some((1, 11, 0)));
         let (found, next) = join(answers(), 1);

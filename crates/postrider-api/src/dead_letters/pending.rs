@@ -1,4 +1,4 @@
-//! Dead letters that wait to be written: counted, and written at once when somebody wants them to be.
+//! Pending dead letters: counted, and written at once on request.
 
 use super::which::{Asked, Meant};
 use super::{no_such_letter, trouble};
@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use std::sync::Arc;
 
-/// A filter as nodes tell each other.
+/// Peer request for pending dead letters that match a filter.
 #[derive(Debug, PartialEq, Serialize, Deserialize)]
 pub struct PendingQuestion {
     subscription: Option<u64>,
@@ -47,14 +47,14 @@ impl PendingQuestion {
     }
 }
 
-/// Letters that wait at one node.
+/// Pending dead letters of one node, counted.
 #[derive(Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct PendingAnswer {
     count: u64,
     due: Option<i64>,
 }
 
-/// What one node has written.
+/// Number of dead letters that one node has written.
 #[derive(Debug, PartialEq, Serialize, Deserialize)]
 pub struct WriteAnswer {
     written: u64,
@@ -74,7 +74,7 @@ pub async fn own_write(server: &Server, asked: PendingQuestion) -> Result<WriteA
     Ok(WriteAnswer { written })
 }
 
-/// Letters that wait to be written, at all nodes that answer.
+/// Counts the pending dead letters of all nodes that answer.
 pub async fn count(
     engine: &Engine,
     peers: Option<&dyn Peers>,
@@ -105,7 +105,7 @@ pub fn left_out(meant: &Meant) -> Option<PendingFilter> {
     })
 }
 
-/// Adds to an answer how many letters wait to be written, and when the first of them will be.
+/// Adds to an answer how many dead letters are pending, and when the first of them will be written.
 pub fn show(answer: &mut Value, pending: &PendingLetters) {
     answer["pending"] = json!(pending.count);
     if let Some(due) = pending.due {
@@ -113,7 +113,7 @@ pub fn show(answer: &mut Value, pending: &PendingLetters) {
     }
 }
 
-/// Writes letters at once. Answers when they are in their blobs.
+/// Writes pending dead letters at once. Returns when they are in their blobs.
 pub async fn write(engine: &Arc<Engine>, peers: Option<&dyn Peers>, asked: &Asked) -> Result<Value, Problem> {
     let filter = asked.pending(engine).await?;
     if asked.dry_run {

@@ -1,4 +1,4 @@
-//! Replays as they are shown: begun, cancelled, gone on with.
+//! Replays: started, listed, cancelled and resumed.
 
 use super::page::fault_name;
 use super::which::{Asked, LetterUse, Meant, number};
@@ -16,11 +16,12 @@ use serde_json::{Map, Value, json};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Replays that have ended are kept for this long a list.
+/// Ended replays that are kept in the list.
 const ENDED_MAX: usize = 100;
-/// A replay that is cancelled ends soon; its numbers are final then …
+/// A cancelled replay ends soon, and its counts are final then. Limit of the time that is waited
+/// for this …
 const CANCEL_PATIENCE: Duration = Duration::from_secs(5);
-/// … and this is how often it is looked at.
+/// … and how often the replay is checked meanwhile.
 const CANCEL_PAUSE: Duration = Duration::from_millis(10);
 
 #[derive(Debug, Serialize)]
@@ -31,24 +32,26 @@ pub struct Job {
     pub replayed: u64,
     pub failed: u64,
     pub total: u64,
-    /// Of `failed`: letters whose blobs are missing, damaged or in an account that is not configured.
+    /// Of `failed`: dead letters whose blobs are missing, damaged or in an account that is not
+    /// configured.
     #[serde(skip_serializing_if = "is_zero")]
     pub unreadable: u64,
     #[serde(rename = "unreadableBlobs", skip_serializing_if = "Vec::is_empty")]
     pub unreadable_blobs: Vec<Blob>,
     request: Meant,
-    /// Letters that were meant too and are left out, because they were not written when the replay began.
+    /// Matching dead letters that the replay leaves out, because they were still pending when it
+    /// began.
     #[serde(skip_serializing_if = "is_zero")]
     pub pending: u64,
-    /// When the first of those is written.
+    /// When the first of the pending ones is written.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub due: Option<String>,
-    /// Outcomes of the replayed events, as far as they were counted here.
+    /// Outcomes of the replayed events, as far as this node counted them.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub outcome: Option<JobOutcome>,
 }
 
-/// Replayed events by what has become of them.
+/// Replayed events, counted by outcome.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub struct JobOutcome {
     pub delivered: u64,
@@ -61,7 +64,7 @@ pub struct JobOutcome {
 }
 
 impl JobOutcome {
-    /// None where nothing was counted.
+    /// None if this node has counted no outcomes of the replay.
     fn of(engine: &Engine, job: &ReplayJob) -> Option<JobOutcome> {
         let counted = engine.dispatcher.replay_outcomes.of(job.id)?;
         Some(JobOutcome {
@@ -73,7 +76,7 @@ impl JobOutcome {
     }
 }
 
-/// A blob of which letters could not be replayed.
+/// A blob with dead letters that could not be replayed.
 #[derive(Debug, Serialize)]
 pub struct Blob {
     pub account: String,
@@ -84,7 +87,7 @@ pub struct Blob {
     pub reason: String,
 }
 
-/// What is kept with a replay.
+/// The request of a replay as the archive stores it.
 #[derive(Serialize, Deserialize)]
 struct Kept {
     total: u64,
@@ -104,7 +107,7 @@ impl Job {
                 ReplayState::Done if job.unreadable > 0 => "incomplete",
                 ReplayState::Done => "done",
                 ReplayState::Running if engine.is_under_way(job) => "running",
-                // One that the last life of the server has left is not under way either.
+                // A replay that was running when the server was stopped is not under way either.
                 ReplayState::Running | ReplayState::Cancelled => "cancelled",
             },
             created: job.created.to_string(),
@@ -134,7 +137,7 @@ impl Blob {
     }
 }
 
-/// What a replay that another node has begun is to do.
+/// The request of a replay that another node has begun.
 pub fn request(job: &ReplayJob) -> Option<ReplayRequest> {
     Some(read(job).ok()?.meant.request())
 }
@@ -143,7 +146,7 @@ fn read(job: &ReplayJob) -> Result<Kept, serde_json::Error> {
     serde_json::from_str(&job.request)
 }
 
-/// All that are known, the newest first.
+/// All known replays, the newest first.
 pub async fn list(engine: &Engine) -> Result<Vec<Job>, Problem> {
     let mut jobs = engine.dead_letters.archive.jobs().await.map_err(trouble)?;
     jobs.sort_by_key(|job| std::cmp::Reverse(job.id));
@@ -218,7 +221,7 @@ async fn forget_old(engine: &Engine) -> Result<(), postrider_store::Error> {
     Ok(())
 }
 
-/// Stops a replay and waits until it stands still. One that has ended stays as it is.
+/// Stops a replay and waits until it has stopped. A replay that has ended is left unchanged.
 pub async fn cancel(engine: &Engine, wall: &dyn Clock, id: &str) -> Result<Job, Problem> {
     let job = find(engine, id).await?;
     if engine.stop_replay(&job).await.map_err(trouble)? {
@@ -230,10 +233,11 @@ pub async fn cancel(engine: &Engine, wall: &dyn Clock, id: &str) -> Result<Job, 
     get(engine, id).await
 }
 
-/// Goes on with a replay. The caller sees to it that nobody else does so at the same time.
+/// Resumes a replay. The caller guarantees that nobody else resumes it at the same time.
 pub async fn resume(engine: &Arc<Engine>, id: &str) -> Result<Job, Problem> {
     let known = find(engine, id).await?;
-    // Only then is what is read next the last that it has written.
+    // While the replay is under way, the progress that is read next might not be the last that it
+    // writes.
     if engine.is_under_way(&known) {
         return Err(refused(Refusal::UnderWay));
     }

@@ -1,4 +1,5 @@
-//! The answers as values, on an engine whose stores are in memory and whose receivers refuse everything.
+//! The API's functions called directly, on an engine with stores in memory and receivers that
+//! refuse everything.
 
 use super::replays::{Job, Started};
 use super::which::{Asked, LetterName, LetterUse, Meant, read_query, read_since};
@@ -27,7 +28,7 @@ use std::time::Duration;
 const NOW: Timestamp = Timestamp::from_secs(1_700_000_000);
 const HOUR: Duration = Duration::from_secs(3600);
 
-/// Stands still.
+/// A clock that stands still.
 struct Still;
 
 impl Clock for Still {
@@ -42,7 +43,7 @@ impl Clock for Still {
     }
 }
 
-/// Answers 400 to everything.
+/// Answers 400 to every request.
 struct Refusing;
 
 #[async_trait]
@@ -55,7 +56,7 @@ impl Transport for Refusing {
     }
 }
 
-/// Blobs by their paths, how often they were read, and whether the account is out of reach.
+/// Blobs by path, how often they were read, and whether the account is out of reach.
 #[derive(Default)]
 struct Shelf {
     blobs: Mutex<BTreeMap<String, Bytes>>,
@@ -115,7 +116,8 @@ struct World {
 }
 
 impl World {
-    /// Topics `orders` (subscriptions `audit`, 11, and `mail`, 12) and `returns` (subscription `audit`, 13).
+    /// Topics `orders` (subscriptions `audit`, 11, and `mail`, 12) and `returns` (subscription
+    /// `audit`, 13).
     async fn new() -> World {
         let shelf = Arc::new(Shelf::default());
         let archive = Arc::new(MemoryArchive::default());
@@ -147,7 +149,8 @@ impl World {
         World { engine, shelf }
     }
 
-    /// A blob of one subscription with letters of these reasons, an hour younger each time.
+    /// Writes a blob of one subscription with dead letters of these reasons. Each call is an hour
+    /// later.
     async fn blob(&self, of: u64, names: (&str, &str), reasons: &[Reason]) -> BlobId {
         let archive = &self.engine.dead_letters.archive;
         let number = archive.last().await.unwrap().unwrap_or_default().0 + 1;
@@ -186,7 +189,7 @@ impl World {
         )
     }
 
-    /// All pages, one after the other.
+    /// The ids on all pages, one page after the other.
     async fn all_ids(&self, query: &str) -> Vec<String> {
         let (mut all, mut next) = self.ids(query).await;
         while let Some(continuation) = next {
@@ -216,7 +219,7 @@ impl World {
         }
     }
 
-    /// Waits for a replay to stand still.
+    /// Waits until a replay has stopped.
     async fn ended(&self, id: u64) -> Job {
         while self.engine.is_replaying(id) {
             tokio::task::yield_now().await;
@@ -332,7 +335,7 @@ fn since_is_a_time_or_how_long_ago() {
     }
 }
 
-/// There is no other node.
+/// Unwraps a dead letter of this node; there is no other node.
 fn here(shown: page::Shown) -> page::Entry {
     match shown {
         page::Shown::Here(entry) => *entry,
@@ -356,7 +359,7 @@ async fn pages_follow_each_other_without_gap_or_repetition() {
     for limit in 1..=13 {
         assert_eq!(world.all_ids(&format!("limit={limit}")).await, all, "{limit}");
     }
-    // A page that ends with the last letter says so.
+    // A page that ends with the last dead letter has no continuation.
     let (_, end) = world.ids("limit=12").await;
     assert_eq!(end, None);
 }
@@ -377,7 +380,7 @@ async fn filters_choose_by_marks_and_read_no_blob_in_vain() {
     check("subscription=12", &["2-0"], 1).await;
     check("reason=UndeliverableDueToHttpBadRequest", &["1-1"], 1).await;
     check("reason=timetoliveexceeded", &[], 0).await;
-    // The third was written 97 hours ago.
+    // The third blob was written 97 hours ago.
     check("since=98h", &["2-0", "3-0"], 2).await;
     check("since=98h&subscription=mail", &["2-0"], 1).await;
     check(
@@ -461,8 +464,9 @@ async fn a_letter_is_shown_as_it_is_in_its_blob() {
     }
 }
 
-/// Six blobs of `orders/audit` with two letters each: gone, cut off, of other letters, of fewer, no array, whole;
-/// then one of `orders/mail`, whose second letter was put there by somebody.
+/// Six blobs of `orders/audit` with two dead letters each: gone, cut off, with other dead letters,
+/// with fewer, no array, intact; then one of `orders/mail`, to which somebody has added a second
+/// dead letter.
 async fn damaged_world() -> World {
     let world = World::new().await;
     for _ in 0..6 {
@@ -531,7 +535,7 @@ async fn letters_whose_blob_is_missing_or_damaged_are_listed_as_such() {
     assert_eq!(trouble(6), "the blob holds 1 dead letters; 2 were written");
     assert_eq!(trouble(8), "the blob is not a JSON array");
     assert!(!entries[2].missing && entries[10].trouble.is_none());
-    // The filter is by what was written.
+    // The filter applies to what was written, not to what the blob holds now.
     assert_eq!(
         world.all_ids("subscription=mail&limit=1").await,
         ["7-0", "7-1", "7-2"]
@@ -629,7 +633,7 @@ async fn missing_and_damaged_letters_are_counted_left_out_of_replays_and_purged(
             ("12/7.json", 1, "damaged"),
         ]
     );
-    // Only what was replayed is marked as such.
+    // Only dead letters that were replayed are marked as replayed.
     let marks = world
         .engine
         .dead_letters
@@ -703,7 +707,7 @@ async fn a_replay_is_counted_then_run_and_what_fails_again_waits_to_be_written()
     );
     assert_eq!(replays::get(&world.engine, "2").await.unwrap_err().status, 404);
 
-    // The receiver refuses them again.
+    // The receiver refuses the replayed events again.
     let waiting = || {
         world
             .engine
@@ -804,7 +808,7 @@ async fn letters_are_written_as_soon_as_somebody_wants_them_to_be() {
     let refused = write(json!({"id": "pending-11-5-5"})).await.unwrap_err();
     assert_eq!((refused.status, refused.field), (404, Some("id")));
 
-    // While the store is out of reach they stay, and the reason is said.
+    // While the account is out of reach the dead letters stay pending, and the reason is shown.
     *world.shelf.down.lock().unwrap() = true;
     let refused = write(json!({"subscription": "mail"})).await.unwrap_err();
     assert_eq!(refused.status, 503);
@@ -844,11 +848,11 @@ async fn a_replay_is_cancelled_and_gone_on_with() {
     assert_eq!(job.state, "cancelled");
     assert!(job.replayed < 400, "{}", job.replayed);
 
-    // The server was killed while it ran: the archive still says so.
+    // As if the server had been killed during the replay: the archive still says that it runs.
     let archive = &world.engine.dead_letters.archive;
     let mut stored = archive.jobs().await.unwrap().remove(0);
     stored.state = ReplayState::Running;
-    // Faster, so that the test is.
+    // A higher rate, so that the test ends sooner.
     stored.request = stored.request.replace(r#""rate":100"#, r#""rate":100000"#);
     archive.put_job(stored, None).await.unwrap();
     assert_eq!(replays::list(&world.engine).await.unwrap()[0].state, "cancelled");
@@ -864,7 +868,7 @@ async fn a_deleted_subscription_is_known_by_its_letters() {
     let world = World::new().await;
     world.blob(5, ("orders", "old"), &[EXHAUSTED]).await;
     world.blob(6, ("returns", "old"), &[EXHAUSTED]).await;
-    // The letters of one that was made again are not its own.
+    // Dead letters of a deleted subscription do not belong to a new one with the same name.
     world.blob(7, ("orders", "mail"), &[EXHAUSTED]).await;
     assert_eq!(world.all_ids("subscription=orders/old").await, ["1-0"]);
     assert_eq!(world.all_ids("subscription=6").await, ["2-0"]);

@@ -1,4 +1,4 @@
-//! Which dead letters are meant: names, filters, and the subscriptions behind them.
+//! Selection of dead letters: names, filters, and the subscriptions that they refer to.
 
 use super::{no_such_letter, trouble};
 use crate::http::decoded;
@@ -16,10 +16,10 @@ use serde_json::{Map, Value};
 use std::collections::BTreeSet;
 use std::fmt;
 
-/// A dead letter as the API names it.
+/// The id of a dead letter in the API.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LetterName {
-    /// `<blob>-<place>`
+    /// `<blob>-<index in the blob>`
     Written(LetterId),
     /// `pending-<subscription>-<when it was given up, in nanoseconds>-<position>`
     Pending { of: SubscriptionId, key: LetterKey },
@@ -56,13 +56,13 @@ impl fmt::Display for LetterName {
     }
 }
 
-/// Digits and nothing else: no sign, no space.
+/// Parses digits and nothing else: no sign, no space.
 pub fn number<T: std::str::FromStr>(text: &str) -> Option<T> {
     let digits = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
     digits.then(|| text.parse().ok())?
 }
 
-/// The parameters of a query, each known and given once.
+/// The parameters of a query. Each must be known and given once.
 pub fn read_query(query: &str, known: &[&'static str]) -> Result<Vec<(&'static str, String)>, Problem> {
     let mut read: Vec<(&'static str, String)> = Vec::new();
     for pair in query.split('&').filter(|pair| !pair.is_empty()) {
@@ -94,7 +94,7 @@ pub fn read_reason(text: &str) -> Result<Reason, Problem> {
     })
 }
 
-/// A point in time, or how long ago it was.
+/// Parses a point in time, or a duration before `now`.
 pub fn read_since(text: &str, now: Timestamp) -> Result<Timestamp, Problem> {
     if let Some(at) = Timestamp::parse(text) {
         return Ok(at);
@@ -110,16 +110,16 @@ pub fn read_since(text: &str, now: Timestamp) -> Result<Timestamp, Problem> {
     }
 }
 
-/// What dead letters are named for.
+/// Operation that dead letters are selected for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LetterUse {
     Replay,
     Purge,
-    /// Those that wait are written at once.
+    /// Pending dead letters are written at once.
     Write,
 }
 
-/// What a request to replay, to purge or to write says.
+/// Parsed body of a request to replay, purge or write dead letters.
 #[derive(Debug, Default)]
 pub struct Asked {
     subscription: Option<String>,
@@ -181,7 +181,7 @@ impl Asked {
                 "names one dead letter: subscription, reason, since and all do not go with it",
             ));
         }
-        // Writing is what happens to all of them in any case.
+        // Writing is what happens to all pending dead letters anyway, so no filter is required.
         let needs_filter = purpose != LetterUse::Write;
         if needs_filter && !filtered && self.id.is_none() && !self.all {
             return Err(Problem::new(
@@ -211,7 +211,8 @@ impl Asked {
         self.id
     }
 
-    /// The letters that wait to be written and are meant, with the subscription found.
+    /// Filter for the pending dead letters that the request selects, with the subscription
+    /// resolved.
     pub async fn pending(&self, engine: &Engine) -> Result<PendingFilter, Problem> {
         let mut filter = PendingFilter {
             reason: self.reason,
@@ -228,7 +229,7 @@ impl Asked {
         Ok(filter)
     }
 
-    /// With subscriptions found and letters known to be there.
+    /// Resolves subscriptions, and checks that the named dead letter exists.
     pub async fn meant(&self, engine: &Engine) -> Result<Meant, Problem> {
         let mut meant = Meant {
             reason: self.reason.map(|reason| reason.name().to_owned()),
@@ -283,7 +284,8 @@ fn read_id(text: &str) -> Result<LetterName, Problem> {
     })
 }
 
-/// A request as it is kept with a replay: nothing in it depends on when it is read again.
+/// A resolved selection, as it is stored with a replay: its meaning does not depend on when it is
+/// read again.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Meant {
@@ -305,7 +307,8 @@ pub struct Meant {
     pub to_id: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub rate: Option<u32>,
-    /// The subscription that is deleted, so that nothing can go back to it.
+    /// The deleted subscription that the dead letters belong to, so that they cannot be replayed to
+    /// it.
     #[serde(skip)]
     pub homeless: Option<String>,
 }
@@ -332,11 +335,11 @@ impl Meant {
     }
 }
 
-/// A subscription's names. It may be deleted and still have dead letters.
+/// Names of a subscription. A deleted subscription can still have dead letters.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Names {
     pub id: SubscriptionId,
-    /// Of the topic or domain.
+    /// Name of the topic or domain.
     pub topic: String,
     pub domain_topic: Option<String>,
     pub subscription: String,
@@ -388,8 +391,8 @@ impl Names {
         })
     }
 
-    /// The one subscription that is meant by its name, the end of its path, or its number. One that is deleted
-    /// is meant only where no other is.
+    /// Finds the one subscription with this name, end of path, or number. Deleted subscriptions are
+    /// considered only if no existing one matches.
     pub async fn find(engine: &Engine, field: &'static str, said: &str) -> Result<Names, Problem> {
         let mut live: Vec<Names> = engine
             .directory
@@ -424,7 +427,7 @@ impl Names {
     }
 }
 
-/// Whole paths go before ends of paths.
+/// Whole paths take precedence over ends of paths.
 fn choose(field: &'static str, said: &str, candidates: Vec<Names>) -> Result<Option<Names>, Problem> {
     let said = said.to_lowercase();
     let end = format!("/{said}");

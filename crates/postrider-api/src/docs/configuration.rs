@@ -1,14 +1,14 @@
-//! `/docs/configuration`: every key, out of the commented default configuration.
+//! `/docs/configuration`: every key, generated from the commented default configuration.
 
 use super::html::{Html, slug};
 use super::{Link, Page};
 
-/// One table of the configuration.
+/// A table of the configuration.
 #[derive(Debug, Default, PartialEq)]
 struct Section<'a> {
     /// Empty at the top level.
     name: &'a str,
-    /// There may be several such tables.
+    /// Whether there may be several such tables.
     list: bool,
     intro: Vec<String>,
     keys: Vec<Key<'a>>,
@@ -18,7 +18,7 @@ struct Section<'a> {
 struct Key<'a> {
     name: &'a str,
     value: &'a str,
-    /// What holds unless said; otherwise the value is an example.
+    /// Whether `value` is the default; otherwise it is an example.
     default: bool,
     about: String,
 }
@@ -88,7 +88,8 @@ fn row(out: &mut Html, section: &Section<'_>, key: &Key<'_>) {
     out.tag("</td><td>").text(&key.about).tag("</td></tr>\n");
 }
 
-/// What stands before a key or the head of a table belongs to it; what stands alone belongs to the next table.
+/// Parses the configuration text. A comment directly before a key or the head of a table describes
+/// it; a comment followed by an empty line introduces the next table.
 fn read(text: &str) -> Vec<Section<'_>> {
     let mut sections = vec![Section::default()];
     let mut alone: Vec<String> = Vec::new();

@@ -1,17 +1,19 @@
-//! Pages as text: what is markup is written in this program, everything else is escaped.
+//! HTML output: markup comes only from string constants of this program, everything else is
+//! escaped.
 
-/// What is put together of a page.
+/// An HTML fragment under construction.
 #[derive(Default)]
 pub struct Html(String);
 
 impl Html {
-    /// Markup. It must be known when the program is made, so that nothing that comes later can be any.
+    /// Appends markup. The text must be known at compile time, so that no later input can become
+    /// markup.
     pub fn tag(&mut self, markup: &'static str) -> &mut Html {
         self.0.push_str(markup);
         self
     }
 
-    /// Text, or what stands between the quotes of an attribute.
+    /// Appends escaped text, also between the quotes of an attribute.
     pub fn text(&mut self, text: &str) -> &mut Html {
         for c in text.chars() {
             match c {
@@ -30,7 +32,7 @@ impl Html {
         self.tag("<code>").text(text).tag("</code>")
     }
 
-    /// One line of prose: what stands between backticks is code.
+    /// Appends one line of prose; text between backticks becomes code.
     pub fn prose(&mut self, text: &str) -> &mut Html {
         for (at, part) in text.split('`').enumerate() {
             match at % 2 {
@@ -41,7 +43,7 @@ impl Html {
         self
     }
 
-    /// Paragraphs with empty lines between them.
+    /// Appends paragraphs that are separated by empty lines.
     pub fn paragraphs(&mut self, text: &str) -> &mut Html {
         for paragraph in text.split("\n\n") {
             self.tag("<p>").prose(paragraph).tag("</p>\n");
@@ -65,7 +67,7 @@ impl Html {
             .tag(close)
     }
 
-    /// Something to be copied.
+    /// Appends a sample that can be copied.
     pub fn sample(&mut self, text: &str) -> &mut Html {
         self.tag("<pre class=\"code\" tabindex=\"0\"><code>")
             .text(text)
@@ -82,7 +84,7 @@ impl Html {
     }
 }
 
-/// An id for what is called so.
+/// An element id made from a name.
 pub fn slug(name: &str) -> String {
     let mut slug = String::new();
     for c in name.chars() {

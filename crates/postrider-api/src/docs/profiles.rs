@@ -1,4 +1,4 @@
-//! `/docs/profiles`: in what the Event Grids that are documented differ.
+//! `/docs/profiles`: how the documented Event Grid profiles differ.
 
 use super::html::Html;
 use super::{Link, Page};

@@ -1,4 +1,4 @@
-//! `/docs/api`: the reference of our own API, made of its description.
+//! `/docs/api`: the reference of our own API, generated from its OpenAPI description.
 
 use super::html::{Html, slug};
 use super::{Link, Page};
@@ -6,9 +6,9 @@ use crate::openapi::{DOCUMENT, Operation, at, operations, resolved, text};
 use postrider_core::json::{Kind, Raw};
 use std::fmt::Write;
 
-/// Where the examples send requests; a script puts the address that a page came from in its place.
+/// Address in the examples; a script replaces it with the address that the page came from.
 pub const ORIGIN: &str = "http://127.0.0.1:5888";
-/// A line of JSON is broken when it is longer.
+/// JSON that is wider than this is broken into lines.
 const WIDTH: usize = 88;
 
 pub fn page() -> Page {
@@ -158,7 +158,7 @@ fn parameters(out: &mut Html, parameters: Raw<'static>) {
     out.tag("</tbody></table>\n");
 }
 
-/// `data`: what a stream carries.
+/// The answers of an operation. `data` is the schema of a stream's events.
 fn answers(out: &mut Html, responses: Raw<'static>, data: Option<Raw<'static>>) {
     out.tag("<h4>Answers</h4>\n<table class=\"members answers\"><thead><tr><th scope=\"col\">Status</th><th scope=\"col\">Body</th>");
     out.tag("<th scope=\"col\">Meaning</th></tr></thead>\n<tbody>\n");
@@ -208,7 +208,7 @@ fn answers(out: &mut Html, responses: Raw<'static>, data: Option<Raw<'static>>) 
     }
 }
 
-/// What a value is like, in a few words.
+/// The type of a value, in a few words.
 fn kind(out: &mut Html, schema: Raw<'static>) {
     if let Some(to) = text(schema, "$ref") {
         let name = to.rsplit('/').next().unwrap_or_default().to_owned();
@@ -259,7 +259,7 @@ fn kind(out: &mut Html, schema: Raw<'static>) {
     }
 }
 
-/// Between which limits, one of what, or what holds unless said.
+/// Limits, allowed values and default of a value.
 fn bounds(out: &mut Html, schema: Raw<'static>) {
     let number = |name: &str| schema.get(name).map(Raw::text);
     match (number("minimum"), number("maximum")) {
@@ -332,7 +332,7 @@ struct Row {
     schema: Raw<'static>,
 }
 
-/// Members of members are named by their path.
+/// Lists the members of a schema; nested members are named by their path.
 fn collect(prefix: &str, schema: Raw<'static>, rows: &mut Vec<Row>) {
     for choice in at(schema, "oneOf").elements() {
         collect(prefix, choice, rows);
@@ -353,7 +353,7 @@ fn collect(prefix: &str, schema: Raw<'static>, rows: &mut Vec<Row>) {
     }
 }
 
-/// The request as one would type it.
+/// An example request as a command line.
 fn curl(operation: &Operation) -> String {
     let told = operation.told;
     let mut command = String::from("curl");
@@ -403,12 +403,12 @@ fn streams(told: Raw<'static>) -> bool {
     all.any(|response| response.value.text().contains("text/event-stream"))
 }
 
-/// On one line.
+/// JSON on one line.
 fn compact(value: Raw<'static>) -> String {
     pretty_within(value, 0, usize::MAX)
 }
 
-/// On as many lines as it takes.
+/// JSON on as many lines as needed.
 fn pretty(value: Raw<'static>, indent: usize) -> String {
     pretty_within(value, indent, WIDTH)
 }

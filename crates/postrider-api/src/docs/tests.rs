@@ -1,4 +1,4 @@
-//! The pages as a browser gets them.
+//! The pages as a browser receives them.
 
 use super::*;
 use crate::azure::subscriptions::tests::lab::{Got, Lab};
@@ -20,7 +20,7 @@ async fn text(lab: &Lab, path: &str) -> String {
     String::from_utf8(got.bytes.to_vec()).unwrap()
 }
 
-/// What stands in an attribute, all over a page.
+/// All values of an attribute in a page.
 fn attribute<'a>(page: &'a str, name: &str) -> Vec<&'a str> {
     let mark = format!(" {name}=\"");
     let found = page.split(&*mark).skip(1);
@@ -63,7 +63,8 @@ async fn pages_are_open_to_all_and_guarded() {
     assert_eq!(got.bytes, openapi::TEXT.as_bytes());
 }
 
-/// Nothing but what the page's policy allows, links that lead somewhere, tags that are closed.
+/// Pages contain only what their policy allows, their links have targets, and their tags are
+/// closed.
 #[tokio::test]
 async fn pages_hold_together() {
     let lab = lab().await;

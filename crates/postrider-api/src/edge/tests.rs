@@ -23,7 +23,7 @@ fn event() -> Value {
     json!([{"id": "1", "subject": "s", "eventType": "t", "eventTime": "2026-01-01T00:00:00Z", "dataVersion": "1"}])
 }
 
-/// A request to the edge API as anyone on this machine could send it.
+/// Sends a request to the edge API as any program on this machine could.
 async fn ask(lab: &Lab, method: &str, path: &str, body: Option<&Value>, headers: &[(&str, &str)]) -> Got {
     let mut all = headers.to_vec();
     if !headers.iter().any(|(name, _)| *name == "host") {
@@ -70,7 +70,7 @@ async fn topics_of_the_management_api_are_out_of_its_reach() {
             assert_eq!(got.status, expected, "{method} {path}: {}", got.body);
             assert!(!String::from_utf8_lossy(&got.bytes).contains("secret"));
         }
-        // An unknown topic is answered in the same words.
+        // An unknown topic gets the same answer.
         let of = async |name: &str| {
             let got = ask(&lab, "GET", &format!("/topics/{name}"), None, &headers).await;
             got.body.to_string().replace(name, "")
@@ -79,12 +79,12 @@ async fn topics_of_the_management_api_are_out_of_its_reach() {
         assert_eq!(ask(&lab, "GET", "/topics", None, &headers).await.body, json!([]));
         lab.arm("GET", &path, None).await.expect(200);
 
-        // The operator may let it in, and out again.
+        // The operator may let the edge API reach the topic, and exclude it again.
         put_managed(&lab, "managed", json!({"postrider": {"edge": true}}))
             .await
             .expect(201);
         assert_eq!(status(&lab, "GET", "/topics/managed", None, &headers).await, 200);
-        // A request that says nothing about it changes nothing.
+        // A request without the member changes nothing.
         put_managed(&lab, "managed", json!({})).await.expect(201);
         assert_eq!(
             status(&lab, "POST", "/topics/managed/events", Some(&body), &headers).await,
@@ -189,7 +189,7 @@ async fn no_page_of_another_origin_can_use_it() {
         (&[JSON][..], 200),
         (&[JSON, ("origin", "https://localhost")], 200),
         (&[JSON, ("origin", "https://localhost:443")], 200),
-        // A page on another port, of another scheme, of nowhere.
+        // Pages on another port, of another scheme, and without an origin.
         (&[JSON, ("origin", "https://localhost:3000")], 403),
         (&[JSON, ("origin", "http://localhost:443")], 403),
         (&[JSON, ("origin", "https://127.0.0.1")], 403),
@@ -199,7 +199,7 @@ async fn no_page_of_another_origin_can_use_it() {
         (&[JSON, ("sec-fetch-site", "cross-site")], 403),
         (&[JSON, ("sec-fetch-site", "same-origin")], 200),
         (&[JSON, ("host", "evil.example")], 400),
-        // What a form can send.
+        // Content types that a form can send.
         (&[("content-type", "text/plain")], 415),
         (&[("content-type", "text/plain; application/json")], 415),
         (&[("content-type", "application/x-www-form-urlencoded")], 415),
@@ -276,7 +276,7 @@ async fn rules_of_a_topic_hold_here_too() {
     assert_eq!(publish(&[("aeg-sas-key", KEY)]).await, 401);
     assert_eq!(publish(&[reader]).await, 403);
     assert_eq!(publish(&[owner]).await, 200);
-    // The module knows none of these, and cannot take them back.
+    // The module knows none of these settings, so the edge API must not reset them.
     lab.edge(
         "PUT",
         "/topics/mine",
@@ -339,7 +339,7 @@ async fn one_more_than_a_quota_is_refused_by_name() {
     let hook = || Some(web_hook("/x", json!({})));
     put_managed(&lab, "one", json!({})).await.expect(201);
     check(put_managed(&lab, "two", json!({})).await, "quotas.topics");
-    // Changing one is not adding one.
+    // Changing a topic does not count against the quota.
     put_managed(&lab, "one", json!({"publicNetworkAccess": "Disabled"}))
         .await
         .expect(201);
@@ -374,7 +374,7 @@ async fn one_more_than_a_quota_is_refused_by_name() {
     let inside = |name: &str| format!("{}/topics/{name}", domain("dom"));
     lab.arm("PUT", &inside("a"), None).await.expect(201);
     check(lab.arm("PUT", &inside("b"), None).await, "quotas.domain_topics");
-    // Nor by the way of a subscription that would make it.
+    // The quota also covers a domain topic that a subscription would create.
     let path = format!("{}/eventSubscriptions/sub", inside("b"));
     check(lab.arm("PUT", &path, hook()).await, "quotas.domain_topics");
     let path = format!("{}/eventSubscriptions/sub", inside("a"));
@@ -414,7 +414,7 @@ async fn topics_of_earlier_versions_are_told_apart_by_their_subscriptions() {
         ["module", "mixed", "managed", "bare"].map(kept),
         [Some(true), Some(false), None, None]
     );
-    // Decided once and for all.
+    // Decided once: later changes of the subscriptions have no effect.
     let path = format!("{}/eventSubscriptions/azure", arm("mixed"));
     lab.arm("DELETE", &path, None).await.expect(202);
     adopt_earlier_topics(&lab.server).await.unwrap();
@@ -438,7 +438,7 @@ async fn an_address_that_guesses_the_edge_key_has_to_wait() {
         let refused = with("wrong").await.expect(429);
         assert!(refused.headers.contains_key("retry-after"));
         with(key).await.expect(after_guesses);
-        // Other credentials are counted apart.
+        // Other kinds of credentials are counted separately.
         let bearer = [("authorization", "Bearer reader secret")];
         assert_eq!(status(&lab, "GET", "/topics", None, &bearer).await, 200);
     }

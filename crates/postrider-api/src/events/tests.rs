@@ -1,4 +1,5 @@
-//! What is recorded, in the words of the API; and the filter lab and the live stream, which show the same.
+//! Event histories and searches as the API shows them; filter tests and the live stream, which show
+//! the same recordings.
 
 use crate::azure::subscriptions::tests::lab::{GROUP, Got, Lab, web_hook};
 use crate::sessions::Sessions;
@@ -27,14 +28,14 @@ const CURSOR: Cursor = Cursor {
     event: 7,
 };
 
-/// Knows event `e1`, has one page, and remembers what it was asked.
+/// Recordings with event `e1` and a single page. Remembers the queries.
 #[derive(Default)]
 struct Told {
     asked: Mutex<Vec<Query>>,
     ids: Mutex<Vec<String>>,
     recent: Vec<Recent>,
     lines: Vec<Line>,
-    /// Senders that are kept: their streams do not end by themselves.
+    /// Senders that are kept, so that their streams do not end by themselves.
     open: Option<Mutex<Vec<broadcast::Sender<Arc<Line>>>>>,
 }
 
@@ -338,7 +339,7 @@ async fn hostile_ids_are_only_looked_up() {
     lab.send("DELETE", "/postrider/v1/events/e1", None, &[])
         .await
         .expect(405);
-    // Where nothing is recorded it says so.
+    // If recording is off, the error says so.
     let off = Lab::new(false).await;
     let got = get(&off, "events/e1").await.expect(404);
     assert!(got.body["detail"].as_str().unwrap().ends_with("recording is off"));
@@ -426,7 +427,7 @@ async fn a_question_for_attempts_is_read_as_it_is_meant() {
         ),
     ] {
         let got = get(&lab, &path(&query)).await.expect(200).body;
-        // Another subscription's line is not shown.
+        // Lines of other subscriptions are not shown.
         assert_eq!(got, json!({"value": [], "cursor": CURSOR.to_string()}));
         let asked = told.asked.lock().unwrap().pop().unwrap();
         assert!(asked.subscription.is_some());
@@ -498,7 +499,7 @@ async fn a_filter_is_tried_on_the_latest_events() {
     };
     let filter =
         json!({"advancedFilters": [{"operatorType": "NumberGreaterThan", "key": "data.n", "value": 5}]});
-    // It changes nothing: who may look may ask.
+    // A filter test changes nothing, so readers may run one.
     let reader = [("authorization", "Bearer reader secret")];
     let got = test(json!({"topic": "t1", "filter": filter, "limit": 2}), &reader)
         .await
@@ -542,7 +543,7 @@ async fn a_filter_is_tried_on_the_latest_events() {
         .expect(401);
 }
 
-// A test of 500 large events was evaluated without a bound.
+// Regression: a test with 500 large events was evaluated without a limit.
 #[tokio::test]
 async fn a_filter_test_has_the_budget_of_a_publish_request() {
     let large = format!(r#"{{"n":"{}"}}"#, "x".repeat(100_000));
@@ -634,7 +635,7 @@ async fn the_stream_tells_what_happens_until_it_ends() {
         .expect(405);
 }
 
-/// Waits until somebody follows.
+/// Waits until a client follows the stream.
 async fn followed(told: &Told) {
     while told.open.as_ref().unwrap().lock().unwrap().is_empty() {
         tokio::task::yield_now().await;
@@ -669,7 +670,7 @@ async fn streams_end_with_the_server_and_with_their_session() {
     let sign_out = async {
         followed(&told).await;
         second.server.sessions.end(&session);
-        // The next line is not for whoever has signed out.
+        // The next line must not reach the client that has signed out.
         let line = Arc::new(accepted());
         for sender in told.open.as_ref().unwrap().lock().unwrap().iter() {
             sender.send(line.clone()).unwrap();
@@ -723,7 +724,7 @@ async fn a_stream_ends_when_the_token_that_opened_it_is_revoked() {
             .sum();
         assert_eq!(readers, 1, "the stream ends with the revocation");
         tell(accepted());
-        // The stream of the other client goes on until the server stops.
+        // The stream of the other client continues until the server stops.
         for _ in 0..1000 {
             tokio::task::yield_now().await;
         }

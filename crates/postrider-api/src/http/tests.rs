@@ -1,4 +1,5 @@
-//! Clients that stall, over connections in memory. Time leaps ahead whenever everybody waits.
+//! Clients that stall, over connections in memory. Time is virtual and advances whenever all tasks
+//! wait.
 
 use super::*;
 use crate::azure::subscriptions::tests::lab::{GROUP, Lab};
@@ -16,7 +17,7 @@ async fn lab(bounds: ClientBounds) -> Lab {
     lab
 }
 
-/// A connection to the server, which serves it for as long as the future is polled.
+/// A connection to the server, which serves it while the future is polled.
 fn connect(lab: &Lab) -> (DuplexStream, impl Future<Output = ()>) {
     let (ours, theirs) = tokio::io::duplex(64 << 10);
     let serving = connection(
@@ -35,7 +36,8 @@ fn head(path: &str, length: usize) -> String {
     )
 }
 
-/// Sends a head and so many bytes of a body every second, then nothing; returns the answer and when it came.
+/// Sends a head and this many bytes of a body every second, then nothing. Returns the answer and
+/// when it arrived.
 async fn trickle(lab: &Lab, path: &str, bytes_per_second: usize, seconds: u32) -> (String, Duration) {
     let (stream, serving) = connect(lab);
     let begun = Instant::now();
@@ -45,7 +47,7 @@ async fn trickle(lab: &Lab, path: &str, bytes_per_second: usize, seconds: u32) -
         writing.write_all(head(path, length).as_bytes()).await.unwrap();
         for second in 1..=seconds {
             tokio::time::sleep_until(begun + Duration::from_secs(1) * second).await;
-            // Fails when the server has answered.
+            // Fails once the server has answered.
             let _ = writing.write_all(&vec![b' '; bytes_per_second]).await;
         }
         std::future::pending::<()>().await;
@@ -79,13 +81,13 @@ async fn a_body_that_does_not_keep_coming_is_answered_408() {
         assert_eq!(after, Duration::from_secs(10), "{path}");
     }
     assert_eq!(lab.server.client_limits.count(Limit::BodyStall), 4);
-    // A byte now and then is not enough; a slow client has until the end of all patience.
+    // An occasional byte is not enough; a slow client has until the time limit for bodies.
     let (answer, after) = trickle(&lab, paths[0], 20, 1000).await;
     assert!(answer.starts_with("HTTP/1.1 408 "), "{answer}");
     assert_eq!(after, Duration::from_secs(10));
     let (answer, after) = trickle(&lab, paths[0], 200, 40).await;
     assert!(answer.starts_with("HTTP/1.1 408 "), "{answer}");
-    // The last whole KiB had come after 36 seconds.
+    // The last whole KiB had arrived after 36 seconds.
     assert_eq!(after, Duration::from_secs(46));
     let (answer, after) = trickle(&lab, paths[0], 200, 1000).await;
     assert!(answer.starts_with("HTTP/1.1 408 "), "{answer}");
@@ -109,7 +111,8 @@ async fn stalled_bodies_of_one_topic_leave_room_for_others() {
         let path = format!("/topics/{topic}/api/events");
         lab.send("POST", &path, Some(&event), &[]).await.status
     };
-    // Many announce bodies and send nothing: more than the topic has places, and than there is room for.
+    // Many clients announce bodies and send nothing: more than the topic has slots, and more than
+    // the memory for bodies holds.
     let mut silent = Vec::new();
     for _ in 0..20 {
         let (mut stream, serving) = connect(&lab);
@@ -122,7 +125,7 @@ async fn stalled_bodies_of_one_topic_leave_room_for_others() {
     }
     assert_eq!(publish("t1").await, 200);
     assert_eq!(publish("t2").await, 200);
-    // Others send nearly all of it, as much as they get.
+    // Others send nearly all of a body, as much as fits.
     let mut full = Vec::new();
     for _ in 0..20 {
         let (mut stream, serving) = connect(&lab);
@@ -140,7 +143,7 @@ async fn stalled_bodies_of_one_topic_leave_room_for_others() {
     assert_eq!(lab.server.client_limits.publish_bodies.bytes(), 0);
 }
 
-/// Polls a connection until it waits for its client; whether it goes on.
+/// Polls a connection until it waits for its client. Returns whether the connection is still open.
 async fn poll_for_a_moment(serving: &mut (impl Future<Output = ()> + Unpin)) -> bool {
     timeout(Duration::from_millis(1), serving).await.is_err()
 }

@@ -1,4 +1,4 @@
-//! What is asked of `listen`, and what listeners answer, as JSON.
+//! JSON bodies of `listen`: the request that opens a session, and the answers that sessions post.
 
 use super::{EXPIRES_AFTER, HOST, failed, header_map};
 use crate::ours::Problem;
@@ -13,10 +13,11 @@ use serde_json::Value;
 use serde_json::value::RawValue;
 use std::collections::HashMap;
 
-/// So that listeners can be told apart from other subscriptions in lists.
+/// Label that distinguishes listen sessions from other subscriptions in lists.
 const LABEL: &str = "postrider-listen";
 
-/// Everything as it was written: what is not ours to judge is judged by the parser of subscriptions.
+/// Body of a listen request. Members are kept as text where the parser of subscriptions judges
+/// them.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "camelCase")]
 pub struct Asked<'a> {
@@ -44,7 +45,7 @@ pub struct Asked<'a> {
 
 impl<'a> Asked<'a> {
     pub fn read(body: &'a [u8]) -> Result<Asked<'a>, Problem> {
-        // A JSON array would be taken for an object whose members have no names.
+        // serde would read a JSON array as an object whose members have no names.
         let is_object = body.trim_ascii_start().first() == Some(&b'{');
         if !is_object {
             return Err(Problem::new(400, "the body must be a JSON object"));
@@ -53,7 +54,7 @@ impl<'a> Asked<'a> {
             .map_err(|e| Problem::new(400, format!("the body is not as it must be: {e}")))
     }
 
-    /// The subscription that is meant, judged by the rules of all others.
+    /// The subscription of the session, validated by the rules for all subscriptions.
     pub async fn subscription(
         &self,
         server: &Server,
@@ -93,7 +94,7 @@ impl<'a> Asked<'a> {
         Ok(spec.into_subscription(SubscriptionId(id), entry.topic.id, domain_topic, now))
     }
 
-    /// The body that Azure's API would be sent.
+    /// The body with which the management API would create the subscription.
     fn resource(&self, token: &str) -> String {
         let members = |members: &[(&str, Option<&RawValue>)]| {
             let mut text = String::new();
@@ -127,7 +128,7 @@ impl<'a> Asked<'a> {
     }
 }
 
-/// A member that is a string, if it is there.
+/// A member that is a string, if present.
 fn text(field: &'static str, value: Option<&RawValue>) -> Result<Option<String>, Problem> {
     let read = value.map(|value| serde_json::from_str::<Option<String>>(value.get()));
     let read = read
@@ -136,7 +137,8 @@ fn text(field: &'static str, value: Option<&RawValue>) -> Result<Option<String>,
     Ok(read.flatten())
 }
 
-/// Says it of the members that were sent, which are not where those of a subscription are.
+/// Rewrites the path of an error to the members of the listen request, which are in other places
+/// than those of a subscription.
 fn refused(error: FieldError) -> Problem {
     let path = error.path.strip_prefix("properties.").unwrap_or(&error.path);
     let path = path.strip_prefix("destination.properties.").unwrap_or(path);
@@ -151,7 +153,8 @@ fn refused(error: FieldError) -> Problem {
     }
 }
 
-/// `{"status": 200, "headers": {…}, "body": "…"}`, or `{"failure": "…"}` if the listener got no answer either.
+/// `{"status": 200, "headers": {…}, "body": "…"}`, or `{"failure": "…"}` if the client got no
+/// answer either.
 pub fn read_reply(body: &[u8]) -> Result<Reply, Problem> {
     #[derive(Deserialize)]
     #[serde(deny_unknown_fields)]

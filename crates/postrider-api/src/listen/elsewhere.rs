@@ -1,7 +1,9 @@
-//! Listeners at other nodes. A listener is connected to one node, but whoever owns a partition makes the deliveries: the
-//! request goes to the node that holds the listener, and its answer comes back the same way.
+//! Listen sessions at other nodes. A session is connected to one node, but the owner of a partition
+//! makes its deliveries: the request goes to the node that holds the session, and the answer comes
+//! back the same way.
 //!
-//! The token of a listener ends with the number of its node, so that every node knows where it is.
+//! The token of a session ends with the number of its node, so that every node knows where the
+//! session is.
 
 use super::{Listeners, asked, failed};
 use crate::Server;
@@ -16,13 +18,15 @@ use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Whoever makes the delivery gives it up much earlier; the node that holds the listener does not hear of that.
+/// How long the node with the session waits for an answer. The delivering node gives up much
+/// earlier, and the node with the session is not told.
 const DELIVERY_PATIENCE: Duration = Duration::from_secs(600);
-/// A listener that leaves so many requests unanswered gets no more from other nodes: it would take up all their room.
+/// A session that leaves this many requests unanswered gets no more from other nodes, since it
+/// would use up all their memory.
 const UNANSWERED_MAX: usize = 512;
 const ANSWER_PATIENCE: Duration = Duration::from_secs(5);
 
-/// A new token, which nobody who is not told it can guess.
+/// A new token, which cannot be guessed.
 pub fn token(peers: Option<&dyn Peers>) -> String {
     let token = uuid::Uuid::new_v4().simple().to_string();
     match peers {
@@ -31,7 +35,7 @@ pub fn token(peers: Option<&dyn Peers>) -> String {
     }
 }
 
-/// The number of the node that holds a listener.
+/// The number of the node that holds a session.
 pub fn node_of(token: &str) -> Option<&str> {
     token.split_once('-').map(|(_, node)| node)
 }
@@ -47,7 +51,7 @@ struct Delivery {
 struct Answered {
     status: u16,
     headers: Vec<(String, Vec<u8>)>,
-    /// Why there is no answer; what else is said does not count then.
+    /// Why there is no answer. The other members are meaningless then.
     failed: Option<String>,
 }
 
@@ -57,7 +61,7 @@ struct Given {
     number: u64,
 }
 
-/// What is said of something, its length first, and the thing as it is.
+/// Frames a message: the length of its JSON header, the header, and the body as raw bytes.
 fn framed(said: &impl Serialize, rest: &[u8]) -> Bytes {
     let said = serde_json::to_vec(said).expect("names are strings");
     let mut out = BytesMut::with_capacity(4 + said.len() + rest.len());
@@ -108,7 +112,7 @@ fn read_request(bytes: Bytes) -> Option<(String, Request)> {
     let (said, body) = unframed::<Delivery>(bytes)?;
     let request = Request {
         method: Method::from_bytes(said.method.as_bytes()).ok()?,
-        // A listener is not told it.
+        // The URL of a delivery is not part of what a listen session is told.
         url: Arc::new(Uri::from_static("/")),
         headers: Arc::new(read_headers(&said.headers)?),
         more: Vec::new(),
@@ -155,7 +159,7 @@ fn read_reply(bytes: Bytes) -> Option<Reply> {
     }))
 }
 
-/// Has the node that holds the listener hand it a request; none if no other node does.
+/// Lets the node that holds the session deliver a request; none if no other node does.
 pub async fn deliver(peers: Option<&Arc<dyn Peers>>, token: &str, request: &Request) -> Option<Reply> {
     let (peers, node) = (peers?, node_of(token)?);
     if node == peers.id() {
@@ -175,7 +179,7 @@ pub async fn deliver(peers: Option<&Arc<dyn Peers>>, token: &str, request: &Requ
     })
 }
 
-/// Hands a request of another node to the listener here.
+/// Hands a request of another node to a listen session of this node.
 pub async fn answer_delivery(server: &Arc<Server>, body: Bytes) -> Result<Bytes, String> {
     let (token, request) = read_request(body).ok_or("the delivery cannot be understood")?;
     let listeners = server.listeners.as_ref().ok_or("nobody can listen here")?;
@@ -193,7 +197,8 @@ pub async fn answer_delivery(server: &Arc<Server>, body: Bytes) -> Result<Bytes,
     Ok(write_reply(&reply))
 }
 
-/// Gives a listener's answer to the node that holds it; none if no other node does. Whether it was waited for.
+/// Passes the answer of a session to the node that holds the session; none if no other node does.
+/// Returns whether the answer was waited for.
 pub async fn acknowledge(
     listeners: &Listeners,
     token: &str,
@@ -223,7 +228,7 @@ pub async fn acknowledge(
 pub async fn answer_answer(server: &Arc<Server>, body: Bytes) -> Result<Bytes, String> {
     let (said, body) = unframed::<Given>(body).ok_or("the answer cannot be understood")?;
     let listeners = server.listeners.as_ref().ok_or("nobody can listen here")?;
-    // It was judged where it was posted.
+    // The answer was validated by the node that it was posted to.
     let reply = asked::read_reply(&body).map_err(|problem| problem.detail)?;
     let line = listeners.line(&said.token);
     let taken = line.is_some_and(|line| line.answer(said.number, reply));

@@ -1,4 +1,5 @@
-//! The way to a listener and back, and what is refused. Whole streams are looked at over real sockets.
+//! Deliveries to a listen session and back, and refused requests. Whole streams are tested over
+//! real sockets elsewhere.
 
 use super::*;
 use crate::azure::subscriptions::tests::lab::{GROUP, Got, Lab, web_hook};
@@ -7,7 +8,7 @@ use http::{HeaderValue, Uri};
 use postrider_core::time::{Clock, Sleep};
 use postrider_engine::deliver;
 
-/// Says which host it was asked for.
+/// A transport that answers with the host of each request.
 struct Network;
 
 #[async_trait]
@@ -63,7 +64,7 @@ async fn what_is_for_nobody_here_goes_on() {
     let listeners = listeners();
     let sent = listeners.clone().send(request("https://hook.example/x")).await;
     assert_eq!(sent, failed("hook.example"));
-    // A name that only looks like the reserved one is not.
+    // A host that only begins with the reserved name is an ordinary host.
     let other = format!("https://{HOST}.example/x");
     let sent = listeners.clone().send(request(&other)).await;
     assert_eq!(sent, failed(format!("{HOST}.example")));
@@ -143,13 +144,13 @@ async fn a_slow_reader_keeps_no_more_than_it_may() {
     }
     assert_eq!(received.len(), PIECES);
     assert_eq!(line.waiting().by_number.len(), 3 * PIECES);
-    // One that was read makes room for one that waits.
+    // A piece that was read makes room for a waiting one.
     received.recv().await.unwrap();
     for one in &mut sending {
         assert!(one.as_mut().poll(&mut context).is_pending());
     }
     assert_eq!(received.len(), PIECES);
-    // All of them end with the listener, those that were read and those that were not.
+    // All deliveries end with the session, whether they were read or not.
     line.ended.cancel();
     for one in sending {
         assert_eq!(one.await, failed("nobody listens any more"));
@@ -290,7 +291,7 @@ async fn only_who_may_write_listens() {
     assert!(lab.server.engine.directory.all_subscriptions().is_empty());
 }
 
-/// Stands still until it is let go, and then is a day ahead.
+/// A clock that stands still until it is released, and then is a day ahead.
 #[derive(Default)]
 struct Held(CancellationToken);
 

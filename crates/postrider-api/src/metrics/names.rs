@@ -1,7 +1,9 @@
-//! The same numbers under the names of Azure Monitor and of the edge module, for those who come from there.
+//! The metrics again under the names of Azure Monitor and of the edge module, for dashboards made
+//! for those.
 //!
-//! Both count per minute or since the start of a module what is counted since our start here. Which dimensions and
-//! values they have beyond those that are documented is not known: ours are the names of outcomes and reasons.
+//! Azure counts per minute and the edge module since its start; counters here run since the start
+//! of this server. Which dimensions and values exist beyond the documented ones is unknown, so the
+//! names of this server's outcomes and reasons are used.
 
 use super::page::{Kind, Page, labels};
 use super::{Numbers, OfSubscription, OfTopic, by_outcome, by_reason};
@@ -9,7 +11,7 @@ use postrider_core::outcome::Outcome;
 use postrider_core::retry::Reason;
 use std::time::Duration;
 
-/// Which names there are besides our own.
+/// Sets of metric names that are enabled besides our own.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Names {
     pub azure: bool,
@@ -130,7 +132,8 @@ fn successes(one: &OfSubscription) -> u64 {
     one.totals.outcomes[usize::from(Outcome::Success.code())]
 }
 
-/// In a domain they are called by their topic, or differently if they are of the whole domain.
+/// Labels of a subscription. In a domain, subscriptions of a domain topic and those of the whole
+/// domain have different labels.
 fn azure_labels(one: &OfSubscription) -> String {
     let mut all = vec![("Resource", one.topic.as_str())];
     match &one.domain_topic {

@@ -1,4 +1,4 @@
-//! Numbers of a cluster, as the node that is asked knows it.
+//! Metrics of a cluster, as this node knows them.
 
 use super::page::{Kind, Page, labels};
 use crate::cluster::{Cluster, Standing};

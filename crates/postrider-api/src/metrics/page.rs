@@ -10,7 +10,7 @@ pub(super) enum Kind {
     Histogram,
     /// Only a sum and a count.
     Summary,
-    /// A counter whose name, given by others, does not end as those of counters should.
+    /// A counter whose name is prescribed and lacks the suffix that Prometheus expects of counters.
     Untyped,
 }
 
@@ -31,7 +31,7 @@ impl Page {
         let _ = writeln!(self.text, "# HELP {name} {help}\n# TYPE {name} {kind}");
     }
 
-    /// `labels` as [`labels`] makes them.
+    /// Appends a sample. `labels` as [`labels`] renders them.
     pub fn line(&mut self, name: &str, labels: &str, value: impl Display) {
         self.text.push_str(name);
         if !labels.is_empty() {
@@ -42,7 +42,8 @@ impl Page {
         let _ = writeln!(self.text, " {value}");
     }
 
-    /// `told` may change a value before it is told; it is given the beginning of the line too.
+    /// Appends a histogram. `told` may adjust each value before it is written; it also gets the
+    /// beginning of the line.
     pub fn histogram<const BOUNDS: usize>(
         &mut self,
         name: &str,

@@ -38,7 +38,8 @@ fn histograms_count_upwards() {
     assert_eq!(page.text, expected);
 }
 
-// A topic that was added up with others is deleted: a counter that went back would be taken for one that began anew.
+// Regression: deleting a topic that is summed up with others must not make the counter decrease,
+// since a decrease would be taken for a restart.
 #[test]
 fn what_is_added_up_never_goes_back() {
     let shown = Shown::default();
@@ -53,7 +54,8 @@ fn it_is_decided_once_who_is_shown_alone() {
     let mut alive = 0;
     let decided = topics.each_ref().map(|one| decide(one, &mut alive, 2));
     assert_eq!(decided, [true, true, false, false]);
-    // One of the first is deleted: there is room for a new one, but not for those that were added up so far.
+    // After a topic with its own series is deleted, a new topic gets its slot, but not one that has
+    // already been summed up with others.
     let mut alive = 1;
     let fresh = OnceLock::new();
     assert!(!decide(&topics[2], &mut alive, 2));

@@ -1,4 +1,4 @@
-//! The description against the server: what one has, the other has too.
+//! The description against the server: each has exactly what the other has.
 
 use super::*;
 use crate::azure::subscriptions::tests::lab::{Got, Lab};
@@ -14,7 +14,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 const METHODS: [&str; 5] = ["GET", "POST", "PUT", "PATCH", "DELETE"];
-/// Credentials that the lab's server knows.
+/// Credentials that the lab's server accepts.
 const OWNER: (&str, &str) = ("authorization", "Bearer owner secret");
 const READER: (&str, &str) = ("authorization", "Bearer reader secret");
 const HOST: (&str, &str) = ("host", "localhost");
@@ -23,7 +23,7 @@ fn document() -> Value {
     serde_json::from_str(TEXT).unwrap()
 }
 
-/// With something in the place of each parameter.
+/// The path with a value for each parameter.
 fn filled(path: &str) -> String {
     let parts = path
         .split('/')
@@ -41,7 +41,7 @@ fn needs(operation: &Operation) -> String {
     text(operation.told, "x-needs").unwrap().into_owned()
 }
 
-/// Whether the router knows no such path, as opposed to a thing that is not there.
+/// Whether the router does not know the path, as opposed to a missing resource.
 fn is_unknown_path(got: &Got, path: &str) -> bool {
     got.status == 404 && got.body["detail"] == format!("{path} does not exist")
 }
@@ -106,7 +106,7 @@ fn it_is_whole() {
             body.is_null() || !body["example"].is_null(),
             "{id} has an example of its body"
         );
-        // It stands between single quotes on a command line.
+        // On a command line the example is between single quotes.
         assert!(!body["example"].to_string().contains('\''), "{id}");
         assert!(method != "GET" || body.is_null(), "{id}");
     }
@@ -153,7 +153,8 @@ fn paths_are_found_and_others_are_not() {
     check("v1/deadletters/replays/7/remove", false);
 }
 
-/// Every path answers to the methods that are described and refuses all others, naming those that it knows.
+/// Every path answers to the methods that are described and refuses all others, listing the ones it
+/// knows.
 #[tokio::test]
 async fn methods() {
     let lab = Lab::new(false).await;
@@ -164,7 +165,7 @@ async fn methods() {
             .map(|one| one.method)
             .collect();
         let asked = filled(path);
-        // There is no clock that could be moved, which is said before anything else.
+        // The server runs on no test clock, which is reported before any other error.
         let no_clock = path.starts_with("/postrider/v1/clock");
         for method in METHODS {
             let got = lab.send(method, &asked, None, &[]).await;
@@ -191,7 +192,7 @@ async fn methods() {
         assert!(is_unknown_path(&got, path), "{path}: {}", got.body);
         lab.exchange("GET", path, None, &[HOST]).await.expect(401);
     }
-    // Those that lie elsewhere.
+    // Operations outside `/postrider/`.
     for one in operations()
         .iter()
         .filter(|one| !one.path.starts_with("/postrider/"))
@@ -207,7 +208,7 @@ async fn methods() {
     }
 }
 
-/// Who may do what, as far as credentials decide it.
+/// The permissions in the description are those that the server enforces.
 #[tokio::test]
 async fn credentials() {
     let lab = Lab::new(false).await;
@@ -245,7 +246,7 @@ async fn credentials() {
     }
 }
 
-/// The names after `known are` in an error.
+/// The names after `words` (such as `known are `) in an error message.
 fn listed<'a>(detail: &'a str, words: &str) -> Option<BTreeSet<&'a str>> {
     let (_, list) = detail.split_once(words)?;
     Some(
@@ -255,7 +256,7 @@ fn listed<'a>(detail: &'a str, words: &str) -> Option<BTreeSet<&'a str>> {
     )
 }
 
-/// The server's own words about what it knows are the description's.
+/// The query parameters that the server's errors list are those of the description.
 #[tokio::test]
 async fn parameters() {
     let lab = Lab::new(false).await;
@@ -268,7 +269,7 @@ async fn parameters() {
         let names: BTreeSet<&str> = all.iter().map(|one| one["name"].as_str().unwrap()).collect();
         let got = lab.send("GET", &format!("{path}?nonsense=1"), None, &[]).await;
         if got.status == 200 {
-            // Where there is nothing to be said, nothing is looked at.
+            // Paths without parameters ignore their query.
             assert!(names.is_empty(), "{path}");
             continue;
         }
@@ -316,7 +317,7 @@ async fn parameters() {
     assert!(checked >= 8, "{checked}");
 }
 
-/// Nothing is sent anywhere.
+/// A transport that sends nothing.
 struct Nowhere;
 
 #[async_trait]
@@ -326,7 +327,7 @@ impl Transport for Nowhere {
     }
 }
 
-/// Bodies: what is not described is refused by name.
+/// Members that are not described are refused by name.
 #[tokio::test]
 async fn members_of_bodies() {
     let listeners = Arc::new(Listeners::new(Arc::new(Nowhere)));
@@ -353,7 +354,7 @@ async fn members_of_bodies() {
         let known = ["known are ", "known is ", "expected one of ", "expected "];
         let known = known.iter().find_map(|words| listed(&detail, words));
         let mut known = known.unwrap_or_else(|| panic!("{}: {detail}", one.path));
-        // serde says where it was.
+        // serde appends where the error was.
         known.retain(|one| {
             one.chars().all(char::is_alphabetic) && !["at", "line", "column", "or"].contains(one)
         });

@@ -1,7 +1,8 @@
-//! What happens to events at any node, as it happens.
+//! The live stream of a cluster: events of all nodes as they happen.
 //!
-//! While someone watches at a node, that node says so every few seconds, and those that have heard it tell what happens
-//! at them. A node that has attempted an event which another one has accepted asks that one what the event is called.
+//! While a client of a node watches, that node announces so every few seconds, and the nodes that
+//! receive the announcement report what happens at them. A node that attempts an event which
+//! another node accepted requests the event's description from that node.
 
 use super::{Heard, Peers, gather};
 use crate::Server;
@@ -18,26 +19,27 @@ use std::time::Duration;
 use tokio::sync::broadcast::error::{RecvError, TryRecvError};
 use tokio::sync::{broadcast, oneshot};
 
-/// Who watches says so this often …
+/// Interval at which a watching node announces itself …
 const SAY: Duration = Duration::from_secs(4);
-/// An event may be attempted before the node that has accepted it has noted so: it is asked again after these.
+/// Pauses between requests for an event's description: the event may be attempted before the node
+/// that accepted it has recorded it.
 const ASK_AGAIN: [Duration; 3] = [
     Duration::ZERO,
     Duration::from_millis(50),
     Duration::from_millis(500),
 ];
-/// … and is taken to watch for this long.
+/// … and how long the announcement is valid.
 const BELIEVE: Duration = Duration::from_secs(12);
-/// Lines that wait for a slow watcher.
+/// Lines that are buffered for a slow watcher.
 const LINES_MAX: usize = 4096;
-/// Lines that are told at once.
+/// Lines that are reported in one message.
 const LINES_PER_PIECE: usize = 128;
-/// Events of other nodes whose names are remembered.
+/// Descriptions of other nodes' events that are remembered.
 const KNOWN_MAX: usize = 16 << 10;
-/// What nodes tell each other of.
+/// Subject of the messages with live lines.
 const WHAT: &str = "live";
 
-/// A line as a watcher reads it, and whom it concerns.
+/// A line of the live stream as watchers read it, with the topic and subscription that it concerns.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Told {
     pub topic: TopicId,
@@ -45,9 +47,9 @@ pub struct Told {
     pub text: Bytes,
 }
 
-/// The watching of all nodes at once.
+/// Live stream over all nodes.
 pub(crate) struct Live {
-    /// Made when someone watches: a server without other nodes has no use for it.
+    /// Created for the first watcher: a single server does not need it.
     lines: OnceLock<broadcast::Sender<Arc<Told>>>,
     state: Mutex<State>,
 }
@@ -81,19 +83,20 @@ impl Live {
         self.lines.get_or_init(|| broadcast::channel(LINES_MAX).0)
     }
 
-    /// Whether someone watches at this node.
+    /// Whether a client of this node watches.
     fn is_read(&self) -> bool {
         self.lines.get().is_some_and(|lines| lines.receiver_count() > 0)
     }
 
-    /// Someone at another node watches.
+    /// Handles the announcement of a watching node.
     pub fn watched(&self, server: &Arc<Server>) {
         let until = server.wall.now() + BELIEVE;
         self.state().watched_until = until;
         self.begin_telling(server);
     }
 
-    /// What happens at any node from now on. Returns when all that answer know that someone watches.
+    /// Lines of all nodes from now on. Returns when all nodes that reply know that somebody
+    /// watches.
     pub async fn watch(&self, server: &Arc<Server>) -> broadcast::Receiver<Arc<Told>> {
         let lines = self.lines().subscribe();
         self.begin_telling(server);
@@ -101,7 +104,7 @@ impl Live {
         if begins && let Some(peers) = server.peers.clone() {
             let (told, knows) = oneshot::channel();
             server.streams.tasks.spawn(hear(server.clone(), peers, told));
-            // It ends with an error when the server is shutting down: nothing comes then.
+            // Fails when the server is shutting down; no lines come then.
             let _ = knows.await;
         }
         lines
@@ -110,13 +113,13 @@ impl Live {
     fn begin_telling(&self, server: &Arc<Server>) {
         let begins = !std::mem::replace(&mut self.state().telling, true);
         if begins && let Some(peers) = server.peers.clone() {
-            // At once: nothing that happens from now on is missed.
+            // Subscribed before the task starts, so that no line from now on is missed.
             let lines = server.recordings.subscribe();
             server.streams.tasks.spawn(tell(server.clone(), peers, lines));
         }
     }
 
-    /// Whether nobody at any node watches any more; whoever tells ends then.
+    /// Whether nobody at any node watches any more. The reporting task ends then.
     fn ends_telling(&self, now: Timestamp) -> bool {
         let mut state = self.state();
         let over = !self.is_read() && state.watched_until <= now;
@@ -132,7 +135,7 @@ impl Live {
     }
 }
 
-/// A line as nodes tell each other of it.
+/// A line in a message between nodes.
 #[derive(Debug, Serialize, Deserialize)]
 struct Passed {
     topic: u64,
@@ -140,7 +143,7 @@ struct Passed {
     text: String,
 }
 
-/// Hears what other nodes tell, for as long as someone watches here.
+/// Receives the lines of other nodes while a client of this node watches.
 async fn hear(server: Arc<Server>, peers: Arc<dyn Peers>, told: oneshot::Sender<()>) {
     let (clock, stop) = (server.wall.clone(), server.streams.stop.clone());
     let (mut heard, mut told) = (None, Some(told));
@@ -148,7 +151,7 @@ async fn hear(server: Arc<Server>, peers: Arc<dyn Peers>, told: oneshot::Sender<
         if heard.is_none() {
             heard = peers.hear(WHAT).await;
         }
-        // It is said again and again, so that a node which comes later hears it too.
+        // Announced repeatedly, so that a node which joins later receives it too.
         let said = peers.ask("watch", Bytes::from_static(b"{}"));
         tokio::select! {
             biased;
@@ -156,7 +159,7 @@ async fn hear(server: Arc<Server>, peers: Arc<dyn Peers>, told: oneshot::Sender<
             _ = said => {}
         }
         if let Some(told) = told.take() {
-            // Whoever asked may have gone.
+            // The first watcher may have disconnected.
             let _ = told.send(());
         }
         let mut again = clock.sleep_until(clock.now() + SAY);
@@ -188,7 +191,7 @@ fn pass_on(lines: &broadcast::Sender<Arc<Told>>, piece: &[u8]) {
         return;
     };
     for one in passed {
-        // Nobody may read any more.
+        // All watchers may have disconnected.
         let _ = lines.send(Arc::new(Told {
             topic: TopicId(one.topic),
             subscription: one.subscription.map(SubscriptionId),
@@ -197,7 +200,7 @@ fn pass_on(lines: &broadcast::Sender<Arc<Told>>, piece: &[u8]) {
     }
 }
 
-/// Tells what happens here, for as long as someone watches anywhere.
+/// Reports what happens at this node while somebody watches at any node.
 async fn tell(server: Arc<Server>, peers: Arc<dyn Peers>, mut lines: broadcast::Receiver<Arc<Line>>) {
     let (clock, stop) = (server.wall.clone(), server.streams.stop.clone());
     let mut known = Known::default();
@@ -210,7 +213,8 @@ async fn tell(server: Arc<Server>, peers: Arc<dyn Peers>, mut lines: broadcast::
             () = pause => Err(RecvError::Lagged(0)),
         };
         if let Err(RecvError::Closed) = first {
-            // Nothing is recorded: nothing is told, and nobody is to ask for it again and again.
+            // Recording is off: ends without resetting `telling`, so that the task is not started
+            // again and again.
             return;
         }
         if server.live.ends_telling(clock.now()) {
@@ -229,7 +233,7 @@ async fn tell(server: Arc<Server>, peers: Arc<dyn Peers>, mut lines: broadcast::
     }
 }
 
-/// What has come so far. Who was too slow goes on with what is there.
+/// The lines that have arrived. Lines that were lost because this node was too slow are skipped.
 fn piece(first: Result<Arc<Line>, RecvError>, lines: &mut broadcast::Receiver<Arc<Line>>) -> Vec<Arc<Line>> {
     let mut piece = Vec::new();
     let mut received = first.ok();
@@ -260,13 +264,13 @@ async fn pass(server: &Server, peers: &dyn Peers, told: Vec<Told>) {
     }
     if server.live.is_read() {
         for one in told {
-            // The last one may have gone meanwhile.
+            // The last watcher may have disconnected meanwhile.
             let _ = server.live.lines().send(Arc::new(one));
         }
     }
 }
 
-/// What is said of an event that another node has accepted.
+/// Description of an event, for the node that attempts an event which another node accepted.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Event {
     place: String,
@@ -278,7 +282,7 @@ pub struct Event {
     subject: String,
 }
 
-/// The events at these places that were accepted here.
+/// Descriptions of the events at these positions that this node accepted.
 pub async fn answer_events_at(server: &Arc<Server>, places: Vec<String>) -> Result<Vec<Event>, String> {
     if places.len() > LINES_PER_PIECE {
         return Err(format!(
@@ -303,7 +307,7 @@ pub async fn answer_events_at(server: &Arc<Server>, places: Vec<String>) -> Resu
     Ok(found.into_iter().flatten().filter_map(event).collect())
 }
 
-/// Events of other nodes that were asked for.
+/// Descriptions of other nodes' events that were requested.
 #[derive(Default)]
 struct Known {
     events: HashMap<Place, Event>,
@@ -311,7 +315,7 @@ struct Known {
 }
 
 impl Known {
-    /// Lines as they are read. What nobody knows the name of is not told.
+    /// Renders lines for watchers. Lines of events whose description no node has are left out.
     async fn tell(&mut self, peers: &dyn Peers, clock: &dyn Clock, piece: &[Arc<Line>]) -> Vec<Told> {
         let mut unknown: Vec<Place> = piece.iter().filter_map(|line| line.elsewhere).collect();
         unknown.sort_unstable();
@@ -389,7 +393,7 @@ mod tests {
     use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
     use tokio::sync::mpsc;
 
-    /// Knows one event, from the second question on.
+    /// Knows one event, from the second request on.
     struct Other {
         event: Event,
         asked: AtomicUsize,

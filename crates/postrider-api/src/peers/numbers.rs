@@ -1,4 +1,4 @@
-//! What nodes count, added up. Of how long events took, it is the counts behind percentiles that are added.
+//! Statistics of all nodes, added up. For latencies the counts behind the percentiles are added.
 
 use super::{Heard, gather};
 use crate::Server;
@@ -18,13 +18,13 @@ use postrider_store::Backlog;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
-/// Subscriptions that need attention of which a node tells at once.
+/// Subscriptions that need attention which a node reports at most.
 pub const AILING_MAX: usize = 1000;
 
-/// Subscriptions of a sick endpoint of which a node tells.
+/// Subscriptions of an endpoint on probation which a node reports at most.
 pub const SICK_SUBSCRIPTIONS_MAX: usize = 20;
 
-/// Deliveries, by what became of them.
+/// Deliveries, counted by outcome.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Counted {
     pub delivered: u64,
@@ -41,7 +41,7 @@ pub struct Counted {
 }
 
 impl Counted {
-    /// With what earlier processes have counted.
+    /// The counts, including those of earlier processes.
     fn of(counters: &Counters) -> Counted {
         let totals = counters.totals();
         Counted {
@@ -88,7 +88,7 @@ fn by_code(counts: &[u64]) -> BTreeMap<u8, u64> {
     all.map(|(reason, count)| (reason.code(), *count)).collect()
 }
 
-/// What a meter shows: events and failed requests per second, and how long events took.
+/// Readings of a meter: events and failed requests per second, and latencies.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Metered {
     pub published: f64,
@@ -121,10 +121,10 @@ impl Metered {
     }
 }
 
-/// What waits for a subscription.
+/// Backlog of a subscription.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Waits {
-    /// Those that are being sent right now are among them.
+    /// Includes deliveries that are being sent right now.
     pub waiting: u64,
     pub retrying: u64,
     oldest: Option<i64>,
@@ -149,13 +149,13 @@ impl Waits {
         self.waiting + self.retrying
     }
 
-    /// Since when the oldest has waited.
+    /// Since when the oldest delivery has waited.
     pub fn oldest(&self) -> Option<Timestamp> {
         self.oldest.map(Timestamp::from_nanos)
     }
 }
 
-/// What was published to a topic.
+/// Events that were published to a topic, counted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Published {
     pub events: u64,
@@ -164,7 +164,7 @@ pub struct Published {
     pub per_sec: f64,
 }
 
-/// What became of a subscription's events lately, as nodes tell each other of it.
+/// Recent outcomes of a subscription's deliveries, in a peer reply.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Recent {
     attempts: u64,
@@ -242,24 +242,25 @@ impl Recent {
     }
 }
 
-/// An endpoint that is left alone.
+/// An endpoint on probation.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Sick {
     pub probing: bool,
     pub delay: Delayed,
     pub waiting: u64,
-    /// The numbers of subscriptions that point to it, at most [`SICK_SUBSCRIPTIONS_MAX`] of each node.
+    /// The ids of subscriptions that use the endpoint, at most [`SICK_SUBSCRIPTIONS_MAX`] of each
+    /// node.
     #[serde(default)]
     pub subscriptions: BTreeSet<u64>,
 }
 
-/// Since when an endpoint is left alone, until when, and why.
+/// Since when an endpoint is on probation, until when, and why.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Delayed {
     until: i64,
     since: i64,
     pub cause: String,
-    /// Of the answer that is the cause, where there was one and it is known.
+    /// HTTP status of the answer that caused the probation, if there was one and it is known.
     #[serde(default)]
     pub status: Option<u16>,
 }
@@ -293,7 +294,7 @@ impl Delayed {
         Timestamp::from_nanos(self.until)
     }
 
-    /// The one that lasts longer, begun when the first of them did.
+    /// The probation that lasts longer, with the earlier beginning of the two.
     pub fn longer(one: Option<Delayed>, other: Option<Delayed>) -> Option<Delayed> {
         let (Some(one), Some(other)) = (&one, &other) else {
             return one.or(other);
@@ -315,21 +316,22 @@ impl Delayed {
     }
 }
 
-/// Everything that `stats` shows of a node, but for single subscriptions.
+/// Everything that `stats` shows of a node, except numbers of single subscriptions.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Numbers {
     pub counted: Counted,
     pub metered: Metered,
-    /// By the numbers of their subscriptions; of those that have something to do.
+    /// By subscription id; only subscriptions with a backlog.
     pub busy: HashMap<u64, Waits>,
-    /// By the numbers of topics; of those that were published to.
+    /// By topic id; only topics that were published to.
     pub topics: HashMap<u64, Published>,
-    /// By the names of endpoints.
+    /// By endpoint name.
     pub sick: BTreeMap<String, Sick>,
-    /// Subscriptions whose health at this node needs attention. No other can need it in view of all nodes.
+    /// Subscriptions whose health at this node needs attention. A subscription that needs it at no
+    /// node cannot need it in the cluster as a whole.
     #[serde(default)]
     pub ailing: BTreeSet<u64>,
-    /// Dead letters that have not been written.
+    /// Pending dead letters.
     #[serde(default)]
     pub letters: u64,
     /// When counting began, in nanoseconds.
@@ -372,7 +374,7 @@ impl Numbers {
         self.topics.get(&id.0).copied().unwrap_or_default()
     }
 
-    /// When counting began: at the node that has counted for longest.
+    /// When counting began at the node that has counted longest.
     pub fn since(&self) -> Option<Timestamp> {
         self.since.map(Timestamp::from_nanos)
     }
@@ -382,7 +384,8 @@ impl Numbers {
     }
 }
 
-/// The time that is meant by now: nodes' clocks may differ, and what they say is of the same minutes.
+/// Peer request for statistics. It carries the time, because the clocks of nodes may differ and
+/// their replies must be about the same minutes.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub struct NumbersAsked {
     now: i64,
@@ -446,7 +449,7 @@ pub fn own(server: &Server, asked: NumbersAsked) -> Numbers {
     }
 }
 
-/// Of all nodes together, and who did not answer.
+/// The sum of all nodes, and the names of nodes that did not reply.
 pub async fn all(server: &Server, now: Timestamp) -> (Numbers, Vec<String>) {
     let asked = NumbersAsked { now: now.nanos() };
     let Some(peers) = &server.peers else {
@@ -460,20 +463,20 @@ pub async fn all(server: &Server, now: Timestamp) -> (Numbers, Vec<String>) {
     (sum, heard.missing)
 }
 
-/// How a subscription is.
+/// State of one subscription.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Detail {
     pub counted: Counted,
     pub metered: Metered,
     pub waits: Waits,
-    /// Dead letters that have not been written.
+    /// Pending dead letters.
     pub letters: u64,
     /// Why the last try to write them failed.
     #[serde(default)]
     letters_trouble: Option<String>,
     pub delay: Option<Delayed>,
     pub probing: bool,
-    /// Of the last [`HEALTH_MINUTES`] …
+    /// Outcomes of the last [`HEALTH_MINUTES`] …
     #[serde(default)]
     recent: Recent,
     /// … and of the last [`LOSS_MINUTES`].
@@ -524,7 +527,7 @@ pub struct DetailsAsked {
     ids: Vec<u64>,
 }
 
-/// In the order of what was asked for.
+/// Replies in the order of the requested ids.
 pub fn own_details(server: &Server, asked: DetailsAsked) -> Vec<Detail> {
     let now = Timestamp::from_nanos(asked.now);
     let letters = letters_by_subscription(server);
@@ -532,7 +535,7 @@ pub fn own_details(server: &Server, asked: DetailsAsked) -> Vec<Detail> {
     asked.ids.iter().map(detail).collect()
 }
 
-/// Dead letters that have not been written, by the numbers of their subscriptions.
+/// Pending dead letters by subscription id.
 fn letters_by_subscription(server: &Server) -> HashMap<u64, u64> {
     let letters = server.engine.log().letters_waiting().into_iter();
     letters.map(|letters| (letters.of.0, letters.count)).collect()
@@ -561,7 +564,7 @@ fn own_condition(server: &Server, id: SubscriptionId, now: Timestamp, letters: &
             ..Detail::default()
         };
     };
-    // Not all rules know delays.
+    // Some profiles have no probation.
     let state = outlet
         .plan()
         .filter(|plan| plan.sender().obeys)
@@ -579,7 +582,8 @@ fn own_condition(server: &Server, id: SubscriptionId, now: Timestamp, letters: &
     }
 }
 
-/// How subscriptions are in view of all nodes, in their order, and who did not answer.
+/// The state of subscriptions over all nodes, in their order, and the names of nodes that did not
+/// reply.
 pub async fn details(
     server: &Server,
     ids: impl Iterator<Item = SubscriptionId>,
@@ -602,7 +606,7 @@ pub async fn details(
     (sums, heard.missing)
 }
 
-/// Which meter is meant: that of everything unless it is said.
+/// Peer request for a series: of one topic, of one subscription, or of everything.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub struct SeriesAsked {
     pub topic: Option<u64>,
@@ -611,7 +615,7 @@ pub struct SeriesAsked {
     pub now: i64,
 }
 
-/// A minute, as nodes tell each other of it.
+/// Counts of one minute, in a peer reply.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Minute {
     number: i64,
@@ -672,7 +676,7 @@ pub fn own_series(server: &Server, asked: SeriesAsked) -> Vec<Minute> {
     tallies.map(Minute::from).collect()
 }
 
-/// What happened in each minute at any node, and who did not answer.
+/// Counts of each minute over all nodes, and the names of nodes that did not reply.
 pub async fn tallies(server: &Server, asked: SeriesAsked) -> (Vec<Tally>, Vec<String>) {
     let Some(peers) = &server.peers else {
         return (own_tallies(server, asked), Vec::new());
@@ -771,7 +775,8 @@ mod tests {
         assert_eq!(sum.metered.published, 3.0);
         assert_eq!((sum.letters, sum.since()), (4, Some(Timestamp::from_nanos(60))));
         assert_eq!(sum.ailing, BTreeSet::from([3, 4]));
-        // One in ten was slow, at one of the nodes: the median is not, the ninety-fifth is.
+        // A tenth of the deliveries was slow, at one of the nodes: the median is not slow, the
+        // ninety-fifth percentile is.
         let found = sum.metered.latency().unwrap();
         let slow = Percentiles::of(&[(80, 1)]).unwrap().p50;
         assert!(found.p50 < slow / 10 && found.p95 > slow / 2, "{found:?}");
@@ -796,7 +801,7 @@ mod tests {
             subscriptions: BTreeSet::from([1, 2]),
         };
         assert_eq!(sum.sick["e"], expected);
-        // As it goes from node to node.
+        // Serialized as between nodes.
         let text = serde_json::to_string(&one).unwrap();
         assert_eq!(serde_json::from_str::<Numbers>(&text).unwrap(), one);
     }
@@ -822,7 +827,8 @@ mod tests {
         let paused = sum.health_numbers(Timestamp::MIN, Some(Timestamp::MIN));
         assert_eq!(paused.delay, None, "a paused subscription waits for nothing else");
         assert_eq!(sum.delay, Some(delayed(1, 2, "Busy")));
-        // The node that got the answer knows its status, and another one may leave the endpoint alone for longer.
+        // The node that got the answer knows its status; another node may keep the endpoint on
+        // probation for longer.
         let answered = Delayed {
             status: Some(503),
             ..delayed(1, 2, "Busy")
@@ -855,13 +861,13 @@ mod tests {
             }
         };
         let mut sum = Recent::from(counts(5, 400, 2));
-        // As it goes from node to node.
+        // Serialized as between nodes.
         let text = serde_json::to_string(&Recent::from(counts(1, 404, 3))).unwrap();
         sum.add(&serde_json::from_str(&text).unwrap());
         let mut expected = counts(5, 400, 2);
         expected.add(&counts(1, 404, 3));
         assert_eq!(RecentCounts::from(&sum), expected);
-        // What a node of an older version says has none.
+        // Replies of nodes of an older version lack these members.
         let mut old = serde_json::to_value(Detail::default()).unwrap();
         for member in ["recent", "hour"] {
             old.as_object_mut().unwrap().remove(member);

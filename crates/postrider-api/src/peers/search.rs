@@ -1,5 +1,5 @@
-//! A search over what all nodes have recorded: their pages put in the order of time, with a cursor that knows how far it
-//! has come at each of them.
+//! A search over the recordings of all nodes: their pages are merged in the order of time, and the
+//! cursor holds the progress at each node.
 
 use super::{Heard, Peers, gather, note_missing, stories};
 use crate::Server;
@@ -17,12 +17,13 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
 
-/// How often the nodes are asked for one page, where many of the events that they know turn out not to be meant.
+/// Requests to the nodes for one page, when most of their events turn out not to match.
 const ROUNDS_MAX: usize = 4;
-/// Lines that each is asked for where they are to be looked through.
+/// Lines that each node is asked for when the lines are filtered afterwards.
 const LOOKED_THROUGH: usize = 250;
 
-/// What a node is asked for. What became of events is not known to it alone, so that it is not asked for that.
+/// Peer request for a page of events. Filters on outcomes are not part of it, because one node does
+/// not know all outcomes of an event.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Asked {
     id: Option<String>,
@@ -32,16 +33,16 @@ pub struct Asked {
     subject: Option<String>,
     since: Option<i64>,
     until: Option<i64>,
-    /// By the names of the nodes; who is not named begins with the latest.
+    /// By node name. A node without a cursor begins with its latest event.
     cursors: BTreeMap<String, String>,
     limit: usize,
 }
 
-/// A node's page.
+/// A page of one node.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Page {
     lines: Vec<Found>,
-    /// None when there is nothing more.
+    /// None when there are no more events.
     cursor: Option<String>,
     searched: Option<(i64, i64)>,
 }
@@ -52,17 +53,17 @@ pub struct Found {
     line: Value,
     accepted: i64,
     place: Option<String>,
-    /// A page that begins here begins with it …
+    /// Cursor of a page that begins with this event …
     before: String,
-    /// … or behind it.
+    /// … or after it.
     behind: String,
-    /// The subscriptions that it matched, with their names.
+    /// The subscriptions that the event matched, with their names.
     matched: Vec<(u64, String)>,
 }
 
 pub async fn answer(server: &Arc<Server>, asked: Asked) -> Result<Page, String> {
     let own = server.peers.as_ref().and_then(|peers| {
-        // Of two nodes with the same name each is called by its number too.
+        // If two nodes have the same name, each is called by its id too.
         let whole = format!("{} ({})", peers.name(), peers.id());
         asked
             .cursors
@@ -81,7 +82,8 @@ pub async fn answer(server: &Arc<Server>, asked: Asked) -> Result<Page, String> 
         event_type: asked.event_type,
         subject: asked.subject,
         since: asked.since.map(Timestamp::from_nanos),
-        // Who begins only now must not come with what is later than what was shown.
+        // A node that joins the search only now must not return events that are later than those
+        // already shown.
         until: asked
             .until
             .filter(|_| cursor.is_none())
@@ -115,18 +117,19 @@ pub async fn answer(server: &Arc<Server>, asked: Asked) -> Result<Page, String> 
     })
 }
 
-/// Nothing more comes from a node with this cursor.
+/// Cursor of a node that has no more events.
 const ENDED: &str = "";
 
-/// How far a search has come.
+/// Progress of a search, encoded in its cursor.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 struct Progress {
     #[serde(rename = "n")]
     nodes: BTreeMap<String, String>,
-    /// The end of the time that is searched, and of what has been shown.
+    /// End of the searched time range, moved back as events are shown.
     #[serde(rename = "t")]
     until: Option<i64>,
-    /// The place of an event of which only a part has been shown, and how many of its attempts are left: the oldest.
+    /// Position of an event of which only a part has been shown, and how many of its attempts
+    /// remain: the oldest.
     #[serde(rename = "p", default, skip_serializing_if = "Option::is_none")]
     part: Option<(String, usize)>,
 }
@@ -176,12 +179,12 @@ pub async fn search(server: &Server, peers: &dyn Peers, query: &str) -> Result<V
     Ok(found)
 }
 
-/// Attempts of one subscription that are shown of one event.
+/// Attempts of one subscription that a page shows of one event.
 struct PickedAttempts {
     place: String,
     accepted: i64,
     event: Value,
-    /// Among those that are asked for, in the order of time.
+    /// Range in the list of matching attempts, which is in the order of time.
     range: Range<usize>,
 }
 
@@ -261,25 +264,26 @@ pub(crate) async fn attempts(peers: &dyn Peers, asked: &AttemptsQuery) -> Result
     Ok(found)
 }
 
-/// The result of looking at an event during a search.
+/// Result of examining an event during a search.
 enum Taken {
     More,
-    /// The page ends behind the event …
+    /// The page is full after this event …
     Full,
-    /// … or with a part of it.
+    /// … or with a part of this event.
     FullWithin,
 }
 
-/// How far a search has looked.
+/// Coverage of a search for one page.
 struct Looked {
-    /// There is nothing more.
+    /// Whether there are no more events.
     over: bool,
     searched: Option<(i64, i64)>,
     missing: Vec<String>,
 }
 
-/// Shows events to `take` with what nodes say in brief that happened to them, the latest first, until it has a page.
-/// `looks_through`: not every event is meant.
+/// Passes events to `take`, the latest first, with a brief form of their deliveries at all nodes,
+/// until `take` has a full page. `looks_through` says that `take` filters events, so more are
+/// requested at a time.
 async fn look(
     peers: &dyn Peers,
     query: &Query,
@@ -354,18 +358,18 @@ async fn look(
     looked
 }
 
-/// The pages of several nodes as one.
+/// The merged pages of several nodes.
 #[derive(Debug, PartialEq)]
 struct Merged {
-    /// With the node that has each. What one node has stays in its order.
+    /// Each line with the node that has it. The lines of one node stay in their order.
     lines: Vec<(String, Found)>,
-    /// Where each node goes on when all these lines have been shown.
+    /// Cursor of each node when all these lines have been shown.
     cursors: BTreeMap<String, String>,
     searched: Option<(i64, i64)>,
 }
 
 impl Merged {
-    /// Where each node goes on when only the first lines have been shown.
+    /// Cursor of each node when only the first `used` lines have been shown.
     fn cursors_after(&self, used: usize) -> BTreeMap<String, String> {
         let mut cursors = self.cursors.clone();
         let unused = self.lines.get(used..).unwrap_or_default();
@@ -376,8 +380,8 @@ impl Merged {
     }
 }
 
-/// Puts pages together, the latest first, up to `most` lines. A node that has not come as far back as another holds up
-/// what is older than where it is: later pages would have to show what is newer.
+/// Merges pages, the latest event first, up to `most` lines. Lines older than the end of any
+/// unfinished page are left for later: that node could still have newer ones.
 fn merge(pages: Vec<(String, Page)>, most: usize) -> Merged {
     let going_on = pages.iter().filter(|(_, page)| page.cursor.is_some());
     let horizon = going_on
@@ -430,7 +434,7 @@ fn merge(pages: Vec<(String, Page)>, most: usize) -> Merged {
     }
 }
 
-/// A line with what has become of its event, if that is what was looked for.
+/// A line with the outcome of its event; none if the query filters by another outcome.
 fn shown(query: &Query, found: &Found, happened: Vec<Value>) -> Option<Value> {
     let mut told = stories::by_number(happened);
     let mut deliveries = Vec::with_capacity(found.matched.len());
@@ -537,7 +541,7 @@ mod tests {
         assert_eq!(times(&merged), [9, 8, 7, 6]);
         assert_eq!(merged.cursors["a"], "before 3");
         assert_eq!(merged.cursors["b"], "before 1");
-        // As though only the first had been shown.
+        // As if only the first line had been shown.
         assert_eq!(merged.cursors_after(1)["a"], "before 6");
         assert_eq!(merged.cursors_after(1)["b"], "before 8");
         assert_eq!(merged.cursors_after(4), merged.cursors);
@@ -545,7 +549,8 @@ mod tests {
 
     #[test]
     fn nothing_is_shown_that_a_later_page_would_have_to_go_back_behind() {
-        // The first has come back to 5 only: what the other has before that is kept for later.
+        // The first node's page reaches back to 5 only: older events of the other node are left for
+        // later.
         let pages = vec![
             ("a".to_owned(), page(&[9, 5], true)),
             ("b".to_owned(), page(&[8, 4, 2], false)),
@@ -557,7 +562,7 @@ mod tests {
         assert_eq!(merged.searched, Some((5, 9)));
     }
 
-    // Whatever the pages are cut into, every event is shown once, the latest first.
+    // However the pages are cut, every event is shown once, the latest first.
     #[test]
     fn turning_pages_shows_everything_once() {
         let nodes: [(&str, Vec<i64>); 3] = [
@@ -653,13 +658,14 @@ mod tests {
         assert!(look(outcome(Outcome::NotFound, None)).is_none());
     }
 
-    /// Two nodes: one has accepted the events, both have attempted them.
+    /// Two nodes: one accepted the events, both attempted them.
     struct TwoNodes {
         places: Vec<String>,
     }
 
     impl TwoNodes {
-        /// The attempts of subscription 1 that a node has made of an event: the first here, the others there.
+        /// The attempts of an event for subscription 1 that a node made: the first node made the
+        /// first, the second node the others.
         fn attempts(&self, place: &str, second: bool, brief: bool) -> Value {
             let number = self.places.iter().position(|known| known == place).unwrap();
             let numbers = if second { 2..4 } else { 1..2 };
@@ -700,7 +706,7 @@ mod tests {
             let answers = match question {
                 "search" => {
                     assert_eq!(asked["subscription"], 1);
-                    // Newest first; a cursor counts the events that have been told.
+                    // Newest first. The cursor is the number of events that were already returned.
                     let told = asked["cursors"]["a"].as_str().map_or(0, |text| match text {
                         ENDED => self.places.len(),
                         text => text.parse::<usize>().unwrap(),

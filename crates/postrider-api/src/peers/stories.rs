@@ -1,5 +1,5 @@
-//! The story of an event from what several nodes have recorded: one has accepted it, whoever owned its partition has
-//! attempted it, and after a takeover that was another one.
+//! Event histories merged from the recordings of several nodes: one node accepted the event, the
+//! owner of its partition attempted it, and after a take-over that was another node.
 
 use super::{Heard, Peers, gather};
 use crate::Server;
@@ -13,9 +13,9 @@ use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// Events of which it is asked at once what happened to them.
+/// Events whose deliveries are requested at once.
 pub const PLACES_MAX: usize = 1000;
-/// The number of a subscription, among the members of what nodes tell each other. It is not shown.
+/// Member with the id of a subscription in peer replies. It is not shown to clients.
 const NUMBER: &str = "number";
 
 #[derive(Serialize, Deserialize)]
@@ -25,16 +25,17 @@ pub struct TraceAsked {
 
 #[derive(Serialize, Deserialize)]
 pub struct HappenedAsked {
-    /// Places and when their events were accepted.
+    /// Positions, and when their events were accepted.
     pub events: Vec<(String, i64)>,
-    /// Only what decides the state is wanted.
+    /// Only the members that decide the state are wanted.
     pub brief: bool,
 }
 
-/// What happened to the events that were asked for, in their order: deliveries, as far as something happened to them.
+/// Deliveries of the requested events, in the order of the request. Only deliveries that have
+/// recordings are listed.
 pub type Happened = Vec<Vec<Value>>;
 
-/// What this node has recorded of the events with an id.
+/// Recordings of this node about the events with an id.
 pub async fn answer_trace(server: &Arc<Server>, asked: TraceAsked) -> Result<Vec<Value>, String> {
     let stories = events::ask(server, move |recordings| recordings.trace(&asked.id)).await;
     let stories = stories.map_err(|problem| problem.detail)?;
@@ -44,8 +45,8 @@ pub async fn answer_trace(server: &Arc<Server>, asked: TraceAsked) -> Result<Vec
         for (one, number) in each_mut(&mut shown["subscriptions"]).zip(numbers) {
             one[NUMBER] = json!(number);
         }
-        // Attempts are asked for of all nodes, this one too. That an endpoint is left alone is known of deliveries to
-        // which nothing has happened.
+        // Attempts are requested from all nodes, this one included. Probations are also known of
+        // deliveries that have no recordings, so they are kept here.
         for one in each_mut(&mut shown["subscriptions"]) {
             if one["matched"] == true {
                 keep_only(one, &["name", "id", "matched", "holds", "ended", NUMBER]);
@@ -57,7 +58,7 @@ pub async fn answer_trace(server: &Arc<Server>, asked: TraceAsked) -> Result<Vec
     Ok(shown.collect())
 }
 
-/// What happened at this node to events that were accepted here or elsewhere.
+/// Recordings of this node about the deliveries of events that any node accepted.
 pub async fn answer_happened(server: &Arc<Server>, asked: HappenedAsked) -> Result<Happened, String> {
     if asked.events.len() > PLACES_MAX {
         return Err(format!(
@@ -92,7 +93,7 @@ pub async fn answer_happened(server: &Arc<Server>, asked: HappenedAsked) -> Resu
     Ok(all)
 }
 
-/// A delivery as nodes tell each other of it.
+/// A delivery in a peer reply.
 fn told(one: &SubscriptionStory, node: Option<&str>, brief: bool) -> Option<Value> {
     let mut shown = json!({"name": one.name});
     events::show_fate(&mut shown, one)?;
@@ -106,14 +107,15 @@ fn told(one: &SubscriptionStory, node: Option<&str>, brief: bool) -> Option<Valu
     Some(shown)
 }
 
-/// All stories of the events with this id, the latest first, and who did not answer.
+/// The histories of all events with this id, the latest first, and the names of nodes that did not
+/// reply.
 pub async fn trace(server: &Server, peers: &dyn Peers, id: &str) -> (Vec<Value>, Vec<String>) {
     let asked = TraceAsked { id: id.to_owned() };
     let heard: Heard<Vec<Value>> = gather(peers, "trace", &asked).await;
     let mut missing = heard.missing;
     let mut stories: Vec<Value> = Vec::new();
     for (node, some) in heard.answers {
-        // Whatever another version of this program may answer.
+        // A node of another version may reply anything.
         stories.extend(some.into_iter().filter(Value::is_object).map(|mut story| {
             story["acceptedBy"] = json!(node);
             story
@@ -137,7 +139,7 @@ pub async fn trace(server: &Server, peers: &dyn Peers, id: &str) -> (Vec<Value>,
     (stories, missing)
 }
 
-/// Where the event of a story is, and when it was accepted.
+/// Position of a history's event, and when the event was accepted.
 fn placed(story: &Value) -> Option<(String, i64)> {
     Some((
         story["position"].as_str()?.to_owned(),
@@ -145,7 +147,8 @@ fn placed(story: &Value) -> Option<(String, i64)> {
     ))
 }
 
-/// What happened to each of these events at any node, and who did not answer. Those without a place had no deliveries.
+/// Deliveries of each event at all nodes, and the names of nodes that did not reply. Events without
+/// a position had no deliveries.
 pub async fn happened(
     peers: &dyn Peers,
     places: Vec<Option<(String, i64)>>,
@@ -167,7 +170,7 @@ pub async fn happened(
     (all, heard.missing)
 }
 
-/// Adds to a story what happened to its deliveries.
+/// Adds deliveries to an event history.
 fn put_together(story: &mut Value, happened: Vec<Value>) {
     let Some(matched) = story["subscriptions"].as_array_mut() else {
         return;
@@ -180,7 +183,7 @@ fn put_together(story: &mut Value, happened: Vec<Value>) {
         told.push(one.clone());
         states.push(take_over(one, joined(told)));
     }
-    // Known of only by whoever attempted it.
+    // Deliveries that are known only to the nodes that attempted them.
     let mut more = Vec::new();
     for (number, told) in left {
         let delivery = joined(told);
@@ -194,7 +197,7 @@ fn put_together(story: &mut Value, happened: Vec<Value>) {
     story["state"] = json!(state_of_all(&states));
 }
 
-/// Moves the members of a delivery into a subscription of a story. Its state.
+/// Moves the members of a delivery into a subscription of an event history. Returns its state.
 fn take_over(one: &mut Value, delivery: Value) -> String {
     let state = delivery["state"].as_str().unwrap_or_default().to_owned();
     if let (Some(one), Value::Object(delivery)) = (one.as_object_mut(), delivery) {
@@ -207,7 +210,7 @@ fn take_over(one: &mut Value, delivery: Value) -> String {
     state
 }
 
-/// What is said of an event whose deliveries are in these states.
+/// State of an event whose deliveries have these states.
 pub fn state_of_all(states: &[String]) -> &str {
     match states {
         [] => "unmatched",
@@ -216,7 +219,7 @@ pub fn state_of_all(states: &[String]) -> &str {
     }
 }
 
-/// What nodes told of the deliveries of one event, by the numbers of the subscriptions.
+/// Groups the deliveries of one event that nodes reported by subscription id.
 pub fn by_number(told: Vec<Value>) -> BTreeMap<u64, Vec<Value>> {
     let mut by_number: BTreeMap<u64, Vec<Value>> = BTreeMap::new();
     for one in told {
@@ -227,7 +230,8 @@ pub fn by_number(told: Vec<Value>) -> BTreeMap<u64, Vec<Value>> {
     by_number
 }
 
-/// One delivery from what nodes told of it: attempts in the order of time, and what follows from all of them.
+/// Merges what nodes reported of one delivery: attempts in the order of time, and the state that
+/// follows from all of them.
 pub fn joined(told: Vec<Value>) -> Value {
     let mut attempts: Vec<Value> = Vec::new();
     let (mut ends, mut holds, mut name) = (Vec::new(), Vec::new(), Value::Null);
@@ -245,8 +249,8 @@ pub fn joined(told: Vec<Value>) -> Value {
     let last = attempts.last();
     let retry = last.filter(|last| last["decision"]["kind"] == "retry");
     let end = end_of(ends).filter(|end| {
-        // An owner that has lost the partition may end a delivery that the next one goes on with: what was settled
-        // last counts.
+        // An owner that has lost the partition may end a delivery that the next owner continues:
+        // the later record counts.
         retry.is_none_or(|retry| at(retry) <= at(end))
     });
     let holds = holds_of(holds);
@@ -285,7 +289,7 @@ pub fn joined(told: Vec<Value>) -> Value {
     shown
 }
 
-/// The end that counts of those that nodes tell: the first if all say the same, otherwise what was said last.
+/// The end of a delivery that counts: the first if all nodes agree, otherwise the last.
 fn end_of(mut ends: Vec<Value>) -> Option<Value> {
     ends.sort_by_key(|end| end["at"].as_str().unwrap_or_default().to_owned());
     let blob = ends.iter().find_map(|end| end.get("blob").cloned());
@@ -299,7 +303,7 @@ fn end_of(mut ends: Vec<Value>) -> Option<Value> {
     };
     drop_member(&mut end, "pending");
     if end["disposition"] == DeliveryState::DeadLettered.name() {
-        // The node that has the letter says that it waits, until some node has written it.
+        // The node that has the dead letter reports it as pending until some node has written it.
         match (blob, pending) {
             (Some(blob), _) => end["blob"] = blob,
             (None, Some(pending)) => end["pending"] = pending,
@@ -309,7 +313,8 @@ fn end_of(mut ends: Vec<Value>) -> Option<Value> {
     Some(end)
 }
 
-/// The times during which an endpoint was left alone. A node says so, and the others a moment later.
+/// The probations of an endpoint. One node begins a probation, and the others learn of it a moment
+/// later, so their records are merged.
 fn holds_of(mut all: Vec<Value>) -> Vec<Value> {
     all.retain(Value::is_object);
     let text = |hold: &Value, name: &str| hold[name].as_str().map(str::to_owned);
@@ -328,7 +333,7 @@ fn holds_of(mut all: Vec<Value>) -> Vec<Value> {
             last["until"] = hold["until"].clone();
             last["cause"] = hold["cause"].clone();
         }
-        // Who has not heard yet that it is over will.
+        // Nodes that have not learnt of the end yet will do so.
         if let Some(released) = text(&hold, "released").max(text(last, "released")) {
             last["released"] = json!(released);
         }
@@ -402,14 +407,14 @@ mod tests {
         );
         assert_eq!(whole["ended"]["at"], "51");
         assert_eq!(whole.get("next"), None);
-        // While the second owner has not tried yet, the first one's plan holds.
+        // Until the second owner has made an attempt, the first owner's schedule is shown.
         let before = joined(vec![first]);
         assert_eq!(before["state"], "retrying");
         assert_eq!(
             before["next"],
             json!({"at": "30+", "why": "schedule", "text": "soon"})
         );
-        // Told twice is told once.
+        // Duplicate reports are merged.
         assert_eq!(
             joined(vec![second.clone(), second])["attempts"]
                 .as_array()
@@ -429,19 +434,20 @@ mod tests {
             let told = ends.iter().map(|end| json!({"attempts": [], "ended": end}));
             joined(told.collect())["ended"].clone()
         };
-        // Delivered around a takeover, and again: it arrived when it first did.
+        // Delivered before a take-over and again after it: the first delivery counts.
         assert_eq!(
             of(&[ended("20", "delivered"), ended("10", "delivered")])["at"],
             "10"
         );
-        // The owner that lost the partition had given up; the next one delivered.
+        // The owner that lost the partition had given up; the next owner delivered.
         let both = of(&[ended("10", "deadLettered"), ended("20", "delivered")]);
         assert_eq!(both["disposition"], "delivered");
         let mut written = ended("10", "deadLettered");
         written["blob"] = json!({"path": "p"});
         let both = of(&[ended("09", "deadLettered"), written]);
         assert_eq!((&both["at"], &both["blob"]["path"]), (&json!("09"), &json!("p")));
-        // The node that has the letter says that it waits, until one of them has written it.
+        // The node that has the dead letter reports it as pending, until one of the nodes has
+        // written it.
         let mut waits = ended("10", "deadLettered");
         waits["pending"] = json!({"text": "waits"});
         let both = of(&[ended("09", "deadLettered"), waits.clone()]);
@@ -486,7 +492,7 @@ mod tests {
             (&whole["next"]["at"], &whole["next"]["why"]),
             (&json!("45"), &json!("probation"))
         );
-        // A node that has not heard yet that it is over does not hold it up.
+        // A node that has not learnt of the end yet does not prolong the probation.
         let over = joined(vec![
             told(vec![hold("10", "20", Some("21"))]),
             told(vec![hold("11", "20", None)]),

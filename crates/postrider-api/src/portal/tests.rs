@@ -1,4 +1,4 @@
-//! Over real connections, as a browser would ask.
+//! The portal over real connections, with requests as a browser sends them.
 
 use crate::LocalSignInPage;
 use crate::azure::subscriptions::tests::lab::{GROUP, Got, Lab, Still, VERSION, web_hook};
@@ -52,10 +52,10 @@ async fn sign_in(lab: &Lab, secret: &str) -> Got {
         .await
 }
 
-/// A request of whoever has the cookie only, as another web server at the same host.
+/// A client that has only the cookie, such as another web server on the same host.
 const NO_TOKEN: [(&str, &str); 1] = [("x-csrf-token", "")];
 
-/// What a browser sends back.
+/// The cookie that a browser sends back.
 fn cookie(got: &Got) -> String {
     let set = got.header("set-cookie");
     set.split(';').next().unwrap().to_owned()
@@ -144,7 +144,7 @@ async fn only_browsers_on_this_machine_learn_where_the_secret_is() {
     let unchanged = [("host", "localhost"), ("if-none-match", tag.as_str())];
     let got = lab.exchange("GET", "/portal", None, &unchanged).await.expect(304);
     assert!(got.bytes.is_empty());
-    // Names that lead here, and proxies that run here.
+    // Names that resolve to this machine, and local proxies.
     for remote in [
         [("host", "postrider.example"), ("accept", "*/*")],
         [("host", "192.0.2.1"), ("accept", "*/*")],
@@ -158,7 +158,7 @@ async fn only_browsers_on_this_machine_learn_where_the_secret_is() {
     lab.ends.peer = "192.0.2.1".parse().unwrap();
     let remote = [("host", "localhost"), ("if-none-match", tag.as_str())];
     assert!(!shown(&lab, &remote).await.0);
-    // Clients that are named in the configuration have no such file.
+    // A server with configured clients has generated no secret file.
     let lab = Lab::new(false).await;
     assert!(!shown(&lab, &[("host", "localhost")]).await.0);
 }
@@ -172,7 +172,7 @@ async fn the_first_page_says_whether_there_is_a_session() {
     let known = browser.get("/portal").await.expect(200);
     assert!(!is_for_strangers(&known));
     assert!(known.header("vary").contains("cookie"));
-    // From elsewhere the cookie is not sent along, whether there is one or not.
+    // A browser sends no cookie with requests from other sites, whether it has one or not.
     let stranger = [("host", "localhost")];
     let linked = [("host", "localhost"), ("sec-fetch-site", "cross-site")];
     let got = lab.exchange("GET", "/portal", None, &linked).await.expect(200);
@@ -180,7 +180,7 @@ async fn the_first_page_says_whether_there_is_a_session() {
     let got = lab.exchange("GET", "/portal", None, &stranger).await.expect(200);
     assert!(is_for_strangers(&got));
     assert_ne!(got.header("etag"), known.header("etag"));
-    // What a browser has kept from before it signed out is not taken for what holds now.
+    // After a sign-out, the page that a browser cached while signed in is not confirmed as current.
     browser
         .change("DELETE", "/portal/session", None)
         .await
@@ -227,7 +227,7 @@ async fn a_secret_becomes_a_session_and_the_session_ends() {
     assert_eq!(got.header("cache-control"), "no-store");
     assert_eq!(got.body["client"], "reader");
     assert_eq!(got.body["roles"], json!(["reader"]));
-    // The cookie goes to every port of the host, and everybody there can read it: the token is not in it.
+    // Every port of the host receives the cookie and can decode it, so the token must not be in it.
     let readable = cookie(&got)
         .split(['=', '.'])
         .nth(1)
@@ -247,7 +247,7 @@ async fn a_secret_becomes_a_session_and_the_session_ends() {
     assert_eq!(browser.get("/portal/session").await.expect(200).body, got.body);
     browser.get("/postrider/v1/endpoints").await.expect(200);
 
-    // Signing out needs the token, and ends it for good.
+    // Signing out requires the token, and ends the session for good.
     browser
         .ask("DELETE", "/portal/session", None, &NO_TOKEN)
         .await
@@ -288,7 +288,7 @@ async fn the_cookie_alone_opens_nothing_and_names_its_port() {
         "{}",
         cookie(&got)
     );
-    // The cookie of one port is not one of another.
+    // The cookie of one port is not accepted on another.
     let token = got.body["csrf"].as_str().unwrap().to_owned();
     let set = cookie(&got);
     for (host, status) in [
@@ -335,7 +335,8 @@ async fn every_answer_has_the_headers_that_keep_it_safe() {
             assert_eq!(got.header("x-content-type-options"), "nosniff", "{path}");
             assert_eq!(got.header("cache-control"), kept, "{path}");
             let policy = got.header("strict-transport-security");
-            // The portal calls paths of every API: a browser remembers the longest policy for all ports of the host.
+            // The portal calls paths of every API: a browser keeps the longest policy for all ports
+            // of the host.
             let expected = match headers[0].1 {
                 "h.example" => "max-age=31536000",
                 _ => "max-age=300",
@@ -357,7 +358,7 @@ async fn an_address_that_guesses_has_to_wait_and_sessions_go_on() {
         assert_eq!(got.header("retry-after"), "1");
         assert!(got.headers.get("set-cookie").is_none());
     }
-    // A session is no guess, and the other ways in are counted apart.
+    // A valid session is no guess, and other kinds of credentials are counted separately.
     browser.get("/portal/session").await.expect(200);
     let path = "/postrider/v1/endpoints";
     let bearer = async |token: &str| {
@@ -408,12 +409,12 @@ async fn wrong_secrets_are_counted_and_say_nothing() {
         .await
         .expect(400);
     assert_eq!(got.body["detail"], "more: is not known; known is secret");
-    // What any page can make a browser send.
+    // Requests that any page can make a browser send.
     ask(good.clone(), &[host]).await.expect(415);
     ask(good.clone(), &[host, ("content-type", "text/plain")])
         .await
         .expect(415);
-    // Under a name that is not ours, and from a page that is not ours.
+    // Under a host name that is not the server's, and from a page of another origin.
     ask(good.clone(), &[("host", "evil.example"), json_type])
         .await
         .expect(403);
@@ -456,7 +457,7 @@ async fn changes_need_the_token_of_the_session() {
     browser.get(&path).await.expect(200);
     browser.change("DELETE", &path, None).await.expect(202);
 
-    // Our own API, too.
+    // Our own API requires the token as well.
     let admit = "/postrider/v1/endpoints/admit";
     let asked = || Some(json!({"endpoint": "https://nowhere/"}));
     browser.ask("POST", admit, asked(), &NO_TOKEN).await.expect(403);
@@ -475,7 +476,7 @@ async fn a_session_counts_only_for_pages_of_ours_and_without_another_credential(
     let path = "/postrider/v1/endpoints";
     let ask = async |more: &[(&str, &str)]| browser.ask("GET", path, None, more).await;
     ask(&[]).await.expect(200);
-    // A name that somebody else's resolver gave our address.
+    // A host name of another party that resolves to this server's address.
     let got = ask(&[("host", "evil.example")]).await.expect(403);
     assert!(got.body["detail"].as_str().unwrap().contains("listen.names"));
     ask(&[("host", "")]).await.expect(403);
@@ -483,7 +484,7 @@ async fn a_session_counts_only_for_pages_of_ours_and_without_another_credential(
     ask(&[("origin", "null")]).await.expect(403);
     ask(&[("sec-fetch-site", "same-site")]).await.expect(403);
     ask(&[("sec-fetch-site", "same-origin")]).await.expect(200);
-    // Whoever shows a credential is judged by it.
+    // A request with a credential is judged by the credential.
     ask(&[("authorization", "Bearer wrong")]).await.expect(401);
     ask(&[
         ("authorization", "Bearer reader secret"),
@@ -502,7 +503,7 @@ async fn a_session_counts_only_for_pages_of_ours_and_without_another_credential(
     };
     let good = &browser.cookie;
     with(&format!("a=b; {good};c")).await.expect(200);
-    // Another host of the domain may have set one of the same name.
+    // Another host of the domain may have set a cookie of the same name.
     with(&format!("__Host-postrider_session_443=x; {good}"))
         .await
         .expect(200);

@@ -12,7 +12,8 @@ fn id(topic: &str, name: &str) -> String {
     )
 }
 
-/// Topics `t1` with subscriptions `aaa` and `bbb`, and domain `dom` with `aaa` inside `inside`.
+/// Topic `t1` with subscriptions `aaa` and `bbb`, and domain `dom` with subscription `aaa` on its
+/// topic `inside`.
 async fn lab() -> Lab {
     let lab = Lab::new(false).await;
     lab.topic("t1").await;
@@ -213,7 +214,7 @@ fn the_verdict_names_the_worst_first_and_counts_all() {
         (&found["count"], names(&found["subscriptions"]).len()),
         (&json!(60), 50)
     );
-    // What is not known is not well.
+    // Missing information counts as a problem.
     let found = told(Vec::new(), &["n2"]);
     assert_eq!(
         (&found["status"], &found["text"]),
@@ -237,7 +238,7 @@ async fn a_subscription_is_seen_while_its_webhook_is_asked() {
         (&got["endpoint"], &got["attempts"]),
         (&json!("https://hook/never"), &json!(0))
     );
-    // It gets nothing yet.
+    // A subscription with a pending handshake gets no events, so it is not listed.
     assert_eq!(get(&lab, "subscriptions").await.body["total"], 0);
 }
 

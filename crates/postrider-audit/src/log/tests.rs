@@ -69,7 +69,7 @@ async fn a_line_is_on_disk_before_the_change_is_answered_and_the_chain_outlives_
     let config = config(place.path());
     let log = AuditLog::open(config.clone(), clock()).unwrap();
     assert_eq!(log.append(entry("ci", "topic.write", "/t")).await, Ok(1));
-    // Not closed: as after a kill.
+    // Not closed, as after a kill.
     assert_eq!(verify(&config.directory).unwrap().last_seq, 1);
     drop(log);
     let log = AuditLog::open(config.clone(), clock()).unwrap();
@@ -140,7 +140,7 @@ async fn a_zero_byte_in_a_line_does_not_cost_the_lines_after_it() {
     assert_eq!((broken.line, broken.seq), (2, 2));
     drop(log);
 
-    // Sectors that never reached the disk, and lines of the same write that did: the power was cut.
+    // A power cut: some sectors never reached the disk, while later lines of the same write did.
     let sector = content.len().next_multiple_of(512);
     let intact = content[second..].to_vec();
     let mut torn = content.clone();
@@ -195,7 +195,7 @@ async fn the_first_line_that_was_tampered_with_is_named() {
         3,
         "not a line",
     );
-    // A line that was rewritten with a hash of its own does not fit the next.
+    // A line that was rewritten with a matching hash does not fit the next line.
     let content = lines[2].replace("/topics/t2", "/topics/tX");
     let (content, _) = content.split_once(",\"hash\":").unwrap();
     let hash = crate::line::hash_of(content.as_bytes());
@@ -231,7 +231,7 @@ async fn the_oldest_files_go_by_bytes_and_the_rest_still_verifies() {
     assert!(log.status().bytes <= 256 << 10, "{}", log.status().bytes);
     drop(log);
     assert!(verify(&config.directory).unwrap().intact);
-    // Files that the log itself has not dropped are missed.
+    // Files that the log itself has not dropped are detected as missing.
     std::fs::remove_file(&files(&config)[0]).unwrap();
     let broken = verify(&config.directory).unwrap().broken.unwrap();
     assert!(broken.reason.contains("no later line records"), "{broken:?}");
@@ -273,7 +273,7 @@ struct FailingDisk(Arc<AtomicBool>, RealDisk);
 impl Disk for FailingDisk {
     fn write_at(&mut self, file: &File, bytes: &[u8], at: u64) -> io::Result<()> {
         if self.0.load(Relaxed) {
-            // Half of it comes to the disk.
+            // Half of the bytes reach the disk.
             self.1.write_at(file, &bytes[..bytes.len() / 2], at)?;
             return Err(io::ErrorKind::StorageFull.into());
         }

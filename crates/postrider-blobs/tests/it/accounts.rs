@@ -1,4 +1,4 @@
-//! What is said about accounts before any store is asked.
+//! Checks of accounts before any store is contacted.
 
 use crate::{Plain, account};
 use bytes::Bytes;
@@ -135,7 +135,8 @@ fn secrets_are_not_printed() {
 
 #[tokio::test]
 async fn what_cannot_be_is_refused_before_any_store_is_asked() {
-    // Nothing listens there, so an answer of another kind than "unreachable" was not asked for.
+    // The port is closed, so any other error than "unreachable" comes from a check before the
+    // request.
     let stores = account(azure("me", "http://127.0.0.1:9", "a2V5"), true);
     let body = Bytes::from("[]");
     let unknown = Err(BlobError::UnknownAccount("other".to_owned()));

@@ -1,4 +1,4 @@
-//! Answers that no good server gives.
+//! Answers that no correct server gives.
 
 use crate::{account, assert_refused, assert_unreachable};
 use bytes::Bytes;
@@ -11,7 +11,7 @@ use std::time::Duration;
 
 const KEY: &str = "c2VjcmV0LXNlY3JldC1zZWNyZXQtc2VjcmV0LXNlY3JldA==";
 
-/// A server that answers every request as told, given the value of its authorization.
+/// A server with a scripted answer, given the value of the request's authorization.
 fn answering(answer: impl Fn(&str) -> Vec<u8> + Send + 'static) -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
@@ -31,7 +31,7 @@ fn answering(answer: impl Fn(&str) -> Vec<u8> + Send + 'static) -> SocketAddr {
                 }
             }
             std::io::copy(&mut (&mut stream).take(length), &mut std::io::sink()).unwrap();
-            // A client that has had enough may be gone.
+            // The client may have closed the connection already.
             let _ = stream.get_mut().write_all(&answer(&authorization));
         }
     });
@@ -114,7 +114,7 @@ async fn anything_unexpected_is_unreachable() {
     }
 }
 
-/// Time is paused, so it leaps to whatever the client waits for.
+/// Time is paused, so it jumps to the client's next timeout.
 #[tokio::test(start_paused = true)]
 async fn a_server_that_says_nothing_is_given_up_after_half_a_minute() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();

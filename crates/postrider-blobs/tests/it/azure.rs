@@ -1,4 +1,4 @@
-//! Azure Blob Storage as Azurite, Microsoft's emulator, speaks it.
+//! Azure Blob Storage, tested with Azurite, Microsoft's emulator.
 
 use crate::server::{Server, installed};
 use crate::{
@@ -13,7 +13,7 @@ use std::process::Command;
 use tempfile::TempDir;
 
 const ACCOUNT: &str = "devstoreaccount1";
-/// Azurite's, which is in its documents.
+/// Azurite's documented key.
 const KEY: &str = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw==";
 
 fn at(server: &Server, key: &str, create_containers: bool) -> ObjectStores {
@@ -76,7 +76,7 @@ async fn azurites_containers_are_made_only_if_the_account_says_so() {
     assert_eq!(expects.get("dead", "letters", "a").await.map(|_| ()), missing);
     expects.delete("dead", "letters", "a").await.unwrap();
 
-    // Two that find the container missing both make it, and both succeed.
+    // Two writers that find the container missing both create it, and both succeed.
     let (one, two) = tokio::join!(
         makes.put("dead", "letters", "a", Bytes::from("1")),
         makes.put("dead", "letters", "b", Bytes::from("2")),
@@ -141,11 +141,12 @@ async fn azurite_is_unreachable_while_it_is_down() {
     assert_eq!(stores.get("dead", "letters", "a").await.unwrap(), "3");
 }
 
-/// Where this process, started once more, finds a server whose certificate its machine trusts.
+/// Set when this test runs itself again: the address of a server whose certificate the machine
+/// trusts.
 const TRUSTED: &str = "POSTRIDER_TEST_TRUSTED";
 
-/// The machine's trust anchors are read once in a process, from the file that the environment names. So the
-/// test runs itself again with other ones.
+/// The machine's trust anchors are read once per process, from the file that the environment names.
+/// So the test runs itself again with others.
 #[tokio::test(flavor = "multi_thread")]
 async fn azurite_is_spoken_to_over_tls_if_the_machine_trusts_it() {
     if let Some(url) = std::env::var_os(TRUSTED) {

@@ -34,10 +34,10 @@ fn files(directory: &Path) -> Vec<PathBuf> {
 #[tokio::test]
 async fn blobs_are_files() {
     let directory = TempDir::new().unwrap();
-    // The root and what is above it are made too.
+    // The root and its parents are created too.
     let root = directory.path().join("not/yet there");
     let stores = at(&root, true);
-    // A root that is not there says nothing about its blobs: its volume may not be mounted.
+    // A missing root says nothing about its blobs: its volume may not be mounted.
     assert_unreachable(stores.get("dead", "letters", "a").await);
     stores.put("dead", "letters", "x", Bytes::new()).await.unwrap();
     assert_eq!(
@@ -85,7 +85,7 @@ async fn blobs_are_files() {
         "nothing temporary is left"
     );
 
-    // Another start finds what is there.
+    // Another process finds the blobs.
     assert_eq!(
         at(&root, false)
             .get("dead", "letters", "a/b c.json")
@@ -176,7 +176,7 @@ async fn nothing_leaves_the_root() {
     assert_eq!(files(directory.path()), [root.join("letters/a"), absolute]);
 }
 
-/// Many write one blob at once while others read it: whoever reads sees a whole one.
+/// Many tasks write one blob while others read it: every reader sees a complete one.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn concurrent_writes_leave_a_whole_blob() {
     let directory = TempDir::new().unwrap();

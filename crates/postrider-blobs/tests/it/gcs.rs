@@ -1,9 +1,9 @@
 //! Google Cloud Storage, as far as it can be tested without Google.
 //!
-//! No server that speaks its XML dialect can be had where these tests run. For writing, reading, deleting and
-//! listing that dialect is the one of S3, so our requests, with tokens of a key made up for the occasion, are
-//! sent to moto, which does not look at credentials unless told to. Whether Google accepts the tokens, and how
-//! it words its errors, is not tested by that.
+//! No server for its XML dialect is available to these tests. For writing, reading, deleting and
+//! listing that dialect equals S3's, so our requests, with tokens of a generated key, are sent to
+//! moto, which does not check credentials by default. Whether Google accepts the tokens, and how it
+//! words its errors, is not tested.
 
 use crate::server::{Server, installed};
 use crate::{account, no_container, writes_replaces_reads_and_deletes};
@@ -27,7 +27,7 @@ async fn requests_to_google_work_with_what_speaks_the_same_dialect() {
     let server = Server::moto(&clients);
     let service_account = server.python("service_account.py", &[]);
     let stores = at(&server, &service_account, None);
-    // Buckets are not made at Google's, whatever the account says.
+    // Buckets are never created at Google, whatever the account's setting.
     assert_eq!(
         stores.probe("dead", "letters").await,
         Err(no_container("letters"))

@@ -1,5 +1,5 @@
-//! Storage accounts as the engine uses them: directories, and real servers that speak Azure's, Amazon's and,
-//! as far as there is one, Google's language.
+//! Storage accounts as the engine uses them: directories, and real servers with the protocols of
+//! Azure, Amazon and, as far as there is one, Google.
 //!
 //! `tests/clients/setup.sh DIR` installs the servers; `POSTRIDER_CLIENTS=DIR` makes these tests use them.
 
@@ -23,10 +23,10 @@ use tokio_rustls::TlsConnector;
 use tokio_rustls::rustls::pki_types::ServerName;
 use tokio_rustls::rustls::{ClientConfig, RootCertStore};
 
-/// A path with what needs care in URLs and signatures.
+/// A path with characters that need care in URLs and signatures.
 const ODD: &str = "ORDERS/a b/ü%2F?#&+=(1)~'/one.json";
 
-/// Dials whatever it is asked to, and trusts what the machine trusts.
+/// Connects to any address, and trusts what the machine trusts.
 struct Plain;
 
 #[async_trait]
@@ -55,7 +55,7 @@ impl Connect for Plain {
     }
 }
 
-/// One account of the name `dead`.
+/// A single account named `dead`.
 fn account(place: Place, create_containers: bool) -> ObjectStores {
     let account = Account {
         name: "dead".to_owned(),
@@ -88,7 +88,7 @@ fn assert_refused<T: std::fmt::Debug>(result: Result<T, BlobError>) -> String {
     }
 }
 
-/// What every account must do once its container is there.
+/// The behaviour of every account once its container exists.
 async fn writes_replaces_reads_and_deletes(stores: &ObjectStores, container: &str) {
     for path in ["ORDERS/all/2026/11/16/3/one.json", "top.json", ODD] {
         let get = async || stores.get("dead", container, path).await;

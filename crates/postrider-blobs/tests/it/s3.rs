@@ -1,4 +1,4 @@
-//! S3 as moto speaks it, which checks signatures with Amazon's own code.
+//! S3, tested with moto, which checks signatures with Amazon's own code.
 
 use crate::server::{Server, installed};
 use crate::{ODD, account, assert_refused, no_container, writes_replaces_reads_and_deletes};
@@ -7,7 +7,7 @@ use postrider_blobs::{ObjectStores, Place};
 use postrider_core::ids::Secret;
 use postrider_engine::blobs::{BlobError, Blobs};
 
-/// A server that believes only the user whose key is returned.
+/// A server that accepts only the user whose key is returned.
 fn start(clients: &std::path::Path) -> (Server, Key) {
     let server = Server::moto(clients);
     let printed = server.python("s3_user.py", &[&server.url()]);
@@ -82,7 +82,7 @@ async fn moto_keeps_blobs_in_buckets_and_in_folders_and_amazons_sdk_reads_them()
         Err(BlobError::NotFound(_))
     ));
 
-    // A bucket that was configured is not made, and is named.
+    // A configured bucket is not created, and is named in the error.
     let stores = key.at(&server, Some("other-bucket"), true);
     assert_eq!(
         stores.probe("dead", "letters").await,

@@ -6,7 +6,7 @@ use std::process::{Child, Command, Stdio};
 use std::thread::JoinHandle;
 use tempfile::TempDir;
 
-/// Where servers and clients are installed; none, with a notice, if nobody says.
+/// Where servers and clients are installed; none, with a notice, if the environment does not say.
 pub fn installed() -> Option<PathBuf> {
     let directory = std::env::var_os("POSTRIDER_CLIENTS").map(PathBuf::from);
     if directory.is_none() {
@@ -15,12 +15,13 @@ pub fn installed() -> Option<PathBuf> {
     directory
 }
 
-/// A server on a free port of this machine, its data in a temporary directory. It is killed when dropped.
+/// A server on a free port of this machine with its data in a temporary directory. Killed when
+/// dropped.
 pub struct Server {
     clients: PathBuf,
     kind: Kind,
     directory: TempDir,
-    /// The files of its certificate and private key, if it is to speak TLS.
+    /// The files of its certificate and private key, for TLS.
     certificate: Option<(PathBuf, PathBuf)>,
     port: u16,
     running: Option<(Child, JoinHandle<()>)>,
@@ -41,7 +42,7 @@ impl Server {
         Server::start_new(clients, Kind::Azurite, Some((certificate, key)))
     }
 
-    /// moto: what AWS answers, in memory. It believes everybody until it is told not to.
+    /// moto: AWS in memory. It accepts all credentials until told otherwise.
     pub fn moto(clients: &Path) -> Server {
         Server::start_new(clients, Kind::Moto, None)
     }
@@ -93,10 +94,11 @@ impl Server {
         }
     }
 
-    /// Starts it, on the port that it had before if it had one, and waits until it says where it listens.
+    /// Starts the server, on its earlier port if it had one, and waits until it reports its
+    /// address.
     pub fn start(&mut self) {
         assert!(self.running.is_none());
-        // Both say so on one of the two streams.
+        // Both servers report it on one of the two streams.
         let (reader, writer) = std::io::pipe().expect("a pipe");
         let mut command = self.command();
         command
@@ -124,7 +126,7 @@ impl Server {
         self.running = Some((child, rest));
     }
 
-    /// Kills it, as a power cut would.
+    /// Kills the server, as a power cut would.
     pub fn kill(&mut self) {
         if let Some((mut child, rest)) = self.running.take() {
             child.kill().expect("it is our child");
@@ -133,7 +135,7 @@ impl Server {
         }
     }
 
-    /// Runs one of the scripts with the installed Python and returns what it prints.
+    /// Runs one of the scripts with the installed Python and returns its output.
     pub fn python(&self, script: &str, arguments: &[&str]) -> String {
         let scripts = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/clients/python");
         let output = Command::new(self.clients.join("venv/bin/python"))

@@ -1,4 +1,5 @@
-//! One event as filters see it: fields are looked up once for all filters, and the work is counted.
+//! An event as the input of filters: each field is looked up once for all filters, and the work is
+//! counted.
 
 use super::text;
 use crate::envelope::{Envelope, Field, KeyStyle};
@@ -6,15 +7,15 @@ use std::borrow::Cow;
 use std::cell::OnceCell;
 use std::collections::BTreeMap;
 
-/// Up to this many fields of an event are found by going through them: faster than a map, and nothing is
-/// allocated for it.
+/// Up to this many fields of an event are searched linearly: faster than a map, and without
+/// allocation.
 const FIELDS_SEARCHED_MAX: usize = 16;
 
-/// The filters of a topic's subscriptions would take more work for one event than is allowed.
+/// The filters of a topic's subscriptions would take more work for one event than allowed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FilterBudgetExceeded;
 
-/// Work that is left for filtering one event, counted in bytes that are looked at.
+/// The work left for filtering one event, counted in bytes that are read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct FilterBudget(u64);
 
@@ -25,7 +26,7 @@ impl FilterBudget {
         FilterBudget(bytes)
     }
 
-    /// How much more this was before, when it was `before`.
+    /// How much was spent since the budget was `before`.
     pub fn spent_since(self, before: FilterBudget) -> usize {
         usize::try_from(before.0.saturating_sub(self.0)).unwrap_or(usize::MAX)
     }
@@ -43,16 +44,17 @@ pub struct FilterInput<'a> {
     event: &'a Envelope<'a>,
     /// The topic's name as delivered events carry it.
     topic: &'a str,
-    /// Fields that advanced filters have asked for. Mostly few: the same keys come again and again.
+    /// Fields that advanced filters have looked up. Usually few: filters use the same keys again
+    /// and again.
     fields: Vec<(FieldKey<'a>, KnownField<'a>)>,
-    /// Where each field is, once they are many.
+    /// The index of each field, once there are many.
     places: BTreeMap<FieldKey<'a>, usize>,
     event_type: OnceCell<Option<Cow<'a, str>>>,
     subject: OnceCell<Cow<'a, str>>,
     pub(super) budget: FilterBudget,
 }
 
-/// A field that was looked up, and its text, in the forms that were asked for.
+/// A field that was looked up, and its text in the forms that were needed so far.
 pub(super) struct KnownField<'a> {
     pub field: Option<Field<'a>>,
     text: OnceCell<Option<Cow<'a, str>>>,
@@ -103,7 +105,7 @@ impl<'a> FilterInput<'a> {
         }
     }
 
-    /// The rest of the budget.
+    /// The remaining budget.
     pub fn budget_left(&self) -> FilterBudget {
         self.budget
     }
@@ -122,13 +124,13 @@ impl<'a> FilterInput<'a> {
         (subject, &mut self.budget)
     }
 
-    /// What a filter's key addresses, and the budget.
+    /// The value that a filter's key addresses, and the budget.
     pub(super) fn field(
         &mut self,
         key: &'a str,
         keys: KeyStyle,
     ) -> Result<(&KnownField<'a>, &mut FilterBudget), FilterBudgetExceeded> {
-        // For the search among the fields that are known.
+        // The charge for searching the known fields.
         self.budget.spend(1 + key.len())?;
         let at = match self.place_of((key, keys)) {
             Some(at) => at,
@@ -155,13 +157,13 @@ impl<'a> FilterInput<'a> {
         if count <= FIELDS_SEARCHED_MAX {
             return;
         }
-        // All of them when the limit is passed, afterwards the new one.
+        // All fields when the limit is passed, later only the new one.
         let unplaced = self.places.len();
         let places = (unplaced..count).map(|at| (self.fields[at].0, at));
         self.places.extend(places);
     }
 
-    /// How many fields are known, and how many of them have a place in the map.
+    /// The number of known fields, and of those in the map.
     #[cfg(test)]
     pub(super) fn known_fields(&self) -> (usize, usize) {
         (self.fields.len(), self.places.len())

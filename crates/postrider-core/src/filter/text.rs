@@ -1,4 +1,4 @@
-//! Text without regard to case, character by character as .NET's ordinal comparison does it.
+//! Case-insensitive text comparison, character by character like .NET's ordinal comparison.
 //!
 //! No character outside ASCII folds to one inside it, so an ASCII operand is compared as bytes.
 
@@ -50,7 +50,7 @@ pub fn ends_with(text: &str, operand: &str) -> bool {
     operand.chars().rev().map(fold).all(|c| text.next() == Some(c))
 }
 
-/// Whether a short text contains an operand: tries every place.
+/// Whether a short text contains an operand; compares at every position.
 fn contains(text: &str, operand: &str) -> bool {
     let Some(&first) = operand.as_bytes().first() else {
         return true;
@@ -67,18 +67,18 @@ fn contains(text: &str, operand: &str) -> bool {
         .any(|(at, _)| begins_with(&text[at..], operand))
 }
 
-/// The operands of `StringContains`, searched for together: the time depends on the length of the text,
-/// not on the number of operands or on what they are.
+/// The operands of `StringContains`, searched for together: the time depends on the length of the
+/// text, not on the number or the content of the operands.
 #[derive(Clone, Debug, Default)]
 pub struct SearchTerms {
     terms: Vec<String>,
-    /// Built when the first text is searched that is too long for trying every place.
+    /// Built when a text is searched that is too long for comparing at every position.
     automaton: OnceLock<AhoCorasick>,
 }
 
 impl SearchTerms {
-    /// Trying every place costs text × operands; beyond this the automaton is cheaper, and a hostile text
-    /// cannot make it slow.
+    /// Comparing at every position costs text × operands; beyond this the automaton is cheaper, and
+    /// a hostile text cannot make it slow.
     const NAIVE_STEPS_MAX: usize = 1 << 14;
 
     /// Whether the text is short enough to be searched without folding it first.
@@ -95,7 +95,7 @@ impl SearchTerms {
     pub fn any_in_folded(&self, folded_text: &str) -> bool {
         let automaton = self.automaton.get_or_init(|| {
             let terms = self.terms.iter().map(|term| folded(term));
-            // The contiguous form takes the least memory that is still searched at full speed.
+            // The contiguous form needs the least memory among those that search at full speed.
             let kind = Some(AhoCorasickKind::ContiguousNFA);
             AhoCorasick::builder()
                 .kind(kind)

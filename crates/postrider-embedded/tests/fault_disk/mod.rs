@@ -1,4 +1,4 @@
-//! A disk in memory that fails on demand and loses what was not flushed when the power is cut.
+//! A disk in memory that fails on demand and loses unflushed data at a power loss.
 
 use postrider_embedded::disk::{Disk, DiskFile};
 use postrider_store::conformance::Seeded;
@@ -7,7 +7,7 @@ use std::io::{self, IoSlice};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 const SECTOR: usize = 512;
-/// Of the space that is reserved and not written, an image shows this much.
+/// Bytes of reserved, unwritten space that an image includes.
 const RESERVED_SHOWN: usize = 4096;
 
 /// The files of a disk as a restart finds them.
@@ -20,28 +20,28 @@ pub struct FaultDisk {
 
 #[derive(Default)]
 struct Files {
-    /// The directory after each change since its last sync; the first is the one that is durable.
+    /// The directory after each change since its last sync; the first state is the durable one.
     directories: Vec<BTreeMap<String, usize>>,
     contents: Vec<Content>,
-    /// Bytes in all, if that is limited.
+    /// Total capacity in bytes, if limited.
     room: Option<u64>,
     syncs_to_fail: u32,
     writes_to_fail: u32,
     at_sync: Option<AtSync>,
 }
 
-/// Called whenever a file is flushed, before and after, with an image that a power cut could leave.
+/// Called before and after every flush of a file with an image that a power loss could leave.
 type AtSync = Box<dyn FnMut(Image) + Send>;
 
 #[derive(Clone, Default)]
 struct Content {
     bytes: Vec<u8>,
-    /// Reserved bytes beyond those written read as zero.
+    /// Length of the file; reserved bytes beyond those written read as zero.
     len: usize,
     durable: Vec<u8>,
     durable_len: usize,
     dirty: BTreeSet<usize>,
-    /// What it was before it was cut short, while that is not durable.
+    /// The content before a truncation that is not durable yet.
     before_truncation: Option<Box<Content>>,
 }
 
@@ -63,7 +63,8 @@ impl Content {
         self.before_truncation = None;
     }
 
-    /// What a power cut leaves: any of the sectors written since the last sync, old or new.
+    /// The content after a power loss: each sector written since the last sync is either old or
+    /// new.
     fn cut(&self, random: &mut Seeded) -> Vec<u8> {
         if let Some(before) = &self.before_truncation
             && random.one_in(2)
@@ -77,7 +78,7 @@ impl Content {
             self.durable_len
         };
         bytes.resize(reserved.min(self.bytes.len() + RESERVED_SHOWN), 0);
-        // Now and then all or nothing, which chance alone would hardly bring about.
+        // Sometimes keep all or none, which random choices alone would hardly produce.
         let chance = random.below(4);
         for sector in &self.dirty {
             let kept = match chance {
@@ -164,12 +165,12 @@ impl FaultDisk {
         self.disk.lock().expect("no panic holds it")
     }
 
-    /// What a power cut would leave now.
+    /// The image that a power loss would leave now.
     pub fn cut(&self, seed: u64) -> Image {
         self.lock().cut(&mut Seeded(seed))
     }
 
-    /// What is there now, as after the death of the process alone.
+    /// The current content, as the death of the process alone leaves it.
     pub fn image(&self) -> Image {
         let mut files = self.lock();
         let directory = files.now().clone();
@@ -185,7 +186,7 @@ impl FaultDisk {
             .collect()
     }
 
-    /// Flips a bit of what a file holds, as a failing disk does.
+    /// Flips a bit of a file, as a failing disk does.
     pub fn flip(&self, name: &str, at: usize) {
         let mut files = self.lock();
         let inode = files.now()[name];
@@ -297,7 +298,7 @@ impl DiskFile for FaultFile {
         files.take_room(self.inode, at + bytes.len())?;
         if files.writes_to_fail > 0 {
             files.writes_to_fail -= 1;
-            // Some of it gets there.
+            // Half of the bytes are written.
             files.contents[self.inode].put(&bytes[..bytes.len() / 2], at);
             return Err(io::Error::other("the write failed"));
         }

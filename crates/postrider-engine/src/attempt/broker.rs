@@ -10,21 +10,21 @@ use std::fmt::Write;
 use std::sync::Arc;
 
 pub const BROKER_PROPERTIES: HeaderName = HeaderName::from_static("brokerproperties");
-/// Takes the place of `Authorization`, which is for whoever listens behind the relay.
+/// Used instead of `Authorization`, which belongs to the receiver behind the relay.
 pub const SERVICE_BUS_AUTHORIZATION: HeaderName = HeaderName::from_static("servicebusauthorization");
 
-/// Who may send to a broker or through a relay.
+/// The credentials for sending to a broker or through a relay.
 #[derive(Clone, Debug)]
 pub enum Access {
-    /// Anyone.
+    /// No credentials are needed.
     Open,
     Key(NamedKey),
-    /// Whoever has this token, until it expires.
+    /// A fixed token, valid until it expires.
     Token(HeaderValue),
 }
 
 impl Access {
-    /// The value of the header that gives access to what is at `url`.
+    /// The value of the header that authorizes access to `url`.
     pub fn token(&self, url: &str, now: Timestamp) -> Option<HeaderValue> {
         let mut token = match self {
             Access::Open => return None,
@@ -45,7 +45,7 @@ pub enum Kind {
 }
 
 impl Kind {
-    /// The properties that the broker itself looks at.
+    /// The properties that the broker itself interprets.
     fn properties(self) -> &'static [&'static str] {
         match self {
             Kind::EventHub => &["PartitionKey"],
@@ -69,19 +69,19 @@ impl Kind {
     }
 }
 
-/// An entity of a broker, and what its messages are to have.
+/// An entity of a broker, and the broker properties that its messages get.
 #[derive(Debug)]
 pub struct Broker {
     kind: Kind,
     access: Access,
-    /// What tokens are for.
+    /// The URL that tokens are issued for.
     entity: String,
     messages: Arc<Uri>,
     properties: Vec<(&'static str, AttributeValue)>,
 }
 
 impl Broker {
-    /// `entity` is its URL, without a slash at its end. None if it is no URL.
+    /// `entity` is the entity's URL without a trailing slash. None if it is not a valid URL.
     pub fn new(kind: Kind, entity: &str, access: Access, attributes: &[DeliveryAttribute]) -> Option<Broker> {
         let query = match kind {
             Kind::EventHub => "?api-version=2014-01",
@@ -104,7 +104,8 @@ impl Broker {
         &self.messages
     }
 
-    /// Event Hubs wraps Event Grid events into an array, even one; Service Bus does not.
+    /// Whether messages are bare objects: Event Hubs takes even a single Event Grid event in an
+    /// array, Service Bus does not.
     pub fn takes_objects(&self) -> bool {
         self.kind == Kind::ServiceBus
     }
@@ -113,7 +114,8 @@ impl Broker {
         self.access.token(&self.entity, now)
     }
 
-    /// Makes headers of a delivery the properties of a message. What the broker itself looks at is not among them.
+    /// Turns delivery headers into message properties, except those that the broker itself
+    /// interprets.
     pub fn adapt(&self, headers: &mut HeaderMap, dynamic: &mut Vec<(HeaderName, String)>) {
         headers.remove(ORIGIN);
         headers.remove("webhook-request-origin");
@@ -128,7 +130,8 @@ impl Broker {
         }
     }
 
-    /// The header with what the broker itself looks at. `id` is the same whenever the event is sent.
+    /// The header with the properties that the broker itself interprets. `id` must be the same for
+    /// every attempt of an event.
     pub fn properties<'a>(
         &'a self,
         id: &'a str,
@@ -161,7 +164,8 @@ impl Broker {
     }
 }
 
-/// As a property of a message: brokers take a word without quotes for a number, and refuse it.
+/// The value quoted as a message property: brokers parse an unquoted word as a number and refuse
+/// it.
 pub fn quoted(value: &HeaderValue) -> HeaderValue {
     let mut text = String::with_capacity(value.len() + 2);
     write_ascii(&mut text, &String::from_utf8_lossy(value.as_bytes()));
@@ -170,7 +174,7 @@ pub fn quoted(value: &HeaderValue) -> HeaderValue {
     property
 }
 
-/// Writes a JSON string of visible ASCII alone.
+/// Writes a JSON string that consists of visible ASCII only.
 fn write_ascii(out: &mut String, text: &str) {
     out.push('"');
     for letter in text.chars() {

@@ -1,4 +1,4 @@
-//! Messages for the queues of storage accounts: one event each, base64 in XML.
+//! Messages for storage account queues: one event each, base64 in XML.
 
 use super::sign::{AccountKey, Signed};
 use crate::deliver::{Reply, Request, SendGuard, Sending, Transport};
@@ -10,7 +10,7 @@ use http::{Method, Uri};
 use postrider_core::time::Timestamp;
 use std::sync::Arc;
 
-/// How long messages stay in a queue unless the subscription says: seven days.
+/// The default lifetime of messages in a queue: seven days.
 pub const TIME_TO_LIVE_SECS: i64 = 7 * 24 * 3600;
 
 const VERSION: &str = "2021-12-02";
@@ -20,11 +20,11 @@ const MS_VERSION: HeaderName = HeaderName::from_static("x-ms-version");
 const BEFORE: &str = r#"<?xml version="1.0" encoding="utf-8"?><QueueMessage><MessageText>"#;
 const AFTER: &str = "</MessageText></QueueMessage>";
 
-/// Who may send to a storage account.
+/// The credentials for sending to a storage account.
 #[derive(Clone, Debug)]
 pub enum Access {
     Key(AccountKey),
-    /// The URL says so itself, in its query.
+    /// A shared access signature in the URL's query.
     Signature,
 }
 
@@ -32,19 +32,19 @@ pub enum Access {
 #[derive(Debug)]
 pub struct Queue {
     access: Access,
-    /// Where the queue is.
+    /// The URL of the queue.
     place: Arc<Uri>,
-    /// Where its messages go.
+    /// The URL that messages are posted to.
     messages: Arc<Uri>,
     time_to_live: String,
-    /// It is made if it is missing.
+    /// Whether a missing queue is created.
     create: bool,
     headers: Arc<HeaderMap>,
 }
 
 impl Queue {
-    /// `endpoint` is that of the account's queues, without a slash at its end; `signature` is the query that goes
-    /// with every request. None if that makes no URL.
+    /// `endpoint` is the account's queue endpoint without a trailing slash; `signature` is the
+    /// query that is added to every request. None if they do not form a valid URL.
     pub fn new(
         endpoint: &str,
         queue: &str,
@@ -73,12 +73,12 @@ impl Queue {
         })
     }
 
-    /// Where messages go.
+    /// The URL that messages are posted to.
     pub fn url(&self) -> &Arc<Uri> {
         &self.messages
     }
 
-    /// Puts an event into the queue. One that is missing may be made first, all in the same attempt.
+    /// Puts an event into the queue. A missing queue may be created first, within the same attempt.
     pub fn send(
         self: &Arc<Self>,
         transport: Arc<dyn Transport>,
@@ -100,7 +100,7 @@ impl Queue {
                 return reply;
             }
             match transport.clone().send(queue.make(now)).await {
-                // Someone else may have made it meanwhile, which is said with 204.
+                // 204: another client has created the queue in the meantime.
                 Reply::Answered(made) if matches!(made.status, 201 | 204) => transport.send(put).await,
                 Reply::Answered(refused) => {
                     tracing::warn!(queue = %queue.place.path(), status = refused.status, "a missing queue could not be made");
@@ -221,7 +221,7 @@ mod tests {
         );
     }
 
-    /// Answers with one status after the other; 0 stands for no answer.
+    /// Answers with one status after another; 0 stands for no answer.
     struct Scripted {
         statuses: Mutex<Vec<u16>>,
         asked: Mutex<Vec<(Method, String)>>,

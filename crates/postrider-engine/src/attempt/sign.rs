@@ -1,4 +1,5 @@
-//! Signatures by which Azure resources know who sends: of storage accounts, and of everything on the service bus.
+//! Signatures that authenticate requests to Azure resources: storage accounts and everything on
+//! Service Bus.
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD as BASE64;
@@ -7,7 +8,7 @@ use ring::hmac;
 use std::fmt::Write;
 use std::time::Duration;
 
-/// How long a token for the service bus is good: long enough for clocks that differ.
+/// The lifetime of a Service Bus token: long enough for clocks that differ.
 const TOKEN_LIFE: Duration = Duration::from_secs(3600);
 
 /// The key of a storage account.
@@ -17,15 +18,15 @@ pub struct AccountKey {
     key: hmac::Key,
 }
 
-/// A request to a storage account, as far as it is signed.
+/// The parts of a request to a storage account that are signed.
 pub struct Signed<'a> {
     pub method: &'a str,
-    /// Of the body.
+    /// The length of the body.
     pub length: usize,
     pub content_type: &'a str,
     /// The `x-ms-` headers in the order of their names.
     pub headers: &'a [(&'a str, &'a str)],
-    /// As it stands in the URL.
+    /// The path as written in the URL.
     pub path: &'a str,
     /// Parameters in the order of their names.
     pub parameters: &'a [(&'a str, &'a str)],
@@ -47,7 +48,8 @@ impl AccountKey {
             0 => String::new(),
             length => length.to_string(),
         };
-        // Between them stand the encoding, the language, the digest, dates, conditions and a range: never sent.
+        // The empty lines stand for encoding, language, digest, dates, conditions and range, which
+        // are never sent.
         let mut text = format!(
             "{}\n\n\n{length}\n\n{}\n\n\n\n\n\n\n",
             request.method, request.content_type
@@ -56,7 +58,7 @@ impl AccountKey {
         for (name, value) in request.headers {
             writeln!(text, "{name}:{value}").expect(written);
         }
-        // Where the account is the first segment of the path it stands here twice.
+        // Where the account is also the first segment of the path, its name appears twice.
         write!(text, "/{}{}", self.account, request.path).expect(written);
         for (name, value) in request.parameters {
             write!(text, "\n{name}:{value}").expect(written);
@@ -66,7 +68,7 @@ impl AccountKey {
     }
 }
 
-/// A named key of a namespace on the service bus, or of one of its entities.
+/// A named key of a Service Bus namespace, or of one of its entities.
 #[derive(Clone, Debug)]
 pub struct NamedKey {
     name: String,
@@ -74,7 +76,7 @@ pub struct NamedKey {
 }
 
 impl NamedKey {
-    /// The key is taken as it is written: that it looks like base64 means nothing.
+    /// The key is used as written and never base64-decoded, even if it looks like base64.
     pub fn new(name: &str, key: &str) -> NamedKey {
         NamedKey {
             name: name.to_owned(),
@@ -82,7 +84,7 @@ impl NamedKey {
         }
     }
 
-    /// A token for what is at `url`.
+    /// A token for `url`.
     pub fn token(&self, url: &str, now: Timestamp) -> String {
         let expires = (now + TOKEN_LIFE).nanos() / 1_000_000_000;
         let resource = escaped(url);
@@ -93,7 +95,7 @@ impl NamedKey {
     }
 }
 
-/// With everything percent-encoded that could mean something in a query.
+/// Percent-encodes every character that could have a meaning in a query.
 fn escaped(text: &str) -> String {
     let mut out = String::with_capacity(text.len() + 16);
     for byte in text.bytes() {
@@ -109,11 +111,12 @@ fn escaped(text: &str) -> String {
 mod tests {
     use super::*;
 
-    /// Known to everyone.
+    /// Azurite's well-known key.
     const KEY: &str =
         "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw==";
 
-    // What the Python SDK (azure-storage-queue 12.18.1) signs such requests with.
+    // Expected values: the signatures that the Python SDK (azure-storage-queue 12.18.1) makes for
+    // such requests.
     #[test]
     fn storage_requests_are_signed_as_the_azure_sdk_signs_them() {
         let key = AccountKey::new("devstoreaccount1", KEY).unwrap();
@@ -148,7 +151,7 @@ mod tests {
         assert!(AccountKey::new("a", "no base64!").is_none());
     }
 
-    // The expected signatures were made with Python's hmac.
+    // The expected signatures were computed with Python's hmac.
     #[test]
     fn tokens_for_the_service_bus_name_the_resource_the_key_and_the_time() {
         let now = Timestamp::from_secs(1_403_733_277);

@@ -1,4 +1,4 @@
-//! How an attempt stands in traces: what the receiver is told, and what is exported.
+//! The trace context of an attempt: what is sent to the receiver, and the span that is exported.
 
 use super::{Plan, Way};
 use http::header::{HeaderName, HeaderValue};
@@ -14,34 +14,34 @@ use std::sync::Arc;
 const TRACEPARENT: HeaderName = HeaderName::from_static(trace::TRACEPARENT);
 const TRACESTATE: HeaderName = HeaderName::from_static(trace::TRACESTATE);
 
-/// A span names at most so many events.
+/// The most event ids that a span names.
 pub const IDS_MAX: usize = 16;
-/// A longer id is cut.
+/// A longer id is truncated.
 const ID_BYTES_MAX: usize = 128;
 
-/// What one attempt is in traces.
+/// The tracing of one attempt.
 #[derive(Debug, Default)]
 pub struct Traced {
-    /// What the receiver is told, with the state that goes with it.
+    /// The trace context that the receiver gets, with its `tracestate`.
     pub told: Option<(Context, Box<str>)>,
-    /// Told to whoever exports spans; none if nobody wants this one.
+    /// The span to export; none if this trace is not exported.
     pub span: Option<Box<AttemptSpan>>,
 }
 
-/// What is known of an attempt's span before it ends.
+/// The parts of an attempt's span that are known before it ends.
 #[derive(Clone, Debug)]
 pub struct AttemptSpan {
     pub standing: Standing,
     pub state: Box<str>,
     pub topic: Arc<Topic>,
     pub events: usize,
-    /// Of the first events.
+    /// The ids of the first events.
     pub ids: Vec<Box<str>>,
 }
 
 impl Plan {
-    /// Works out how an attempt for these claims stands in traces. `exported`: spans are, and of the traces that
-    /// begin here this share.
+    /// Derives the tracing of an attempt for these claims. `exported` is set if spans are exported;
+    /// its value is the share of the traces begun here that are.
     pub fn traced(&self, claims: &[Claim], exported: Option<Share>) -> Traced {
         let ids = Ids { log: self.log };
         let mut gathered = Gathered::default();
@@ -49,7 +49,8 @@ impl Plan {
         let mut last = None;
         for claim in claims {
             let (batch, first) = (&claim.entry.batch, claim.entry.first);
-            // Only CloudEvents speak for themselves; others of one request came with the same context.
+            // Only CloudEvents carry their own context; other events of one request share the
+            // request's context.
             if batch.schema != Schema::CloudEvent && last == Some(first) {
                 continue;
             }
@@ -66,7 +67,8 @@ impl Plan {
             gathered.add(carried);
         }
         let (Some(first), Some(_), true) = (claims.first(), exported, gathered.sampled()) else {
-            // Nobody looks at a span of ours: whoever looks at the trace sees the receiver's under the producer's.
+            // Our span is not exported, so the receiver's span becomes a direct child of the
+            // producer's.
             let told = gathered.shared();
             return Traced {
                 told: told.map(|shared| (shared.context, shared.state.as_ref().into())),
@@ -76,7 +78,7 @@ impl Plan {
         let number = first.attempts_made + 1;
         let mut standing = ids.attempt(&gathered, self.subscription.id, first.position(), number);
         if begun.is_some() && standing.parent == begun {
-            // It hangs on our own span of the publish request; there is no producer to name.
+            // The parent is our own span of the publish request: there is no producer to link to.
             standing.links.clear();
         }
         let state: Box<str> = gathered.shared().map_or("", |shared| &shared.state).into();
@@ -95,12 +97,12 @@ impl Plan {
         }
     }
 
-    /// Adds what the receiver is told, unless the subscription says something else there.
+    /// Adds the trace context to the headers, unless the subscription sets those headers itself.
     pub(super) fn tell(&self, traced: &Traced, more: &mut Vec<(HeaderName, HeaderValue)>) {
         let Some((context, state)) = &traced.told else {
             return;
         };
-        // To a broker headers are properties of the message, which are the subscription's to choose.
+        // For a broker, headers become message properties, which only the subscription chooses.
         if !matches!(self.way, Way::Plain | Way::Relay { .. }) || self.sets(&TRACEPARENT) {
             return;
         }
@@ -114,13 +116,13 @@ impl Plan {
         }
     }
 
-    /// Whether the subscription has a header of its own by this name.
+    /// Whether the subscription sets this header itself.
     fn sets(&self, name: &HeaderName) -> bool {
         self.headers.contains_key(name) || self.dynamic.iter().any(|(known, _)| known == name)
     }
 }
 
-/// The beginning of an event's id.
+/// The event's id, truncated.
 pub fn event_id(batch: &Batch, index: usize, mapping: Option<&InputMapping>) -> Option<Box<str>> {
     let object = Raw::trusted(batch.object(index));
     let id = match batch.schema {

@@ -1,4 +1,4 @@
-//! The endpoints that subscriptions share, and what is remembered of the sick ones.
+//! The endpoints that subscriptions share, and the stored delays of those on probation.
 
 use super::Dispatcher;
 use super::time::Alarm;
@@ -16,34 +16,37 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-/// Unused endpoints are looked for when there are this many, and again whenever their number has doubled.
+/// Unused endpoints are looked for at this number of endpoints, and whenever their number has
+/// doubled.
 const LOOK_AT_LEAST: usize = 64;
 
-/// What another node has changed at the same time is tried again this much later, in real time.
+/// Wait before a save is retried that conflicted with another node's change, in real time.
 const CONFLICT_PAUSE: Duration = Duration::from_millis(100);
-/// The same when it cannot be stored.
+/// Wait before a save is retried that failed otherwise.
 const TROUBLE_PAUSE: Duration = Duration::from_secs(5);
 
 #[derive(Default)]
 pub(super) struct Endpoints {
     known: FxHashMap<String, Weak<Endpoint>>,
-    /// Unused ones are looked for when there are so many.
+    /// The number of endpoints at which unused ones are next looked for.
     look_at: usize,
 }
 
-/// An endpoint and who sends there.
+/// An endpoint and the subscriptions that send there.
 #[derive(Clone, Debug)]
 pub struct EndpointStatus {
     /// Scheme, host, port and path.
     pub name: String,
-    /// Delayed also if every subscription is held back by itself: nothing is sent there then.
+    /// Also delayed if every subscription is delayed by itself: nothing is sent to the endpoint
+    /// then.
     pub state: endpoint::State,
     /// The latest request that has ended since the start.
     pub last: Option<LastAttempt>,
-    /// Events that wait for their first attempt or for the next one.
+    /// Events that wait for their first attempt or for a retry.
     pub waiting: u64,
     pub subscriptions: Vec<SubscriptionId>,
-    /// Subscriptions whose own deliveries are held back, because the endpoint answers them with failures.
+    /// Subscriptions whose own deliveries are delayed, because the endpoint answers them with
+    /// failures.
     pub held_subscriptions: BTreeMap<SubscriptionId, endpoint::State>,
 }
 
@@ -67,12 +70,13 @@ impl EndpointStatus {
 }
 
 impl Dispatcher {
-    /// What an earlier life knew about sick endpoints. To be said before subscriptions are put.
+    /// Restores the delays that an earlier process stored. To be called before subscriptions are
+    /// put.
     pub fn restore(&self, delays: Vec<EndpointDelay>) {
         self.delays.restore(delays);
     }
 
-    /// All subscriptions of the earlier life have been put.
+    /// To be called once all restored subscriptions have been put.
     pub fn restored(&self) {
         for endpoint in self.delays.left_restored() {
             self.forget_delay(&endpoint);
@@ -86,7 +90,7 @@ impl Dispatcher {
             return known;
         }
         if endpoints.known.remove(&name).is_some() {
-            // What is remembered of it was about the one before.
+            // The stored delay belongs to an earlier endpoint of this name.
             self.forget_delay(&name);
         }
         if endpoints.known.len() >= endpoints.look_at {
@@ -103,7 +107,7 @@ impl Dispatcher {
         endpoint
     }
 
-    /// Endpoints that nobody sends to any more are not remembered, nor is their delay.
+    /// Forgets endpoints that no subscription uses, with their delays.
     fn forget_unused(&self, known: &mut FxHashMap<String, Weak<Endpoint>>) {
         known.retain(|name, weak| {
             let used = weak.strong_count() > 0;
@@ -114,7 +118,7 @@ impl Dispatcher {
         });
     }
 
-    /// What an earlier life knew about a subscription whose requests its endpoint answers with failures.
+    /// Restores the stored delay of one subscription's deliveries to an endpoint.
     pub(super) fn restore_own_delay(&self, endpoint: &Endpoint, of: SubscriptionId) {
         let scope = DelayScope::Subscription(of);
         if let Some(delay) = self.delays.take_restored(&scope.name(&endpoint.name)) {
@@ -122,7 +126,7 @@ impl Dispatcher {
         }
     }
 
-    /// A subscription no longer sends to an endpoint: what held only its own deliveries back is over.
+    /// Forgets the delay of one subscription's deliveries to an endpoint that it no longer uses.
     pub(super) fn forget_own_delay(&self, endpoint: &Endpoint, of: SubscriptionId) {
         if endpoint.forget(of) {
             self.forget_delay(&DelayScope::Subscription(of).name(&endpoint.name));
@@ -138,11 +142,13 @@ impl Dispatcher {
         }
     }
 
-    /// A subscription has let go of an endpoint, perhaps the last that sends there. An attempt under way holds it
-    /// a little longer; then it is forgotten with the others, later.
+    /// Drops a subscription's reference to an endpoint, and forgets the endpoint if it was the
+    /// last. An attempt in flight keeps the endpoint alive; it is then forgotten later with the
+    /// other unused ones.
     pub(super) fn forget_unless_used(&self, plan: Arc<Plan>) {
         let name = plan.endpoint.name.clone();
-        // With the lock held: nobody may take it up between this and the look at who uses it.
+        // The lock is held so that the endpoint cannot be taken into use between dropping the
+        // reference and counting users.
         let mut endpoints = self.endpoints.lock().expect("no panic holds it");
         drop(plan);
         if endpoints
@@ -155,7 +161,7 @@ impl Dispatcher {
         }
     }
 
-    /// Every endpoint that subscriptions point to, by name.
+    /// Every endpoint of a subscription, by name.
     pub fn endpoints(&self) -> Vec<EndpointStatus> {
         let mut found: BTreeMap<String, EndpointStatus> = BTreeMap::new();
         for outlet in self.outlets.read().expect("no panic holds it").by_id.values() {
@@ -177,14 +183,15 @@ impl Dispatcher {
         found.into_values().map(EndpointStatus::finish).collect()
     }
 
-    /// Ends the delay of an endpoint by hand, and those of its subscriptions. Whether there was one.
+    /// Ends the delays of an endpoint and of its subscriptions on an operator's request. Returns
+    /// whether there was one.
     pub fn admit_again(self: &Arc<Self>, name: &str) -> bool {
         let known = self.known_endpoint(name);
         known.is_some_and(|endpoint| self.recover(&endpoint, None))
     }
 
-    /// Has the endpoint of a subscription asked by one delivery though it is to be left alone, as soon as there is one
-    /// to ask it with. Whether it was to be left alone.
+    /// Probes the endpoint of a subscription with its next delivery although the delay is not over.
+    /// Returns whether there was a delay.
     pub fn probe(self: &Arc<Self>, of: SubscriptionId) -> bool {
         let Some(plan) = self.outlet(of).and_then(|outlet| outlet.plan()) else {
             return false;
@@ -204,8 +211,8 @@ impl Dispatcher {
         endpoints.known.get(name).and_then(Weak::upgrade)
     }
 
-    /// An endpoint has taken a delivery of this subscription, or an operator says that all is well (none).
-    /// Whether that ended a delay.
+    /// Ends delays because the endpoint accepted a delivery of this subscription, or (none) because
+    /// an operator says so. Returns whether there was one.
     pub(super) fn recover(self: &Arc<Self>, endpoint: &Endpoint, of: Option<SubscriptionId>) -> bool {
         let ended = endpoint.recover(of);
         for change in &ended {
@@ -260,14 +267,14 @@ impl Dispatcher {
         }
     }
 
-    /// Another node leaves an endpoint alone: then so does this one.
+    /// Applies a delay that another node has set.
     pub(crate) fn delay_elsewhere(self: &Arc<Self>, one: EndpointDelay) {
         let delay = self.delays.set_elsewhere(&one);
         let (name, scope) = DelayScope::parse(&one.endpoint);
         let endpoints = self.endpoints.lock().expect("no panic holds it");
         let known = endpoints.known.get(name).and_then(Weak::upgrade);
         let Some(endpoint) = known else {
-            // With the lock held: whoever takes it up next must find it.
+            // The lock is held so that whoever takes the endpoint into use next finds the delay.
             self.delays.keep(one.endpoint, delay);
             return;
         };
@@ -289,7 +296,7 @@ impl Dispatcher {
         self.alarm(delay.until, Alarm::Endpoint(Arc::downgrade(&endpoint)));
     }
 
-    /// Another node has found that an endpoint is well, or was told so.
+    /// Another node has found an endpoint to be well, or an operator said so there.
     pub(crate) fn recovered_elsewhere(self: &Arc<Self>, name: &str) {
         self.delays.ended_elsewhere(name);
         let (endpoint, scope) = DelayScope::parse(name);
@@ -305,7 +312,7 @@ impl Dispatcher {
         }
     }
 
-    /// Keeps the delays of endpoints as they change.
+    /// Runs the loop that saves delays as they change.
     pub(super) async fn keep_delays(self: Arc<Self>) {
         let mut again = None;
         loop {
@@ -321,11 +328,11 @@ impl Dispatcher {
         }
     }
 
-    /// How long to wait before it is tried again, if it could not be done.
+    /// Saves delays. Returns how long to wait before a retry if that failed.
     pub(super) async fn save_delays(&self) -> Option<Duration> {
         match self.delays.save().await {
             Ok(()) => None,
-            // Another node has said something about the same endpoints, and what that was is in force in a moment.
+            // Another node has changed the same endpoints; its change is applied here in a moment.
             Err(Error::Store(postrider_store::Error::Conflict(_))) => Some(CONFLICT_PAUSE),
             Err(e) => {
                 tracing::error!(error = %e, "cannot keep the delays of endpoints yet");

@@ -1,13 +1,16 @@
-//! The lanes of one subscription: how many there are, which of them wait for work, and how they are woken.
+//! The lanes of one subscription: how many there are, which of them wait for work, and how they are
+//! woken.
 //!
-//! A lane is a task that claims deliveries and attempts them. The pool decides when a lane is started,
-//! parked, woken and ended; it never touches deliveries.
+//! A lane is a task that claims deliveries and attempts them. The pool decides when a lane is
+//! started, parked, woken and ended; it never touches deliveries.
 //!
 //! Invariants, all of them under one lock:
-//! 1. Work announced after a lane has read the epoch is never slept through: `park` with an outdated
+//! 1. Work announced after a lane has read the epoch is never slept through: `park` with an
+//! outdated
 //!    epoch returns at once.
 //! 2. A wake-up belongs to exactly one parked lane and is never lost or shared.
-//! 3. A lane that ends is uncounted in the same step, and its caller learns of work announced meanwhile:
+//! 3. A lane that ends is uncounted in the same step, and its caller learns of work announced
+//! meanwhile:
 //!    `start_lane` is never refused on account of a lane that will not claim again.
 //! 4. A closed pool has no parked lanes and never gets one again: every lane ends.
 //!
@@ -21,20 +24,20 @@ use std::task::{Context, Poll, Waker};
 /// How a lane that wanted to park goes on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ParkOutcome {
-    /// There may be work: claim again.
+    /// Work may be available: claim again.
     Claim,
     /// The lane is surplus, or the pool is closed: end. The pool does not count the lane any more.
     End,
 }
 
-/// How a request for one more working lane was met.
+/// The result of asking for one more working lane.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LaneStart {
     /// A parked lane was woken.
     Woken,
-    /// The caller has to spawn a lane, which the pool counts already.
+    /// The caller has to spawn a lane, which the pool has already counted.
     Spawn,
-    /// As many lanes as allowed are at work, or the pool is closed.
+    /// The allowed number of lanes is at work, or the pool is closed.
     Refused,
 }
 
@@ -55,9 +58,9 @@ struct LaneState {
     parked: Vec<usize>,
     /// Slots that no lane uses.
     free: Vec<usize>,
-    /// Work was announced since parked lanes were last looked at.
+    /// Whether work was announced since parked lanes were last checked.
     used_lately: bool,
-    /// The caller has been told to look at parked lanes later, by `reap`.
+    /// Whether the caller has been told to check parked lanes later, by `reap`.
     reap_scheduled: bool,
     closed: bool,
 }
@@ -98,8 +101,8 @@ impl LanePool {
         change(&mut self.state.lock().expect("no lane panics while it holds the lock"))
     }
 
-    /// Announces that about `count` more deliveries can be claimed. A lane that parks from now on with
-    /// an older epoch claims again instead.
+    /// Announces that about `count` more deliveries can be claimed. A lane that parks from now on
+    /// with an older epoch claims again instead.
     pub fn announce(&self, count: usize) {
         self.with(|state| {
             state.ready = state.ready.saturating_add(count as i64);
@@ -134,14 +137,14 @@ impl LanePool {
         start
     }
 
-    /// Counts a lane that the caller spawns for a place that its endpoint has given. Such a lane is
-    /// started even in a closed pool: it gives the place back and ends.
+    /// Counts a lane that the caller spawns with a pass from its endpoint. The lane is started even
+    /// in a closed pool: it returns the pass and ends.
     pub fn add_lane(&self) {
         self.with(|state| state.lanes += 1);
     }
 
-    /// A lane that read `epoch` before it last looked for work ends without parking. Returns whether
-    /// work was announced since: the announcement may have counted on this lane.
+    /// A lane that read `epoch` before it last looked for work ends without parking. Returns
+    /// whether work was announced since: the announcement may have counted on this lane.
     pub fn end_lane(&self, epoch: u64) -> bool {
         self.with(|state| {
             state.lanes -= 1;
@@ -154,7 +157,7 @@ impl LanePool {
         self.with(|state| state.lanes <= state.parked.len())
     }
 
-    /// Takes claimed deliveries off the estimate. Returns whether more seem to wait.
+    /// Subtracts claimed deliveries from the estimate. Returns whether more seem to wait.
     pub fn claimed(&self, count: usize) -> bool {
         self.with(|state| {
             state.ready = state.ready.saturating_sub(count as i64);
@@ -162,13 +165,13 @@ impl LanePool {
         })
     }
 
-    /// A claim found nothing.
+    /// Reports that a claim found nothing.
     pub fn found_nothing(&self) {
         self.with(|state| state.ready = 0);
     }
 
-    /// Parks a lane that read `epoch` before it claimed and found nothing. Returns the future to wait
-    /// for, and whether the caller has to schedule a call of [`LanePool::reap`].
+    /// Parks a lane that read `epoch` before it claimed and found nothing. Returns the future to
+    /// wait for, and whether the caller has to schedule a call of [`LanePool::reap`].
     pub fn park(&self, epoch: u64) -> (Parked<'_>, bool) {
         self.with(|state| {
             let slot = state.free.pop().unwrap_or_else(|| {
@@ -193,8 +196,8 @@ impl LanePool {
         })
     }
 
-    /// Ends parked lanes if no work was announced since the last call. Returns whether the caller has
-    /// to call again later.
+    /// Ends parked lanes if no work was announced since the last call. Returns whether the caller
+    /// has to call again later.
     pub fn reap(&self) -> bool {
         let (again, wakers) = self.with(|state| {
             if std::mem::take(&mut state.used_lately) && !state.parked.is_empty() {
@@ -207,13 +210,13 @@ impl LanePool {
         again
     }
 
-    /// Ends parked lanes at once: there is nothing for them to do for a while.
+    /// Ends parked lanes at once: they will have no work for a while.
     pub fn end_parked(&self) {
         let wakers = self.with(|state| state.resume_all(ParkOutcome::End));
         wakers.into_iter().for_each(Waker::wake);
     }
 
-    /// Ends parked lanes, and every other one as soon as it parks.
+    /// Ends parked lanes now, and every other lane when it parks.
     pub fn close(&self) {
         let wakers = self.with(|state| {
             state.closed = true;
@@ -293,8 +296,8 @@ impl Future for Parked<'_> {
 }
 
 impl Drop for Parked<'_> {
-    /// A lane that is torn down while it is parked leaves the pool, and hands on a wake-up that it did
-    /// not get to see.
+    /// A lane that is torn down while it is parked leaves the pool, and hands on a wake-up that it
+    /// did not get to see.
     fn drop(&mut self) {
         let Some(slot) = self.slot else {
             return;

@@ -20,16 +20,16 @@ pub(super) struct Listening {
     outlet: Arc<Outlet>,
     sending: Sending,
     until: Timestamp,
-    /// Its deliveries, with the times at which they were to be retried; without one, if they were given up.
+    /// The deliveries with the times of their retries; none for those that were given up.
     waiting: Vec<(Position, Option<Timestamp>)>,
     /// When each of them was received.
     received: Vec<(Position, Timestamp)>,
-    /// The same deliveries as the recorder knows them, if there is one.
+    /// The same deliveries by the recorder's places; empty without a recorder.
     places: Vec<Place>,
     _place: OwnedSemaphorePermit,
 }
 
-/// Counts a wait for a late answer as one of its subscription's, for as long as it lasts.
+/// Counts the wait for a late answer in its subscription for as long as it lasts.
 struct ListenerCount<'a>(&'a Outlet);
 
 impl<'a> ListenerCount<'a> {
@@ -46,8 +46,8 @@ impl Drop for ListenerCount<'_> {
 }
 
 impl Dispatcher {
-    /// Keeps the connection of a timed-out attempt for a late answer, if the profile allows for one and
-    /// something is left that it could change.
+    /// Keeps the connection of a timed-out attempt for a late answer, if the profile allows one and
+    /// the answer could still change something.
     pub(super) fn listen(
         &self,
         plan: &Arc<Plan>,
@@ -89,8 +89,8 @@ impl Dispatcher {
         })
     }
 
-    /// A success that comes late takes the deliveries out of the retry queue, or withdraws their dead letters while
-    /// these wait to be written; a failure changes nothing.
+    /// Handles a late answer. A success takes the deliveries out of the retry queue, or withdraws
+    /// their pending dead letters; a failure changes nothing.
     pub(super) async fn hear_late(self: Arc<Self>, listening: Listening) {
         let Listening {
             plan,
@@ -112,7 +112,7 @@ impl Dispatcher {
             () = &mut window => None,
         };
         let now = self.clock.now();
-        // Nobody may have looked for a while: the disk was full, or the clock was set.
+        // The answer may have waited to be processed: the disk was full, or the clock was set.
         let in_time = now <= until;
         let success = reply.is_some_and(|r| in_time && plan.outcome(&r, now).outcome == Outcome::Success);
         if !success {
@@ -155,7 +155,8 @@ impl Dispatcher {
         self.late_busy.fetch_sub(1, AcqRel);
     }
 
-    /// Letters are in the log: from now on a late answer can withdraw them. For some it may have come already.
+    /// Notes dead letters that are in the log: from now on a late answer can withdraw them.
+    /// Withdraws those whose late answer has already come.
     pub(super) fn letters_settled(self: &Arc<Self>, outlet: &Arc<Outlet>, letters: &[LetterKey]) {
         let delivered = outlet.late.letters_settled(letters);
         if delivered.is_empty() {
@@ -169,7 +170,8 @@ impl Dispatcher {
         });
     }
 
-    /// Withdraws the dead letters of events that turned out to have been delivered. One that is in its blob stays there.
+    /// Withdraws the dead letters of events that turned out to be delivered. A dead letter that is
+    /// already in its blob stays there.
     async fn withdraw_letters(&self, outlet: &Outlet, letters: Vec<LetterKey>) {
         if letters.is_empty() {
             return;

@@ -1,4 +1,4 @@
-//! What is measured of deliveries.
+//! Counters and meters of deliveries.
 
 use super::noting::Sent;
 use super::{Dispatcher, Outlet};
@@ -13,21 +13,21 @@ use postrider_store::{Letter, Settled};
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::time::Duration;
 
-/// So many subscriptions are shown one by one to those who keep numbers over time; the others are added up. It is
-/// decided when a subscription is taken up: one that changed sides would make both sides' numbers leap.
+/// The number of subscriptions that exported metrics show separately; all others are summed up.
+/// Decided once per subscription: one that changed sides would make both series jump.
 pub const LABELLED_MAX: usize = 2000;
 
-/// What is counted of subscriptions that are not shown one by one, once they are gone.
+/// The counts of deleted subscriptions that are not shown separately.
 #[derive(Debug, Default)]
 pub struct Unlabelled {
     pub counters: Counters,
     pub meter: Meter,
-    /// How many are shown one by one.
+    /// The number of subscriptions that are shown separately.
     labelled: AtomicUsize,
 }
 
 impl Unlabelled {
-    /// Whether one more subscription is shown by itself.
+    /// Decides whether one more subscription is shown separately.
     pub(super) fn label(&self) -> bool {
         let more = |labelled: usize| (labelled < LABELLED_MAX).then_some(labelled + 1);
         self.labelled.fetch_update(Relaxed, Relaxed, more).is_ok()
@@ -43,7 +43,8 @@ impl Unlabelled {
     }
 }
 
-/// The subscriptions that the events of a request go to: distinct sets, each with the number of events.
+/// The subscriptions that the events of a request match: distinct sets, each with its number of
+/// events.
 pub(crate) struct Wanted(Vec<(Box<[SubscriptionId]>, usize)>);
 
 impl Wanted {
@@ -61,7 +62,7 @@ impl Wanted {
 }
 
 impl Dispatcher {
-    /// Events were appended.
+    /// Counts events that were appended.
     pub(crate) fn count_matched(&self, wanted: &Wanted) {
         add(&self.counters.matched, wanted.deliveries());
         let outlets = self.outlets.read().expect("no panic holds it");
@@ -76,7 +77,7 @@ impl Dispatcher {
         [&self.meter, &outlet.topic.meter, &outlet.meter]
     }
 
-    /// Dead letters are in their blob. Their subscription may be gone by now.
+    /// Counts dead letters that are in their blob. Their subscription may be gone by now.
     pub(crate) fn count_dead_lettered(
         &self,
         of: SubscriptionId,
@@ -105,7 +106,7 @@ impl Dispatcher {
         }
     }
 
-    /// Dead letters could not be written.
+    /// Meters dead letters that could not be written.
     pub(crate) fn meter_dropped(&self, outlet: &Outlet, now: Timestamp, letters: &[Letter], reason: Reason) {
         let effect = FailureEffect::Dropped(reason);
         let given_up = by_cause(letters.iter().map(|letter| (effect, letter.last_attempt)));
@@ -134,7 +135,7 @@ impl Dispatcher {
         }
     }
 
-    /// A request was refused as a whole, and its events are sent again.
+    /// Meters a request that was refused as a whole and is sent again in halves.
     pub(super) fn meter_split(&self, outlet: &Outlet, sent: &Sent<'_>) {
         let attempt = Attempt {
             outcome: sent.attempted.outcome,
@@ -161,7 +162,7 @@ impl Dispatcher {
         let given_up = by_cause(settled.iter().filter_map(|one| {
             let effect = match one.next {
                 Next::Drop(reason) => FailureEffect::Dropped(reason),
-                // Of a dead letter it is not known yet whether it can be written.
+                // Whether a dead letter can be written is not known yet.
                 Next::DeadLetter(_) | Next::Done | Next::RetryAt(_) => return None,
             };
             Some((effect, one.last_attempt))
@@ -180,7 +181,7 @@ impl Dispatcher {
     }
 }
 
-/// Counts letters by cause, as events that were dead-lettered.
+/// Dead letters by cause, counted as dead-lettered events.
 pub(crate) fn letters_by_cause(letters: &[Letter]) -> Vec<(FailureCause, usize)> {
     by_cause(letters.iter().map(|letter| {
         let effect = FailureEffect::DeadLettered(letter.reason);
@@ -188,7 +189,7 @@ pub(crate) fn letters_by_cause(letters: &[Letter]) -> Vec<(FailureCause, usize)>
     }))
 }
 
-/// Counts events that were given up by cause: those of one batch have the same.
+/// Events that were given up, by cause. The events of one batch have the same cause.
 fn by_cause(
     given_up: impl Iterator<Item = (FailureEffect, Option<LastAttempt>)>,
 ) -> Vec<(FailureCause, usize)> {
@@ -207,7 +208,7 @@ fn by_cause(
     found
 }
 
-/// How long ago events were received, and how many of them: those of one publish request were together.
+/// Ages of events with their number: events of one publish request have the same age.
 fn together(now: Timestamp, received: impl Iterator<Item = Timestamp>) -> Vec<(Duration, usize)> {
     let mut found: Vec<(Duration, usize)> = Vec::new();
     for at in received {
@@ -243,7 +244,8 @@ mod tests {
             one.meter.note(Timestamp::MIN, &noted);
             unlabelled.gone(one);
         }
-        // Only one of the two was added up; the other one's lines go with it, and leave room for one more.
+        // Only one of the two is in the sum; the separate series of the other is gone and leaves
+        // space for a new one.
         assert_eq!(unlabelled.counters.delivered.load(Relaxed), 3);
         assert_eq!(
             unlabelled.meter.totals().map(|totals| totals.latency.count()),

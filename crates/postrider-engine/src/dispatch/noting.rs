@@ -1,4 +1,4 @@
-//! What the recorder is told of deliveries.
+//! Reports deliveries to the recorder.
 
 use super::Dispatcher;
 use crate::attempt::trace::AttemptSpan;
@@ -14,8 +14,8 @@ use postrider_core::retry::Next;
 use postrider_core::time::Timestamp;
 use postrider_store::{Claim, Settled};
 
-/// Of a longer answer only a beginning of this many bytes waits in memory to be recorded. It is more than is kept, so
-/// that it shows that something was cut off.
+/// The part of an answer that waits in memory to be recorded. Longer than what is stored, so that
+/// truncation is visible.
 const ANSWER_BYTES_MAX: usize = 2048;
 
 const MASK: &str = "***";
@@ -27,7 +27,7 @@ pub(super) fn place(claim: &Claim) -> Place {
     }
 }
 
-/// What came back from an attempt, as far as it is recorded.
+/// The reply to an attempt, as far as it is recorded.
 #[derive(Clone, Default)]
 pub(super) struct Heard {
     timings: Option<Timings>,
@@ -55,7 +55,7 @@ impl Heard {
         }
     }
 
-    /// Only what the log says of it.
+    /// The reply without the parts that only the recorder needs.
     pub(super) fn unrecorded(reply: Reply) -> Heard {
         match reply {
             Reply::Answered(_) => Heard::default(),
@@ -72,7 +72,7 @@ impl Heard {
     }
 }
 
-/// One attempt that has ended.
+/// A finished attempt.
 pub(super) struct Sent<'a> {
     pub(super) plan: &'a Plan,
     pub(super) pauses: &'a Pauses,
@@ -80,20 +80,21 @@ pub(super) struct Sent<'a> {
     pub(super) ended: Timestamp,
     pub(super) attempted: attempt::Attempted,
     pub(super) heard: Heard,
-    /// For whoever exports spans.
+    /// The span to export, if there is one.
     pub(super) span: Option<Box<AttemptSpan>>,
-    /// Where its deliveries begin among those that are settled; those before it were not attempted.
+    /// The index of the attempt's first delivery among the settled ones; those before it were not
+    /// attempted.
     pub(super) from: usize,
 }
 
 impl Dispatcher {
-    /// Tells the recorder what follows deliveries.
+    /// Reports to the recorder what follows for deliveries.
     pub(super) fn note(&self, of: SubscriptionId, settled: &[Settled], sent: Option<Sent<'_>>) {
         let from = sent.as_ref().map_or(settled.len(), |sent| sent.from);
         let (aside, attempted) = settled.split_at(from);
         for alike in aside.chunk_by(|a, b| a.next == b.next && a.at == b.at) {
             let disposition = match alike[0].next {
-                // An earlier attempt was answered after the time for it.
+                // An earlier attempt was answered late, with success.
                 Next::Done => Disposition::DeliveredLate,
                 Next::DeadLetter(reason) => Disposition::DeadLettered(reason),
                 Next::Drop(reason) => Disposition::Dropped(reason),
@@ -113,7 +114,7 @@ impl Dispatcher {
         }
     }
 
-    /// Tells the recorder of a request whose events are sent again in halves.
+    /// Reports to the recorder a request whose events are sent again in halves.
     pub(super) fn note_split(&self, claims: &[Claim], sent: &Sent<'_>) {
         let run = |claim: &Claim| Run {
             start: place(claim),
@@ -125,7 +126,7 @@ impl Dispatcher {
                 why: Why::Halved,
             },
         };
-        // The span's id is that of the attempt, which goes on.
+        // No span: the id would be that of the attempt, which continues.
         self.note_attempted(sent, None, claims.iter().map(run));
     }
 
@@ -160,7 +161,7 @@ impl Dispatcher {
 }
 
 impl Sent<'_> {
-    /// What came back, without the secrets that were sent.
+    /// The reply with the secrets of the request masked.
     fn heard_masked(&self) -> Heard {
         let heard = &self.heard;
         let secrets = match heard.answer.is_some() || heard.failure.is_some() {
@@ -215,7 +216,7 @@ impl Sent<'_> {
     }
 }
 
-/// Whether a run of one event goes on with another run.
+/// Whether a run of one event continues the previous run.
 fn follows(last: &Run, next: &Run) -> bool {
     next.start.first == last.start.first
         && next.start.index == last.start.index + last.count

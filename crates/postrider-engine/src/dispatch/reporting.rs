@@ -1,4 +1,4 @@
-//! What is logged of attempts that failed and of events that were dropped: a line for each, but never a flood.
+//! Log lines about failed attempts and dropped events, limited so that they never become a flood.
 
 use super::noting::Sent;
 use super::{Dispatcher, Outlet};
@@ -16,22 +16,23 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use tracing::Level;
 
-/// So long lines are counted together.
+/// The window in which lines are counted.
 const WINDOW: Duration = Duration::from_secs(10);
-/// Lines of one subscription within it; beyond them it is only said how many there were.
+/// The most lines of one subscription per window; the rest is only counted.
 const LINES_PER_SUBSCRIPTION_MAX: u32 = 5;
-/// Lines of all subscriptions together.
+/// The most lines of all subscriptions per window.
 const LINES_MAX: usize = 50;
-/// Subscriptions that are told apart; the rest is counted as one.
+/// The most subscriptions that are counted separately; the rest is counted as one.
 const SUBSCRIPTIONS_MAX: usize = 1024;
-/// Those with the most left out that get a line of their own about it.
+/// The subscriptions with the most suppressed lines that get a summary line of their own.
 const COUNTED_LINES_MAX: usize = 10;
-/// Events that a line names.
+/// The most events that a line names.
 const IDS_MAX: usize = 5;
-/// An id is whatever the publisher took for one.
+/// Ids are chosen by publishers and may be long.
 const ID_CHARS_MAX: usize = 64;
 
-/// Which lines are written, of attempts and of drops apart: many of the one must not hide the other.
+/// The limits for failed attempts and for drops. Separate: many of one kind must not hide the
+/// other.
 #[derive(Default)]
 pub(super) struct Reports {
     failed: Mutex<Limiter>,
@@ -53,7 +54,7 @@ impl Reports {
     }
 }
 
-/// Lets the first lines of a window through and counts the others.
+/// Passes the first lines of a window and counts the others.
 #[derive(Debug, Default)]
 struct Limiter {
     window: Option<Window>,
@@ -63,10 +64,10 @@ struct Limiter {
 struct Window {
     begun: Timestamp,
     said: usize,
-    /// In all.
+    /// Suppressed lines in all.
     left_out: u64,
     each: BTreeMap<SubscriptionId, Line>,
-    /// Of subscriptions that are not told apart.
+    /// Suppressed lines of subscriptions that are not counted separately.
     others: u64,
 }
 
@@ -79,24 +80,24 @@ struct Line {
 #[derive(Debug, PartialEq, Eq)]
 struct Verdict {
     say: bool,
-    /// What an earlier window left out and nobody has told yet.
+    /// Lines that an earlier window suppressed and that are not reported yet.
     untold: LeftOut,
-    /// Something of this window was left out for the first time: it is to be told then.
+    /// Set for the first suppressed line of a window: when to report the suppressed ones.
     tell_at: Option<Timestamp>,
 }
 
-/// What was left out of the log.
+/// The numbers of suppressed lines.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct LeftOut {
-    /// Those with the most first.
+    /// The subscriptions with the most suppressed lines come first.
     each: Vec<(SubscriptionId, u64)>,
     others: u64,
 }
 
 impl Limiter {
-    /// Whether a line that stands for `count` things is written.
+    /// Decides whether a line that stands for `count` things is written.
     fn judge(&mut self, of: SubscriptionId, count: u64, now: Timestamp) -> Verdict {
-        // The clock may have been set back.
+        // A clock that was set back begins a new window.
         let over = |window: &Window| now < window.begun || now >= window.begun + WINDOW;
         let untold = match &self.window {
             Some(window) if over(window) => self.close(),
@@ -134,7 +135,7 @@ impl Limiter {
         }
     }
 
-    /// Ends the window and says what it left out.
+    /// Ends the window and returns the numbers of its suppressed lines.
     fn close(&mut self) -> LeftOut {
         let Some(window) = self.window.take() else {
             return LeftOut::default();
@@ -152,7 +153,8 @@ impl Limiter {
 }
 
 impl Dispatcher {
-    /// Says what failed, and what was dropped. `sent` is the attempt that some of these were part of.
+    /// Logs failed attempts and dropped events. `sent` is the attempt that some of these were part
+    /// of.
     pub(super) fn report(self: &Arc<Self>, outlet: &Outlet, settled: &[Settled], sent: Option<&Sent<'_>>) {
         if !tracing::enabled!(Level::WARN) {
             return;
@@ -174,7 +176,7 @@ impl Dispatcher {
     fn report_failed(self: &Arc<Self>, outlet: &Outlet, settled: &[Settled], sent: &Sent<'_>) {
         let plan = sent.plan;
         let say = self.judged(About::Failed, outlet.id, 1);
-        // Whoever wants to see everything asks for more than warnings.
+        // Suppressed lines are still written at debug level.
         macro_rules! line {
             ($level:ident) => {
                 tracing::$level!(
@@ -198,7 +200,7 @@ impl Dispatcher {
         }
     }
 
-    /// Says that a request was too large as a whole.
+    /// Logs that a request was too large as a whole.
     pub(super) fn report_split(self: &Arc<Self>, outlet: &Outlet, events: usize, sent: &Sent<'_>) {
         if !tracing::enabled!(Level::WARN) {
             return;
@@ -249,8 +251,8 @@ impl Dispatcher {
         }
     }
 
-    /// Whether a line is written. One that is not is told of later, in a number. By the machine's clock: readers of
-    /// the log live by it.
+    /// Decides whether a line is written; a suppressed line is reported later, in a count. Uses the
+    /// machine's clock, which readers of the log live by.
     fn judged(self: &Arc<Self>, about: About, of: SubscriptionId, count: u64) -> bool {
         let now = self.wall.now();
         let limiter = self.reports.limiter(about);
@@ -297,12 +299,12 @@ fn names(plan: Option<&Plan>, of: SubscriptionId) -> (Option<&str>, String) {
             Some(plan.topic.topic.name.as_str()),
             plan.subscription.name.clone(),
         ),
-        // It is gone; nobody remembers its name.
+        // The subscription is deleted, and its name with it.
         None => (None, of.to_string()),
     }
 }
 
-/// The publisher's names of the first events, or their positions where they have none.
+/// The publisher's ids of the first events, or their positions where they have none.
 fn ids(plan: Option<&Plan>, settled: &[Settled]) -> String {
     let named = settled.iter().take(IDS_MAX);
     let mut ids: Vec<String> = named.map(|one| id_of(plan, &one.claim)).collect();
@@ -328,7 +330,7 @@ fn shortened(id: &str) -> String {
     }
 }
 
-/// What follows an attempt, in words: events of one request may go different ways.
+/// The consequences of an attempt in words: events of one request may differ.
 fn next_of(settled: &[Settled]) -> String {
     let mut retries = 0;
     let mut soonest = None::<Timestamp>;
@@ -392,17 +394,17 @@ mod tests {
         }
         let first = limiter.judge(id(1), 1, at(1));
         assert_eq!((first.say, first.tell_at), (false, Some(at(10_000))));
-        // Only once: one teller is enough.
+        // Only the first suppressed line schedules a report.
         let second = limiter.judge(id(1), 3, at(2));
         assert_eq!((second.say, second.tell_at), (false, None));
-        // Another one has lines of its own.
+        // Another subscription has lines of its own.
         assert!(said(&mut limiter, 2, at(3)));
         let expected = LeftOut {
             each: vec![(id(1), 4)],
             others: 0,
         };
         assert_eq!(limiter.close(), expected);
-        // What was told is not told again, and lines are written again.
+        // A closed window is not reported again, and new lines are written.
         assert_eq!(limiter.close(), LeftOut::default());
         assert!(said(&mut limiter, 1, at(4)));
     }
@@ -417,7 +419,7 @@ mod tests {
         let next = limiter.judge(id(1), 1, at(10_000));
         assert!(next.say);
         assert_eq!(next.untold.each, [(id(1), 3)]);
-        // A clock that was set back begins anew rather than being silent until it has caught up.
+        // A clock that was set back begins a new window, instead of silence until it has caught up.
         for _ in 0..LINES_PER_SUBSCRIPTION_MAX {
             limiter.judge(id(1), 1, at(10_000));
         }
@@ -444,7 +446,7 @@ mod tests {
             "the one with the most comes first"
         );
         let counted: u64 = left_out.each.iter().map(|(_, count)| count).sum();
-        // Nothing is left uncounted.
+        // Every line is counted.
         assert_eq!(counted + left_out.others, many - LINES_MAX as u64 + 7);
     }
 

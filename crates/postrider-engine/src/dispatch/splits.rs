@@ -1,8 +1,10 @@
-//! Batches that were too large for their endpoint: which of their events may go together from now on.
+//! Batches that were too large for their endpoint: which of their events may go together from now
+//! on.
 //!
-//! The events of such a batch go back to the log and are claimed again, so that pauses, limits and the end of a
-//! subscription apply as ever. What is remembered here is only that they must not meet again in one request. A restart
-//! forgets it: then the batch is refused once more, which costs no event an attempt.
+//! The events of such a batch are released to the log and claimed again, so that pauses, limits and
+//! the end of a subscription apply as usual. The state kept here only prevents that they meet again
+//! in one request. A restart loses it: then the batch is refused once more, which costs no event an
+//! attempt.
 
 use postrider_core::ids::Position;
 use rustc_hash::FxHashMap;
@@ -10,13 +12,13 @@ use std::sync::Mutex;
 use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering::{Acquire, Release};
 
-/// Beyond so many events of one subscription all groups are forgotten.
+/// With more split events than this in one subscription, all groups are forgotten.
 const SPLIT_EVENTS_MAX: usize = 100_000;
 
 /// The halves, and halves of halves, that are still to be sent for one subscription.
 #[derive(Default)]
 pub struct BatchSplits {
-    /// Events in groups, so that nobody need take the lock while there are none.
+    /// The number of events in groups, readable without the lock.
     count: AtomicUsize,
     groups: Mutex<SplitGroups>,
 }
@@ -24,7 +26,7 @@ pub struct BatchSplits {
 #[derive(Debug, Default)]
 struct SplitGroups {
     group_of: FxHashMap<Position, u32>,
-    /// The groups whose size bounds a claim, with that size; the one to be claimed next is the last.
+    /// The groups that bound the size of a claim, with their sizes; the last is claimed next.
     next: Vec<(u32, usize)>,
     last_number: u32,
 }
@@ -41,7 +43,7 @@ impl BatchSplits {
         self.count.load(Acquire) == 0
     }
 
-    /// A request with these events, in the order of their claims, was refused as a whole.
+    /// Splits a request that was refused as a whole. `events` are in the order of their claims.
     pub fn split(&self, events: &[Position]) {
         let (first, second) = events.split_at(events.len().div_ceil(2));
         self.change(|groups| {
@@ -54,7 +56,7 @@ impl BatchSplits {
         });
     }
 
-    /// The most events that it makes sense to claim, if there are groups to be sent.
+    /// The most events to claim at once, if there are groups to be sent.
     pub fn claim_max(&self) -> Option<usize> {
         if self.is_empty() {
             return None;
@@ -62,7 +64,7 @@ impl BatchSplits {
         self.change(|groups| groups.next.last().map(|(_, size)| *size))
     }
 
-    /// How many of the first of these claims may go in one request: those of one group, or those of none.
+    /// How many of the first claims may go in one request: those of one group, or those of none.
     pub fn together(&self, mut claimed: impl Iterator<Item = Position>) -> usize {
         if self.is_empty() {
             return claimed.count();
@@ -73,7 +75,8 @@ impl BatchSplits {
             };
             let group = groups.group_of.get(&first).copied();
             if groups.next.last().is_some_and(|(next, _)| Some(*next) != group) {
-                // Other events are offered before this group, or it is gone: its size need not bound every claim.
+                // The group is gone, or other events are claimed before it: its size must not bound
+                // every claim.
                 groups.next.pop();
             }
             let alike = claimed.take_while(|event| groups.group_of.get(event).copied() == group);
@@ -81,7 +84,7 @@ impl BatchSplits {
         })
     }
 
-    /// What follows these events was decided: if there is another attempt, they may go with any others.
+    /// Forgets events whose outcome is decided: a further attempt may batch them with any others.
     pub fn forget(&self, events: impl Iterator<Item = Position>) {
         if !self.is_empty() {
             let events: Vec<Position> = events.collect();
@@ -119,8 +122,8 @@ mod tests {
         of.map(Position).collect()
     }
 
-    /// Sends everything as the dispatcher does, to a receiver that takes no request with one of `bad` and another
-    /// event. Returns how many events the requests had.
+    /// Sends everything as the dispatcher does, to a receiver that refuses every request with one
+    /// of `bad` and another event. Returns the sizes of the requests.
     fn sent(count: u64, bad: &[u64]) -> Vec<usize> {
         let splits = BatchSplits::default();
         let mut waiting = positions(0..count);

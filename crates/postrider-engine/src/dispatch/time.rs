@@ -1,4 +1,4 @@
-//! When what is due is looked at: retries by the log, everything else by alarms.
+//! Timers of the dispatcher: the log knows when retries are due, alarms cover everything else.
 
 use super::{Dispatcher, LINGER, Outlet};
 use crate::endpoint::Endpoint;
@@ -10,9 +10,9 @@ use std::time::Duration;
 pub(super) enum Alarm {
     Endpoint(Weak<Endpoint>),
     Outlet(Weak<Outlet>),
-    /// An event of this outlet is about to expire while its endpoint is left alone, unless that has changed.
+    /// An event of this subscription is about to expire while its endpoint is on probation.
     Expiry(Weak<Outlet>),
-    /// Lanes of this outlet have been parked for a while.
+    /// Lanes of this subscription have been parked for a while.
     Parked(Weak<Outlet>),
 }
 
@@ -27,7 +27,7 @@ impl Alarm {
         }
     }
 
-    /// Whether something may be attempted when it rings.
+    /// Whether the alarm may lead to an attempt.
     fn may_attempt(&self) -> bool {
         match self {
             Alarm::Endpoint(_) | Alarm::Outlet(_) => true,
@@ -56,13 +56,14 @@ impl Dispatcher {
         }
     }
 
-    /// Wakes subscriptions when their retries come due and endpoints when their delays are over.
+    /// Runs the loop that wakes subscriptions when retries come due and when delays end.
     pub(super) async fn keep_time(self: Arc<Self>) {
         loop {
-            // What is due by now and still waits is held back by its endpoint, which sees to it. The clock may
-            // have been set back since the last time: what is due counts from what it shows now.
+            // Work that is due and still waits is held back by its endpoint, which wakes it. Due
+            // times count from the clock's current value, which may have been set back since the
+            // last round.
             let now = self.clock.now();
-            // Until the next time is known, everything that comes is earlier.
+            // Until the next time is known, any announced time counts as earlier.
             self.looks_at.store(i64::MAX, Release);
             self.look(now);
             let alarm = self
@@ -83,12 +84,12 @@ impl Dispatcher {
         }
     }
 
-    /// Sets everything going that is due by `now`.
+    /// Starts everything that is due by `now`.
     pub(crate) fn look(self: &Arc<Self>, now: Timestamp) {
         for id in self.log.due(now) {
             if let Some(outlet) = self.outlet(id) {
-                // Many may be due, and a lane that finds one starts the next: one begins, lest very many
-                // subscriptions with a single retry each start lanes for nothing.
+                // Only one lane begins, and a lane that finds work starts the next: otherwise very
+                // many subscriptions with a single retry would each start lanes for nothing.
                 outlet.lanes.announce(self.config.in_flight_per_endpoint_max);
                 self.start_lanes(&outlet, 1);
             }
@@ -98,7 +99,7 @@ impl Dispatcher {
         }
     }
 
-    /// When something is due next that is not due by `now`, as far as the log and the alarms know.
+    /// The next time after `now` at which something is due, as far as the log and the alarms know.
     pub(crate) fn next_instant(&self, now: Timestamp) -> Option<Timestamp> {
         let alarms = self.alarms.lock().expect("no panic holds it");
         let alarm = alarms
@@ -118,11 +119,12 @@ impl Dispatcher {
         self.late_busy.load(Acquire) > 0 || outlets.by_id.values().any(busy)
     }
 
-    /// A number that changes whenever something has been set going or has come to an end.
+    /// A number that changes whenever something is started or ends.
     pub(crate) fn pulse(&self) -> u64 {
         let outlets = self.outlets.read().expect("no panic holds it");
         let epochs = outlets.by_id.values().map(|outlet| outlet.lanes.epoch());
-        // A store of dead letters that is out of reach is noted like an endpoint, and nothing else tells of it.
+        // The failure of a dead-letter store is noted like an endpoint's, and changes no other
+        // counter.
         let counted = self.counters.pulse().wrapping_add(self.delays.noted());
         epochs.fold(counted, u64::wrapping_add)
     }

@@ -1,4 +1,4 @@
-//! Telling webhooks that their subscription was deleted: once, as well as it goes.
+//! Notifies webhooks that their subscription was deleted: once, on a best-effort basis.
 
 use super::question;
 use crate::Engine;
@@ -16,7 +16,8 @@ use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
 use tokio::sync::Semaphore;
 
-/// Notices under way. Beyond it nobody is told: a topic with a thousand subscriptions may be deleted.
+/// Notices in progress. Beyond this none is sent: a topic with a thousand subscriptions may be
+/// deleted.
 const NOTICES_MAX: usize = 1_000;
 
 pub(super) struct Notices {
@@ -40,8 +41,8 @@ impl Notices {
 }
 
 impl Engine {
-    /// Tells the webhook of a subscription that was deleted. Returns at once; nothing waits for it, and nothing comes of
-    /// its failure.
+    /// Notifies the webhook of a deleted subscription. Returns at once; nothing waits for the
+    /// notice, and its failure has no effect.
     pub(crate) fn tell_deleted(&self, subscription: &Subscription, topic: Option<&TopicEntry>) {
         let Some(topic) = topic else {
             return;
@@ -111,7 +112,7 @@ impl Engine {
     }
 }
 
-/// The resource id of a subscription, as far as events tell of it.
+/// The resource id of a subscription as events spell it.
 fn resource_id(subscription: &Subscription, topic: &TopicEntry, prefix: &str) -> String {
     let name = &subscription.name;
     if let TopicKind::System { .. } = topic.topic.kind {

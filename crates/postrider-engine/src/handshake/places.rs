@@ -1,22 +1,23 @@
-//! Places for questions under way: bounded in all, and shared so that no caller takes all of them.
+//! Slots for handshake requests in flight: bounded in all, and shared so that no caller takes all
+//! of them.
 //!
-//! A caller may hold as many places as are free. So one whose webhooks never answer gets half of them, and
-//! someone else always finds a place at once.
+//! A caller may hold as many slots as are free. A caller whose webhooks never answer therefore gets
+//! half of them, and another caller always finds a slot at once.
 
 use postrider_core::ids::TopicId;
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::sync::oneshot;
 
-/// Questions that are put at the same time; the others wait.
+/// Handshake requests in flight at the same time; others wait.
 pub(super) const ASKING_MAX: usize = 1024;
-/// Of one caller about subscriptions of one topic.
+/// The part of them for one caller and one topic.
 pub(super) const ASKING_PER_TOPIC_MAX: usize = 128;
 
-/// On whose account a question is put.
+/// The caller and topic that a handshake request is charged to.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Owner {
-    /// Empty if it is not known, as after a restart: then the topic counts as one.
+    /// Empty if the caller is not known, as after a restart: then each topic counts as a caller.
     pub caller: Arc<str>,
     pub topic: TopicId,
 }
@@ -43,11 +44,11 @@ struct Inner {
     held: usize,
     by_caller: BTreeMap<Arc<str>, usize>,
     by_owner: BTreeMap<Owner, usize>,
-    /// No more than handshakes under way. None of them could be given a place now.
+    /// At most as many as there are handshakes in progress. None of them could be given a slot now.
     waiting: VecDeque<(Owner, oneshot::Sender<Place>)>,
 }
 
-/// A place, given back when it is dropped.
+/// A slot, returned when it is dropped.
 pub(super) struct Place {
     places: Arc<Places>,
     owner: Owner,
@@ -101,7 +102,7 @@ impl Inner {
     }
 }
 
-/// Takes one off a count; what is zero is forgotten.
+/// Decrements a count and removes it at zero.
 fn less<K: Ord>(counts: &mut BTreeMap<K, usize>, of: &K) {
     if let Some(count) = counts.get_mut(of) {
         *count -= 1;
@@ -128,7 +129,7 @@ impl Drop for Place {
         }
         drop(inner);
         for (owner, grant) in granted {
-            // One that has gone meanwhile gives its place back at once.
+            // If the waiter is gone, the slot is returned at once.
             drop(grant.send(self.places.place(owner)));
         }
     }

@@ -1,4 +1,4 @@
-//! The request that asks, and the record of what came back.
+//! The request of a handshake, and the record of the reply.
 
 use super::Rules;
 use crate::attempt::fixed_headers;
@@ -15,9 +15,9 @@ use postrider_core::time::Timestamp;
 use postrider_store::{Handshake, Received};
 use std::sync::Arc;
 
-/// As much of a body is kept for people to look at.
+/// The part of a body that is kept for people to look at.
 const BODY_KEPT_MAX: usize = 4096;
-/// Headers of an answer that are kept, and how long each may be.
+/// Headers of an answer that are kept, and the longest value of each.
 const HEADERS_KEPT_MAX: usize = 64;
 const HEADER_KEPT_MAX: usize = 1024;
 const HIDDEN: &str = "(hidden)";
@@ -31,7 +31,7 @@ const REQUEST_ORIGIN: HeaderName = HeaderName::from_static("webhook-request-orig
 const REQUEST_CALLBACK: HeaderName = HeaderName::from_static("webhook-request-callback");
 const REQUEST_RATE: HeaderName = HeaderName::from_static("webhook-request-rate");
 
-/// The URL to be visited instead of answering.
+/// The URL that may be visited instead of answering.
 pub(super) fn callback(
     base: &str,
     name: &str,
@@ -61,7 +61,7 @@ pub(super) fn web_hook_url(subscription: &Subscription) -> Option<Arc<Uri>> {
     }
 }
 
-/// The URL as it may be shown.
+/// The webhook's URL without its query, which may hold a secret.
 pub(super) fn without_query(subscription: &Subscription) -> String {
     match &subscription.destination {
         Destination::WebHook(hook) => {
@@ -83,7 +83,7 @@ pub(super) fn asked<'a>(handshake: &'a Handshake, rules: &'a Rules, tries: u32) 
     }
 }
 
-/// The request that asks; none if there is no such URL.
+/// The handshake request; none if the URL is not valid.
 pub(super) fn request(
     handshake: &Handshake,
     topic: &TopicEntry,
@@ -138,7 +138,7 @@ fn put(headers: &mut HeaderMap, name: HeaderName, value: &str) {
     }
 }
 
-/// An array of one event of the service itself.
+/// The body of one Event Grid event from the service itself: an array.
 pub(super) fn event_grid_event(
     id: &str,
     topic: &str,
@@ -161,7 +161,7 @@ pub(super) fn event_grid_event(
     out
 }
 
-/// One event of the service itself.
+/// The body of one CloudEvent from the service itself.
 pub(super) fn cloud_event(
     id: &str,
     source: &str,
@@ -202,7 +202,7 @@ fn object(out: &mut Vec<u8>, members: &[(&str, &str)], data: &[(&str, &str)]) {
     out.extend_from_slice(b"}}");
 }
 
-/// A reply as the rule sees it.
+/// A reply in the form that the handshake rules need.
 pub(super) fn heard(reply: Option<&Reply>) -> Heard<'_> {
     match reply {
         None => Heard::TimedOut,
@@ -219,13 +219,13 @@ pub(super) fn heard(reply: Option<&Reply>) -> Heard<'_> {
     }
 }
 
-/// The headers of a request as they may be shown.
+/// The headers of a request with secrets hidden.
 pub(super) fn shown_headers(request: &Request) -> Vec<(String, String)> {
     let own = request.more.iter().map(|(name, value)| (name, value));
     let shown = request.headers.iter().chain(own).map(|(name, value)| {
         let text = match value.to_str() {
             _ if value.is_sensitive() || is_secret(name) => HIDDEN.to_owned(),
-            // Its query carries the token.
+            // The query of the callback URL carries the token.
             Ok(url) if *name == REQUEST_CALLBACK => url.split('?').next().unwrap_or_default().to_owned(),
             Ok(text) => text.to_owned(),
             Err(_) => HIDDEN.to_owned(),
@@ -235,7 +235,7 @@ pub(super) fn shown_headers(request: &Request) -> Vec<(String, String)> {
     shown.collect()
 }
 
-/// What came back as it may be shown: whoever echoes the request must not give its secrets away.
+/// The reply with secrets hidden: a webhook may echo the request.
 pub(super) fn received(reply: Option<&Reply>, handshake: &Handshake) -> Received {
     let secrets = secrets_of(handshake);
     match reply {
@@ -266,7 +266,7 @@ pub(super) fn received(reply: Option<&Reply>, handshake: &Handshake) -> Received
     }
 }
 
-/// What the question carries that nobody else is to see.
+/// The secrets that the handshake request carries.
 fn secrets_of(handshake: &Handshake) -> SentSecrets {
     let mut secrets = SentSecrets::of(&handshake.subscription, &[]);
     secrets.add(handshake.token.expose());

@@ -1,4 +1,4 @@
-//! The task of one handshake: asks, waits for a visit, and ends it.
+//! The task of one handshake: asks the webhook, waits for a visit, and ends the handshake.
 
 use super::{Ended, Said, Seen, question};
 use crate::deliver::{Reply, Request};
@@ -13,9 +13,9 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::{AcqRel, Acquire};
 use std::time::Duration;
 
-/// When the catalogue cannot be written, it is tried again this much later.
+/// Wait before a failed catalog write is retried.
 const TROUBLE_PAUSE: Duration = Duration::from_secs(5);
-/// When another node has changed something at the same time, this much later, in real time.
+/// Wait before a write is retried that conflicted with another node's change, in real time.
 const CONFLICT_PAUSE: Duration = Duration::from_millis(50);
 
 pub(super) struct Running {
@@ -25,7 +25,7 @@ pub(super) struct Running {
     asking: bool,
 }
 
-/// How it ends.
+/// How the handshake ends.
 enum End {
     Granted {
         rate: Option<u32>,
@@ -34,11 +34,11 @@ enum End {
         reason: String,
     },
     Cancelled,
-    /// The engine stops; the next life takes it up.
+    /// The engine stops; the next process continues the handshake.
     Left,
 }
 
-/// What waiting for something came to.
+/// The result of waiting for something.
 enum Waited<T> {
     Done(T),
     Confirmed,
@@ -58,7 +58,7 @@ impl<T> Waited<T> {
 }
 
 impl Running {
-    /// Counts as busy from now on.
+    /// The task counts as busy from now on.
     pub(super) fn new(engine: Arc<Engine>, handshake: Arc<Handshake>, said: Arc<Said>) -> Running {
         engine.handshakes.busy.fetch_add(1, AcqRel);
         let mut running = Running {
@@ -79,7 +79,7 @@ impl Running {
         self.finish(end).await;
     }
 
-    /// The answer is known to be yes.
+    /// Ends a handshake that is already known to be granted.
     pub(super) async fn run_granted(mut self) {
         self.finish(End::Granted { rate: None }).await;
     }
@@ -99,7 +99,7 @@ impl Running {
         })
     }
 
-    /// Puts the question until it is heard. `Ok` when a visit is awaited.
+    /// Asks until the webhook has received the request. `Ok` when a visit is awaited.
     async fn ask(&mut self) -> Result<(), End> {
         let engine = self.engine.clone();
         let rules = &engine.handshakes.rules;
@@ -142,7 +142,7 @@ impl Running {
         question::request(&self.handshake, &topic, rules, &rules.guid(), engine.clock.now())
     }
 
-    /// One request; none when no answer came in time.
+    /// Sends one request; none when no answer came in time.
     async fn exchange(&self, request: Request) -> Result<Option<Reply>, End> {
         let engine = &self.engine;
         let mut sending = engine.handshakes.transport.clone().send(request);
@@ -159,7 +159,7 @@ impl Running {
         self.wait(&mut answered).await.or_end()
     }
 
-    /// Waits for something, or until the task is told otherwise. While it waits it is not busy.
+    /// Waits for something, or until the task is signalled. The task is not busy while it waits.
     async fn wait<F: Future + Unpin>(&self, what: F) -> Waited<F::Output> {
         self.engine.handshakes.busy.fetch_sub(1, AcqRel);
         let waited = tokio::select! {
@@ -185,7 +185,7 @@ impl Running {
         self.change(|handshake| handshake.transcript.push(exchange));
     }
 
-    /// Changes the handshake for all who look.
+    /// Changes the handshake where readers see it.
     fn change(&mut self, how: impl FnOnce(&mut Handshake)) {
         how(Arc::make_mut(&mut self.handshake));
         let mut book = self.engine.handshakes.book();
@@ -217,7 +217,8 @@ impl Running {
 
     async fn await_visit(&mut self) -> Result<(), End> {
         let until = self.engine.clock.now() + self.window();
-        // Seen before it is durable: the visit may be on its way. After a crash in between the question is put again.
+        // Visible before it is durable: the visit may already be on its way. After a crash in
+        // between the webhook is asked again.
         self.change(|handshake| handshake.state = HandshakeState::Awaiting { until });
         self.set_asking(false);
         self.commit(vec![Change::PutHandshake((*self.handshake).clone())])
@@ -235,7 +236,7 @@ impl Running {
         }
     }
 
-    /// Another node has ended it, or taken it up: nothing is left to be done here.
+    /// Ends the task if another node has ended the handshake or taken it over.
     fn unless_settled(&self) -> Result<(), End> {
         match self.said.settled.load(Acquire) {
             true => Err(End::Left),
@@ -245,7 +246,7 @@ impl Running {
 
     async fn pause(&self, trouble: &postrider_store::Error) -> Result<(), End> {
         let (clock, pause) = match trouble {
-            // What another node has changed is in force here in a moment.
+            // The other node's change is applied here in a moment.
             postrider_store::Error::Conflict(_) => (&self.engine.wall, CONFLICT_PAUSE),
             other => {
                 tracing::error!(error = %other, "cannot keep a handshake");
@@ -275,7 +276,7 @@ impl Running {
         }
     }
 
-    /// Puts the subscription in force, in the same commit in which the handshake goes.
+    /// Puts the subscription in force, and deletes the handshake in the same commit.
     async fn grant(&mut self, rate: Option<u32>) -> Result<(), End> {
         let done = Change::DeleteHandshake(self.handshake.operation.clone());
         if self.handshake.trial {
@@ -292,7 +293,7 @@ impl Running {
             let mut subscription = self.handshake.subscription.clone();
             let domain_topic = subscription.domain_topic.as_deref();
             let directory = &self.engine.directory;
-            // One that another road put in force meanwhile stays the same one.
+            // A subscription that another API put in force in the meantime keeps its identity.
             if let Some(known) = directory.subscription(subscription.topic, domain_topic, &subscription.name)
             {
                 subscription.id = known.id;
@@ -356,7 +357,7 @@ impl Running {
         Ok(())
     }
 
-    /// The unseen topic of a resource goes with the last that hung on it.
+    /// Deletes the resource's hidden topic if the handshake was the last thing that belonged to it.
     async fn release_scope(&self) {
         let topic = self.handshake.subscription.topic;
         if let Err(e) = self.engine.release_scope(topic).await {

@@ -2,13 +2,13 @@ use super::*;
 use postrider_store::conformance::{self, ArchiveSubject};
 use std::sync::Mutex;
 
-/// The state alone, without a stream: what is put comes back from a snapshot.
+/// The index without a stream; reopening restores it from a snapshot.
 #[derive(Default)]
 struct Alone(Mutex<Index>);
 
 impl Alone {
     fn apply(&self, entry: Entry) -> u64 {
-        // Through its record: what is applied is what is stored.
+        // Encode and decode each entry, so that what is applied is what would be stored.
         let entry = Entry::decode(&entry.encode()).unwrap();
         self.0.lock().unwrap().apply(entry).unwrap_or_default()
     }

@@ -1,29 +1,38 @@
-//! Who is there, who owns which partition, and what this node does about it.
+//! Membership decisions: which nodes are present, who owns which partition, and what this node
+//! does.
 //!
-//! Nothing here reads a clock or a network: what was heard comes in with the time at which it was heard, what is to
-//! be done goes out. All times are this node's own monotonic clock; no two nodes' clocks are ever compared.
+//! Nothing here reads a clock or the network: observations come in with the time at which they were
+//! made, and steps to carry out go out. All times are this node's own monotonic clock; the clocks
+//! of two nodes are never compared.
 //!
-//! Why no two nodes ever act for one partition at once. A node acts only while its lease is valid: until one lease
-//! after it *began* to send the last heartbeat that was stored. Everything is heard in the order in which it was
-//! stored, so that a node which hears its own heartbeat again has heard everything that was stored before it. Another
-//! node is dead when a whole lease and a half, measured between this node's own heartbeats, brought nothing of it:
-//! then the other's lease has run out, and whatever it stores later is stored too late to continue it. A lease that
-//! was not continued in time is *broken*: its holder must first confirm each of its partitions by a compare-and-swap
-//! of its key, and that fails if somebody took the partition meanwhile, just as the taking fails if it was confirmed.
+//! # Why two nodes never act for a partition at once
 //!
-//! Why no node acts by a catalogue older than a change that was answered. Heartbeats carry the version of the catalogue
-//! that is in force at their node. A change is answered when each node has said a version that includes it, or is
-//! dead or gone by the rule above, as heard up to a heartbeat that the answering node began to send after the change was
-//! stored. A lease that was broken, and a first one, is not valid before the catalogue has been confirmed by a commit
-//! that began after the heartbeat which began the new stretch was stored: whoever answered a change without having heard
-//! that heartbeat had stored the change before it, and the confirmed catalogue includes the change. A node whose
-//! catalogue cannot follow for two leases sends no heartbeats, so that it holds up nobody's changes for longer.
+//! A node acts only while its lease is valid: until one lease after it *began* to send the last
+//! heartbeat that was stored. Everything is received in the order in which it was stored, so a node
+//! that receives its own heartbeat has received everything stored before it. Another node is dead
+//! when nothing of it arrived for one and a half leases, measured between this node's own
+//! heartbeats: by then the other's lease has expired, and whatever it stores later comes too late
+//! to continue it. A lease that was not continued in time is *broken*: its holder must first
+//! confirm each of its partitions by a compare-and-swap of the partition's key. That fails if
+//! another node took the partition meanwhile, just as a take-over fails if the partition was
+//! confirmed.
+//!
+//! # Why no node acts on a catalog older than an answered change
+//!
+//! Heartbeats carry the version of the catalog that is applied at their node. A change is answered
+//! when each node has reported a version that includes it, or is dead or gone by the rule above, as
+//! observed up to a heartbeat that the answering node began to send after the change was stored. A
+//! lease that was broken, and a first lease, is not valid before the catalog has been confirmed by
+//! a commit that began after the first heartbeat of the new stretch was stored. A node that
+//! answered a change without having received that heartbeat had stored the change before it, so the
+//! confirmed catalog includes the change. A node whose catalog cannot follow for two leases sends
+//! no heartbeats, so that it delays changes no longer than that.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
 use std::time::Duration;
 
-/// One node. Kept in its data directory, so that it is the same node after a restart.
+/// Id of a node. Stored in its data directory, so that it survives a restart.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct NodeId(pub u64);
 
@@ -34,7 +43,7 @@ impl fmt::Display for NodeId {
 }
 
 impl NodeId {
-    /// As it is written in keys and subjects.
+    /// Parses the form that is used in keys and subjects.
     pub fn parse(text: &str) -> Option<NodeId> {
         let digits = text.len() == 16 && text.bytes().all(|b| b.is_ascii_hexdigit());
         digits
@@ -44,13 +53,13 @@ impl NodeId {
     }
 }
 
-/// How long whoever is next in line for an open partition waits for the one before.
+/// How long the next node in line for an open partition waits for the one before it.
 pub const STEP_ASIDE: Duration = Duration::from_secs(2);
-/// How long a partition is left alone after the taking of it was refused: by then it is known who has it.
+/// How long a partition is avoided after a refused take-over: by then its owner is known.
 pub const REFUSED_WAIT: Duration = Duration::from_millis(500);
-/// How long a partition that could not be loaded is left to others at first, and at most.
+/// How long a partition that could not be loaded is left to other nodes: initially, and at most.
 const FAILED_WAIT: (Duration, Duration) = (Duration::from_secs(5), Duration::from_secs(60));
-/// Heartbeats whose fate is not known yet; older ones are of no use any more.
+/// Maximum number of heartbeats with an unknown outcome; older ones are irrelevant.
 const BEATS_OPEN_MAX: usize = 512;
 
 #[derive(Clone, Copy, Debug)]
@@ -60,18 +69,18 @@ pub struct Rules {
 }
 
 impl Rules {
-    /// How often a heartbeat is sent.
+    /// Interval of heartbeats.
     pub fn beat_every(&self) -> Duration {
         self.lease / 4
     }
 
-    /// For how long nothing must have come of a node before its partitions may be taken.
+    /// Silence of a node after which its partitions may be taken.
     pub fn dead_after(&self) -> Duration {
         self.lease * 3 / 2
     }
 
-    /// For how long the catalogue may fail to be found current before no heartbeat is sent any more: longer than the
-    /// catalogue's stream needs to elect a leader, with the usual lease.
+    /// How long the catalog may fail to be current before heartbeats stop: with the usual lease
+    /// longer than an election of the catalog stream's leader takes.
     pub fn catalogue_patience(&self) -> Duration {
         self.lease * 2
     }
@@ -83,28 +92,30 @@ pub struct Heartbeat {
     pub process: u64,
     pub beat: u64,
     pub draining: bool,
-    /// The catalogue's version that is in force at the node. None: an older program, for which nobody waits.
+    /// The catalog version that is applied at the node; `None` for an older program, which nobody
+    /// waits for.
     pub catalogue: Option<u64>,
 }
 
-/// What was heard of a node.
+/// The last observation of a node.
 #[derive(Clone, Debug)]
 struct Heard {
     revision: u64,
     process: u64,
     draining: bool,
     catalogue: Option<u64>,
-    /// When something of it last came.
+    /// When the last sign of life arrived.
     at: Duration,
-    /// For how long, between heartbeats of our own, nothing has come since.
+    /// Silence since then, measured between own heartbeats.
     silent: Duration,
-    /// Since when it is taken for dead.
+    /// Since when the node counts as dead.
     dead: Option<Duration>,
-    /// Since when it has left: it said so itself, having stopped everything, or it was tidied away.
+    /// Since when the node has left: it announced that it had stopped everything, or its key was
+    /// cleaned up.
     left: Option<Duration>,
 }
 
-/// Who a partition's key names.
+/// The node and process that a partition's key names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Holder {
     pub node: NodeId,
@@ -115,62 +126,63 @@ pub struct Holder {
 struct Owner {
     holder: Option<Holder>,
     revision: u64,
-    /// Since when it is so, as far as this node heard.
+    /// Since when this owner is known to this node.
     since: Duration,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Doing {
-    /// Its key is being swapped, or it is being read.
+    /// The key is being swapped, or the partition is being read.
     Loading,
     Serving,
-    /// Served no more, but still owned until it has been written down.
+    /// Not served any more, but owned until everything has been recorded.
     Releasing,
 }
 
 #[derive(Clone, Debug)]
 struct Hold {
     doing: Doing,
-    /// Of its key, as last swapped by this process; zero while the first swap is under way.
+    /// Revision of the key after the last swap by this process; 0 while the first swap is under
+    /// way.
     revision: u64,
-    /// In which stretch of unbroken lease its key was last swapped.
+    /// Stretch of unbroken lease in which the key was last swapped.
     stretch: u64,
     confirming: bool,
 }
 
-/// What to do now.
+/// A step to carry out now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Step {
-    /// Swap the partition's key, which has this revision, and load it.
+    /// Swap the partition's key, which has this revision, and load the partition.
     Take { partition: u8, revision: u64 },
-    /// The lease was broken: swap the key once more, to see that nobody took the partition meanwhile.
+    /// The lease was broken: swap the key again to verify that nobody took the partition meanwhile.
     Confirm { partition: u8, revision: u64 },
-    /// The lease was broken, or is the first: see by a commit that the catalogue is current.
+    /// The lease was broken or is the first: verify by a commit that the catalog is current.
     ConfirmCatalogue,
-    /// Stop claiming, let attempts end, write everything down, free the key.
+    /// Stop claiming, let attempts end, record everything, and free the key.
     Release { partition: u8 },
-    /// It belongs to somebody else: stop at once and write nothing.
+    /// The partition belongs to another node: stop immediately and write nothing.
     Resign { partition: u8 },
 }
 
 #[derive(Debug, Default)]
 pub struct Plan {
     pub steps: Vec<Step>,
-    /// When to decide again though nothing was heard until then.
+    /// When to decide again if nothing is observed until then.
     pub again: Option<Duration>,
 }
 
-/// How a node is doing, as far as this one knows.
+/// The state of a node as far as this one knows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Standing {
     Live,
     Draining,
-    /// Its heartbeats have stopped.
+    /// The node's heartbeats have stopped.
     Dead,
     Left,
 }
 
-/// Everything that one node knows.
+/// Everything that a node knows of the cluster.
 #[derive(Debug)]
 pub struct Known {
     me: Holder,
@@ -180,21 +192,21 @@ pub struct Known {
     nodes: BTreeMap<NodeId, Heard>,
     owners: Vec<Owner>,
     held: BTreeMap<u8, Hold>,
-    /// Own heartbeats under way: number and when their sending began.
+    /// Own heartbeats in flight: number, and when sending began.
     beats: VecDeque<(u64, Duration)>,
     beats_sent: u64,
-    /// When the sending of the last heartbeat that came back began.
+    /// When sending of the last heartbeat that was received back began.
     echo: Option<Duration>,
-    /// When the sending of the last heartbeat that was stored began.
+    /// When sending of the last stored heartbeat began.
     stored: Option<Duration>,
-    /// Counts the stretches of unbroken lease.
+    /// Number of the current stretch of unbroken lease.
     stretch: u64,
-    /// Partitions not to be tried before, and how long was waited last.
+    /// Partitions that must not be tried before a time, with the length of the last wait.
     waits: BTreeMap<u8, (Duration, Duration)>,
-    /// The stretch of lease in which the catalogue was confirmed last.
+    /// The stretch of lease in which the catalog was last confirmed.
     catalogue_stretch: Option<u64>,
     confirming_catalogue: bool,
-    /// When the last look began that found the catalogue current.
+    /// When the last check that found the catalog current began.
     catalogue_current: Duration,
 }
 
@@ -224,36 +236,38 @@ impl Known {
         }
     }
 
-    /// Whether heartbeats may be sent: the catalogue here can still follow.
+    /// Whether heartbeats may be sent, that is, whether the catalog here still follows.
     pub fn may_beat(&self, now: Duration) -> bool {
         now < self.catalogue_current + self.rules.catalogue_patience()
     }
 
-    /// Everything that was stored in the catalogue when a look at it `began` is in force here.
+    /// Everything stored in the catalog when a check `began` is applied here.
     pub fn catalogue_seen(&mut self, began: Duration) {
         self.catalogue_current = self.catalogue_current.max(began);
     }
 
-    /// The commit for a `ConfirmCatalogue` is about to be sent. Returns the stretch of lease that it belongs to.
+    /// The commit for a `ConfirmCatalogue` is about to be sent. Returns the stretch of lease it
+    /// belongs to.
     pub fn confirming_catalogue(&mut self) -> u64 {
         self.confirming_catalogue = true;
         self.stretch
     }
 
-    /// The commit that was `began` in `stretch` is stored, and everything before it is in force here.
+    /// The commit that was `began` in `stretch` is stored, and everything before it is applied
+    /// here.
     pub fn catalogue_confirmed(&mut self, stretch: u64, began: Duration) {
         self.confirming_catalogue = false;
         self.catalogue_stretch = Some(stretch);
         self.catalogue_seen(began);
     }
 
-    /// It is not known whether the catalogue is current; it is to be tried again.
+    /// The check of the catalog failed, so it is unknown whether the catalog is current; try again.
     pub fn catalogue_unconfirmed(&mut self) {
         self.confirming_catalogue = false;
     }
 
-    /// Whether no node acts by a catalogue older than `version`, which was stored before `since`. The error names nodes
-    /// that may: this one if it has not heard enough to say.
+    /// Whether no node acts on a catalog older than `version`, which was stored before `since`. The
+    /// error names nodes that may, including this one if it has not observed enough.
     pub fn in_force(&self, version: u64, since: Duration) -> Result<(), Vec<NodeId>> {
         if self.echo.is_none_or(|echo| echo <= since) {
             return Err(vec![self.me.node]);
@@ -268,7 +282,7 @@ impl Known {
         if behind.is_empty() { Ok(()) } else { Err(behind) }
     }
 
-    /// A heartbeat is about to be sent. Returns its number, which goes with it.
+    /// A heartbeat is about to be sent. Returns its number, which must be part of it.
     pub fn beat_sent(&mut self, now: Duration) -> u64 {
         self.beats_sent += 1;
         self.beats.push_back((self.beats_sent, now));
@@ -278,8 +292,9 @@ impl Known {
         self.beats_sent
     }
 
-    /// This machine slept, or its wall clock was set forward: for how long others have been silent is not known. Nothing
-    /// that was sent before counts, and nobody is taken for dead before it has been silent anew.
+    /// The machine was suspended, or its wall clock was set forward, so it is unknown how long
+    /// others have been silent. Heartbeats sent before do not count, and a node is dead only after
+    /// a new silence.
     pub fn slept(&mut self) {
         self.echo = None;
         self.beats.clear();
@@ -300,14 +315,15 @@ impl Known {
         self.stored = Some(began);
     }
 
-    /// Something of a node was heard.
+    /// A heartbeat of a node was received.
     pub fn node_heard(&mut self, node: NodeId, said: Heartbeat, revision: u64, now: Duration) {
         let Heartbeat { process, beat, .. } = said;
         let before = self.nodes.get(&node);
         if before.is_some_and(|heard| revision <= heard.revision) {
             return;
         }
-        // Heartbeats may be stored in another order than they were sent; a process never forgets a version.
+        // Heartbeats may be stored in another order than sent; a process never falls back to an
+        // older version.
         let same = before.filter(|heard| heard.process == process);
         let heard = Heard {
             revision,
@@ -321,7 +337,7 @@ impl Known {
         };
         self.nodes.insert(node, heard);
         if (Holder { node, process }) == self.me {
-            // Whose acknowledgement was lost is known to be stored all the same.
+            // If its acknowledgement was lost, this proves that it is stored.
             self.beat_stored(beat, now);
             self.echoed(beat, now);
         }
@@ -337,20 +353,22 @@ impl Known {
         }
     }
 
-    /// An own heartbeat came back: everything stored before it has been heard, up to when it was sent.
+    /// An own heartbeat was received: everything stored before it has been received, up to when it
+    /// was sent.
     fn echoed(&mut self, beat: u64, now: Duration) {
         let Some(began) = self.began_of(beat) else { return };
         while self.beats.front().is_some_and(|(number, _)| *number < beat) {
             self.beats.pop_front();
         }
         let before = self.echo;
-        // One that was stored late comes back after a later one, and tells nothing that is not known.
+        // A heartbeat that was stored late is received after a later one and contains no news.
         if before.is_some_and(|before| began <= before) {
             return;
         }
         self.echo = Some(began);
         let Some(before) = before else { return };
-        // After a silence of our own it is not known whether others could have been heard: they get their time anew.
+        // After a silence of its own, a node cannot know whether others could be received: their
+        // time restarts.
         if began.saturating_sub(before) >= self.rules.lease {
             return;
         }
@@ -370,7 +388,7 @@ impl Known {
             .map(|(_, began)| *began)
     }
 
-    /// What a partition's key says was heard, or known from a swap of our own.
+    /// The owner of a partition according to its key, as received or known from an own swap.
     pub fn owner_heard(&mut self, partition: u8, holder: Option<Holder>, revision: u64, now: Duration) {
         let owner = &mut self.owners[usize::from(partition)];
         if revision > owner.revision {
@@ -382,7 +400,7 @@ impl Known {
         }
     }
 
-    /// From now on this node releases what it has and takes nothing, or takes part again.
+    /// From now on this node releases its partitions and takes none, or participates again.
     pub fn drain(&mut self, draining: bool) {
         self.draining = draining;
     }
@@ -398,7 +416,7 @@ impl Known {
         self.held.insert(partition, hold);
     }
 
-    /// The swap was stored: it is ours, to be loaded.
+    /// The swap was stored: the partition belongs to this node and must be loaded.
     pub fn taken(&mut self, partition: u8, revision: u64, now: Duration) {
         if let Some(hold) = self.held.get_mut(&partition) {
             hold.revision = revision;
@@ -406,13 +424,13 @@ impl Known {
         self.owner_heard(partition, Some(self.me), revision, now);
     }
 
-    /// The swap was refused: somebody was faster.
+    /// The swap was refused: another node was faster.
     pub fn take_refused(&mut self, partition: u8, now: Duration) {
         self.held.remove(&partition);
         self.waits.insert(partition, (now + REFUSED_WAIT, Duration::ZERO));
     }
 
-    /// It could not be loaded; others should try first.
+    /// The partition could not be loaded; other nodes should try first.
     pub fn load_failed(&mut self, partition: u8, now: Duration) {
         self.held.remove(&partition);
         let last = self
@@ -423,7 +441,8 @@ impl Known {
         self.waits.insert(partition, (now + wait, wait));
     }
 
-    /// Whether a partition that has been loaded may be served: it is still ours, and was confirmed in this stretch.
+    /// Whether a loaded partition may be served: it is still this node's, and was confirmed in this
+    /// stretch.
     pub fn may_serve(&self, partition: u8) -> bool {
         self.held
             .get(&partition)
@@ -437,7 +456,7 @@ impl Known {
         }
     }
 
-    /// The swap for a `Confirm` is about to be sent. Returns the stretch of lease that it belongs to.
+    /// The swap for a `Confirm` is about to be sent. Returns the stretch of lease it belongs to.
     pub fn confirming(&mut self, partition: u8) -> u64 {
         if let Some(hold) = self.held.get_mut(&partition) {
             hold.confirming = true;
@@ -445,7 +464,7 @@ impl Known {
         self.stretch
     }
 
-    /// The swap was stored, begun in `stretch`.
+    /// The swap that was begun in `stretch` is stored.
     pub fn confirmed(&mut self, partition: u8, revision: u64, stretch: u64, now: Duration) {
         if let Some(hold) = self.held.get_mut(&partition) {
             hold.confirming = false;
@@ -455,14 +474,15 @@ impl Known {
         self.owner_heard(partition, Some(self.me), revision, now);
     }
 
-    /// An earlier swap of our own was stored without our knowing: its key has this revision.
+    /// An earlier own swap was stored although its acknowledgement was lost: the key has this
+    /// revision.
     pub fn moved(&mut self, partition: u8, revision: u64) {
         if let Some(hold) = self.held.get_mut(&partition) {
             hold.revision = hold.revision.max(revision);
         }
     }
 
-    /// It is not known what became of the swap; it is to be tried again.
+    /// The outcome of the swap is unknown; try again.
     pub fn confirm_failed(&mut self, partition: u8) {
         if let Some(hold) = self.held.get_mut(&partition) {
             hold.confirming = false;
@@ -475,19 +495,20 @@ impl Known {
         }
     }
 
-    /// Its key was freed, by the swap with this revision.
+    /// The key was freed by the swap with this revision.
     pub fn released(&mut self, partition: u8, revision: u64, now: Duration) {
         self.held.remove(&partition);
         self.owner_heard(partition, None, revision, now);
     }
 
-    /// It is held no more, whoever has it.
+    /// The partition is not held any more, whoever owns it.
     pub fn resigned(&mut self, partition: u8, now: Duration) {
         self.held.remove(&partition);
         self.waits.insert(partition, (now + REFUSED_WAIT, Duration::ZERO));
     }
 
-    /// Until when this node may act, if everything it holds is known to be its own and its catalogue to be current.
+    /// Until when this node may act, if all held partitions and the catalog are confirmed in this
+    /// stretch.
     pub fn valid_until(&self) -> Option<Duration> {
         let unsure = |hold: &Hold| hold.doing != Doing::Loading && hold.stretch != self.stretch;
         if self.held.values().any(unsure) || self.catalogue_stretch != Some(self.stretch) {
@@ -496,7 +517,7 @@ impl Known {
         Some(self.stored? + self.rules.lease)
     }
 
-    /// Whether the last heartbeat that was stored is recent enough for anything.
+    /// Whether the last stored heartbeat is recent enough to matter.
     fn beating(&self, now: Duration) -> bool {
         self.stored.is_some_and(|stored| now < stored + self.rules.lease)
     }
@@ -509,7 +530,7 @@ impl Known {
         self.held.get(&partition).map(|hold| hold.doing)
     }
 
-    /// The revision of its key as last swapped by this process.
+    /// The revision of the partition's key after the last swap by this process.
     pub fn revision_of(&self, partition: u8) -> Option<u64> {
         self.held
             .get(&partition)
@@ -538,7 +559,7 @@ impl Known {
         })
     }
 
-    /// When something of the node last came.
+    /// When the last sign of life of the node arrived.
     pub fn heard_at(&self, node: NodeId) -> Option<Duration> {
         self.nodes.get(&node).map(|heard| heard.at)
     }
@@ -547,12 +568,12 @@ impl Known {
         self.nodes.get(&node).map(|heard| heard.revision)
     }
 
-    /// For how long nothing has come of a node, counted between heartbeats of our own.
+    /// Silence of a node, measured between own heartbeats.
     pub fn silent(&self, node: NodeId) -> Option<Duration> {
         self.nodes.get(&node).map(|heard| heard.silent)
     }
 
-    /// The nodes that share the partitions, this one included unless it drains.
+    /// The nodes that share the partitions, including this one unless it drains.
     pub fn live(&self) -> Vec<NodeId> {
         let mut live: Vec<NodeId> = self
             .nodes
@@ -567,8 +588,8 @@ impl Known {
         live
     }
 
-    /// When a heartbeat has to be sent for the next silent node to be known to be dead as soon as it can be. A heartbeat
-    /// in turn may come a quarter of a lease later.
+    /// When to send a heartbeat so that the next silent node is found dead as early as possible.
+    /// The next regular heartbeat may come a quarter of a lease later.
     pub fn next_death_at(&self) -> Option<Duration> {
         let echo = self.echo?;
         let others = self.nodes.iter().filter(|(node, _)| **node != self.me.node);
@@ -578,15 +599,15 @@ impl Known {
         silent.map(|(_, heard)| dead_at(heard)).min()
     }
 
-    /// Since when nobody acts for the partition, if it is so.
+    /// Since when nobody acts for the partition, if it is open.
     fn open_since(&self, partition: u8) -> Option<Duration> {
         let owner = self.owners[usize::from(partition)];
         let Some(holder) = owner.holder else {
             return Some(owner.since);
         };
         if holder.node == self.me.node {
-            // Ours by its key, but not held: an earlier process of this node had it, or a swap was stored though
-            // nobody heard of it.
+            // This node's by its key, but not held: an earlier process of this node owned it, or a
+            // swap was stored without being acknowledged.
             return Some(Duration::ZERO);
         }
         match self.nodes.get(&holder.node) {
@@ -623,7 +644,8 @@ impl Known {
                 });
             }
         }
-        // Who has not heard itself yet has not heard everything that was there before.
+        // A node that has not received its own heartbeat has not received everything stored before
+        // it.
         if self.echo.is_none() || self.valid_until().is_none_or(|until| now >= until) {
             return plan;
         }
@@ -633,7 +655,7 @@ impl Known {
         plan
     }
 
-    /// How many partitions each live node has. Our own are those that we mean to keep.
+    /// Number of partitions of each live node; of this node's own, those that it intends to keep.
     fn counts(&self, gone: &[u8]) -> BTreeMap<NodeId, usize> {
         let mut counts: BTreeMap<NodeId, usize> = self.live().into_iter().map(|node| (node, 0)).collect();
         for owner in &self.owners {
@@ -662,7 +684,7 @@ impl Known {
             None => usize::MAX,
             Some(has) => has - share(counts, usize::from(self.rules.partitions), self.me.node).min(*has),
         };
-        // From the end: whoever has partition 0 keeps it as long as it can, for it has work of its own.
+        // Release from the end: the owner of partition 0 is the coordinator and should keep it.
         let releases = serving
             .rev()
             .take(surplus)
@@ -714,8 +736,8 @@ impl Known {
     }
 }
 
-/// How many of the partitions `node` should have: all nodes the same number, or one more. Those that have the most
-/// now have one more then, so that little moves.
+/// Number of partitions that `node` should have: all nodes the same number, or one more. Nodes that
+/// have the most now get the extra ones, so that few partitions move.
 fn share(counts: &BTreeMap<NodeId, usize>, partitions: usize, node: NodeId) -> usize {
     let mut order: Vec<(usize, NodeId)> = counts.iter().map(|(node, count)| (*count, *node)).collect();
     order.sort_unstable_by(|a, b| b.0.cmp(&a.0).then(a.1.cmp(&b.1)));
@@ -745,7 +767,7 @@ mod tests {
         Duration::from_secs_f64(secs)
     }
 
-    /// Node 1, which has heard itself and these others at the second 0.
+    /// Node 1, which has received its own heartbeat and those of these others at second 0.
     fn known(partitions: u8, others: &[u64]) -> Known {
         let rules = Rules {
             lease: LEASE,
@@ -822,7 +844,7 @@ mod tests {
             beat(&mut known, 100 + n, secs(n as f64 * 1.25));
             assert!(known.decide(secs(n as f64 * 1.25)).steps.is_empty(), "{n}");
         }
-        // A silence of our own does not count, however long.
+        // A silence of this node itself does not count, however long.
         beat(&mut known, 110, secs(100.0));
         confirm_catalogue(&mut known, secs(100.0));
         assert_eq!(known.standing(NodeId(2)), Some(Standing::Live));
@@ -859,7 +881,7 @@ mod tests {
         for n in 1..4 {
             beat(&mut known, 100 + n, secs(n as f64 * 1.25));
         }
-        // One is on its way when the clock leaps; it comes back after that.
+        // A heartbeat is in flight when the clock jumps, and is received after that.
         let under_way = known.beat_sent(secs(5.0));
         known.slept();
         known.beat_stored(under_way, secs(8.5));
@@ -897,7 +919,7 @@ mod tests {
         assert!(known.decide(secs(6.0)).steps.is_empty(), "it is under way");
         known.confirmed(0, 60, stretch, secs(6.1));
         assert_eq!(known.valid_until(), Some(secs(11.0)));
-        // Somebody else has it: nothing is confirmed, it is gone.
+        // Another node has the partition: nothing is confirmed, and the partition is given up.
         known.owner_heard(0, Some(holder(2)), 61, secs(6.2));
         assert_eq!(known.decide(secs(6.2)).steps[0], Step::Resign { partition: 0 });
     }
@@ -908,7 +930,8 @@ mod tests {
         assert_eq!(known.valid_until(), Some(LEASE));
         beat(&mut known, 101, secs(4.0));
         assert_eq!(known.valid_until(), Some(secs(9.0)), "it was not broken");
-        // One that is under way when the lease breaks says nothing of the time after.
+        // A confirmation that is in flight when the lease breaks proves nothing about the time
+        // after.
         let late = known.confirming_catalogue();
         beat(&mut known, 102, secs(9.5));
         known.catalogue_confirmed(late, secs(4.5));
@@ -946,7 +969,7 @@ mod tests {
         known.node_heard(NodeId(2), applied(2, Some(5)), 102, secs(1.1));
         known.node_heard(NodeId(3), applied(3, Some(4)), 103, secs(1.1));
         assert_eq!(in_force(&known, 0.5), lags(&[3]));
-        // An earlier one that is stored later takes nothing back.
+        // An earlier heartbeat that is stored later takes nothing back.
         known.node_heard(NodeId(2), said(2, 1), 104, secs(1.1));
         assert_eq!(in_force(&known, 0.5), lags(&[3]));
         assert_eq!(
@@ -954,9 +977,9 @@ mod tests {
             lags(&[1]),
             "a later change wants a later heartbeat"
         );
-        // A node of an older program says nothing.
+        // A node of an older program reports no version.
         known.node_heard(NodeId(4), applied(4, None), 105, secs(1.2));
-        // The third falls silent.
+        // The third node falls silent.
         for n in 2..8 {
             let now = secs(1.1 + f64::from(n - 1) * 1.25);
             beat(&mut known, 103 + 2 * n as u64, now);
@@ -1010,13 +1033,13 @@ mod tests {
             prop_assert_eq!(shares.iter().map(|(share, _)| share).sum::<usize>(), partitions);
             let (least, most) = (partitions / counts.len(), partitions.div_ceil(counts.len()));
             prop_assert!(shares.iter().all(|(share, _)| (least..=most).contains(share)));
-            // Nobody that has more has a smaller share.
+            // No node with more partitions now gets a smaller share than one with fewer.
             for a in &shares {
                 prop_assert!(shares.iter().all(|b| a.1 <= b.1 || a.0 >= b.0));
             }
         }
 
-        // Whatever was heard in whatever order: the newest revision counts, and nothing panics.
+        // In whatever order observations arrive, the newest revision counts and nothing panics.
         #[test]
         fn what_was_heard_late_changes_nothing(
             heard in prop::collection::vec((0u8..4, 1u64..5, 1u64..50), 0..40),

@@ -1,43 +1,46 @@
-//! Until when this node may act for its partitions.
+//! The lease: until when this node may act for its partitions.
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use tokio::time::Instant;
 
-/// A wall clock that runs ahead by this says that the machine slept.
+/// A wall clock that has advanced by this much more than the monotonic clock indicates a suspended
+/// machine.
 const SLEPT_AT_LEAST: Duration = Duration::from_millis(500);
 
-/// One moment by both clocks.
+/// A moment according to both clocks.
 #[derive(Clone, Copy, Debug)]
 pub struct Now {
-    /// As [`LeaseUntil::elapsed`] counts.
+    /// Time as counted by [`LeaseUntil::elapsed`].
     pub at: Duration,
     wall: u64,
-    /// The machine slept since the last look.
+    /// Whether the machine was suspended since the last call.
     pub slept: bool,
 }
 
-/// Shared by everything on this node that claims or appends. Extended by the members' loop with each heartbeat that
-/// was stored; runs out by itself, so that a loop that hangs, or a process that was stopped, leaves nothing valid.
+/// The end of this node's lease, shared by everything that claims or appends. The membership loop
+/// extends it with each stored heartbeat. Expires by itself, so that nothing stays valid when the
+/// loop hangs or the process is stopped.
 #[derive(Debug)]
 pub struct LeaseUntil {
     began: Instant,
     /// Nanoseconds after `began`.
     until: AtomicU64,
-    /// Nanoseconds of the wall clock. A machine that slept finds its monotonic clock where it was; the wall clock has
-    /// gone on. A wall clock that is set forward costs no more than the time to the next heartbeat.
+    /// Nanoseconds of the wall clock. While a machine is suspended, the monotonic clock stands
+    /// still and the wall clock advances. A wall clock that is set forward costs at most the time
+    /// to the next heartbeat.
     wall_until: AtomicU64,
-    /// Nanoseconds by which the wall clock has been seen to run ahead: the machine slept.
+    /// Nanoseconds by which the wall clock was seen to run ahead because the machine was suspended.
     slept: AtomicU64,
-    /// Both clocks as they were last looked at.
+    /// Readings of both clocks at the last call.
     seen: Mutex<(u64, u64)>,
-    /// For good: another process took this node's place, or it has left.
+    /// Ended for good: another process took this node's place, or the node has left.
     ended: AtomicBool,
 }
 
 impl LeaseUntil {
-    /// Not valid until it is extended.
+    /// A lease that is not valid until it is extended.
     pub fn new() -> LeaseUntil {
         LeaseUntil {
             began: Instant::now(),
@@ -49,12 +52,13 @@ impl LeaseUntil {
         }
     }
 
-    /// What the lease's times are counted by: how long this process has been there, awake or not.
+    /// The time base of the lease: age of this process, including time in which the machine was
+    /// suspended.
     pub fn elapsed(&self) -> Duration {
         self.began.elapsed() + Duration::from_nanos(self.slept.load(Ordering::Acquire))
     }
 
-    /// The time by both clocks, after a look whether the machine slept.
+    /// The current time, after a check whether the machine was suspended.
     pub fn now(&self) -> Now {
         self.now_by(nanos(self.began.elapsed()), wall())
     }
@@ -65,7 +69,7 @@ impl LeaseUntil {
         let ahead = wall
             .saturating_sub(wall_before)
             .saturating_sub(awake.saturating_sub(awake_before));
-        // Less is the wall clock being adjusted.
+        // Smaller differences are adjustments of the wall clock.
         let slept = ahead > nanos(SLEPT_AT_LEAST);
         if slept {
             self.slept.fetch_add(ahead, Ordering::AcqRel);
@@ -78,17 +82,17 @@ impl LeaseUntil {
         }
     }
 
-    /// Whether it is valid `now`, which is counted as [`LeaseUntil::elapsed`] counts.
+    /// Whether the lease is valid at `now`, a time as counted by [`LeaseUntil::elapsed`].
     pub fn valid(&self, now: Duration) -> bool {
         nanos(now) < self.until.load(Ordering::Acquire)
     }
 
-    /// Whether it is valid at this moment, by both clocks.
+    /// Whether the lease is valid at this moment, by both clocks.
     pub fn valid_now(&self) -> bool {
         self.valid(self.elapsed()) && wall() < self.wall_until.load(Ordering::Acquire)
     }
 
-    /// For how long it is valid yet.
+    /// The remaining validity.
     pub fn left(&self) -> Duration {
         if !self.valid_now() {
             return Duration::ZERO;
@@ -96,7 +100,8 @@ impl LeaseUntil {
         Duration::from_nanos(self.until.load(Ordering::Acquire)).saturating_sub(self.elapsed())
     }
 
-    /// Valid until then, if that is later than before. `now` is the time by which `until` was decided.
+    /// Extends the lease to `until`, if that is later. `now` is the time that `until` was computed
+    /// from.
     pub fn extend(&self, until: Duration, now: Now) {
         let left = nanos(until.saturating_sub(now.at));
         self.wall_until
@@ -104,7 +109,7 @@ impl LeaseUntil {
         self.until.fetch_max(nanos(until), Ordering::AcqRel);
     }
 
-    /// Not valid any more.
+    /// Ends the lease for good.
     pub fn end(&self) {
         self.ended.store(true, Ordering::Release);
         self.until.store(0, Ordering::Release);
@@ -177,11 +182,11 @@ mod tests {
         assert_eq!(at(1, 1), 1);
         assert_eq!(at(2, 62), 62, "a minute of sleep");
         assert_eq!(at(3, 63), 63);
-        // The wall clock is set back; later the machine sleeps again.
+        // The wall clock is set back; later the machine is suspended again.
         assert_eq!(at(4, 10), 64);
         assert_eq!(at(5, 41), 95);
         assert!(lease.elapsed() >= Duration::from_secs(90));
-        // Adjustments are no sleep.
+        // Small adjustments do not count as a suspension.
         let now = lease.now_by(6 * SECOND, start + 42 * SECOND + SECOND / 4);
         assert_eq!(now.at.as_secs(), 96);
     }
@@ -192,7 +197,7 @@ mod tests {
         let began = lease.now();
         lease.extend(began.at + Duration::from_secs(5), began);
         assert!(lease.valid_now());
-        // The wall clock goes on by an hour; the other stands still.
+        // The wall clock advances by an hour while the monotonic clock stands still.
         let after = lease.now_by(nanos(began.at), began.wall + 3600 * SECOND);
         assert!(after.at >= began.at + Duration::from_secs(3600));
         assert!(!lease.valid_now());

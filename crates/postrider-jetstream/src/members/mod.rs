@@ -1,4 +1,4 @@
-//! Who is there, and who owns which partition.
+//! Membership: which nodes are present, and which node owns which partition.
 
 pub mod lease;
 pub mod decide;
@@ -26,25 +26,25 @@ use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 pub use value::{Counts, Waiting};
 
-/// How long attempts under way have when a partition is released.
+/// Time for attempts under way when a partition is released.
 pub const RELEASE_PATIENCE: Duration = Duration::from_secs(10);
-/// How long a node that leaves waits until everything has been written down.
+/// How long a leaving node waits until everything has been recorded.
 const LEAVE_PATIENCE: Duration = Duration::from_secs(25);
-/// How long a process that runs as the same node has to say so.
+/// Time for another process of the same node to answer.
 const PING_PATIENCE: Duration = Duration::from_secs(1);
 
-/// One node, as it presents itself to the others.
+/// A node, as it presents itself to the others.
 #[derive(Clone, Debug)]
 pub struct Node {
-    /// The node's own number, kept where its data is.
+    /// The node's id, stored in its data directory.
     pub id: NodeId,
-    /// A number that no other process has, nor had.
+    /// Number that is unique to this process.
     pub process: u64,
     pub name: String,
-    /// Where it can be reached by people and programs.
+    /// URL of the node for people and programs.
     pub url: String,
     pub version: String,
-    /// When the process began, by its own clock.
+    /// Start of the process, by its own clock.
     pub started: Timestamp,
 }
 
@@ -57,7 +57,7 @@ impl Node {
     }
 }
 
-/// What is known of one node.
+/// A node of the cluster, as this node knows it.
 #[derive(Clone, Debug)]
 pub struct Member {
     pub id: NodeId,
@@ -65,26 +65,26 @@ pub struct Member {
     pub url: String,
     pub version: String,
     pub started: Timestamp,
-    /// How long ago it was last heard of.
+    /// Time since the last sign of life.
     pub heard_ago: Duration,
     heard_at: Duration,
     pub standing: Standing,
-    /// The partitions that it serves.
+    /// The partitions that the node serves.
     pub partitions: Vec<u8>,
     pub counts: Counts,
-    /// The version of the catalogue that is in force there; none from an older program.
+    /// The catalog version that is applied at the node; `None` for an older program.
     pub catalogue: Option<u64>,
-    /// What the node says of itself: rates, counters.
+    /// Metrics that the node reports in its heartbeats.
     pub report: BTreeMap<String, f64>,
 }
 
-/// What is known of one partition.
+/// Ownership of a partition, as this node knows it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ownership {
     pub number: u8,
     pub owner: Option<NodeId>,
     pub epoch: u64,
-    /// Whether its owner says that it serves it, and what waits in it then.
+    /// Backlog of the partition if its owner reports that it serves it, otherwise `None`.
     pub waiting: Option<Waiting>,
 }
 
@@ -96,12 +96,12 @@ pub struct Membership {
     pub counts: Counts,
 }
 
-/// The partitions that this node serves, and what waits in each.
+/// The partitions that this node serves, with the backlog of each.
 pub fn serves(log: &JetStreamLog) -> BTreeMap<u8, Waiting> {
     let served = log.partitions();
     let waiting = |partition: &Arc<Partition>| {
         let book = partition.book();
-        // What is claimed has not ended either.
+        // Claimed deliveries have not ended either.
         let mut all = Waiting {
             waiting: book.claims_held(),
             ..Waiting::default()
@@ -123,7 +123,7 @@ impl Membership {
         self.nodes.iter().filter(there)
     }
 
-    /// The nodes that serve a partition, at least one as many as the others: they share what is published.
+    /// The nodes that serve a partition; publish requests are distributed over them.
     pub fn owners(&self) -> impl Iterator<Item = NodeId> {
         let owners = self.present().filter(|member| !member.partitions.is_empty());
         owners.map(|member| member.id)
@@ -135,18 +135,18 @@ impl Membership {
     }
 }
 
-/// What a node says of itself beyond what the cluster knows.
+/// Metrics that a node adds to its heartbeats.
 pub type Report = dyn Fn() -> BTreeMap<String, f64> + Send + Sync;
 
-/// What the loop shares with everybody else.
+/// State shared between the membership loop and the rest of the node.
 struct Shared {
     node: Node,
     lease: Arc<LeaseUntil>,
     membership: watch::Sender<Arc<Membership>>,
     steward: watch::Sender<bool>,
-    /// Why this node can go on no more.
+    /// Why this node cannot continue.
     failed: watch::Sender<Option<String>>,
-    /// Everything has been released, and nothing is taken.
+    /// Whether everything has been released and nothing is taken.
     drained: watch::Sender<bool>,
     report: OnceLock<Arc<Report>>,
     forwarded: AtomicU64,
@@ -154,23 +154,24 @@ struct Shared {
 
 enum Command {
     Drain,
-    /// Take part again.
+    /// Participate again.
     Undrain,
-    /// Drain, then say goodbye.
+    /// Drain, then leave the cluster.
     Leave,
-    /// Tell once no node can act by a catalogue older than this version.
+    /// Reply once no node can act on a catalog older than this version.
     InForce {
         version: u64,
         done: oneshot::Sender<()>,
     },
 }
 
-/// Commands that wait for the loop.
+/// Maximum number of queued commands.
 const COMMANDS_WAITING_MAX: usize = 64;
-/// How long a change waits at most for a node that has fallen silent or cannot follow, whatever the lease.
+/// Upper bound, whatever the lease, of the time a change waits for a node that is silent or lags
+/// behind.
 const IN_FORCE_PATIENCE_MAX: Duration = Duration::from_secs(60);
 
-/// Tells when changes of the catalogue are in force at every node.
+/// Waits until changes of the catalog are in force at every node.
 #[derive(Clone)]
 pub struct ChangeBarrier {
     commands: mpsc::Sender<Command>,
@@ -179,8 +180,9 @@ pub struct ChangeBarrier {
 }
 
 impl ChangeBarrier {
-    /// Returns once no node can act by a catalogue older than `version`, which is stored and in force here: every other
-    /// node has it in force, or its lease has run out. The error names the nodes that are waited for.
+    /// Returns once no node can act on a catalog older than `version`, which must be stored and
+    /// applied here: every other node has applied it, or its lease has expired. The error names the
+    /// missing nodes.
     pub async fn wait(&self, version: u64) -> Result<(), Error> {
         let (done, settled) = oneshot::channel();
         let wait = async {
@@ -198,7 +200,7 @@ impl ChangeBarrier {
         }
     }
 
-    /// For people.
+    /// Names of the missing nodes, for the error message.
     fn waited_for(&self, version: u64) -> String {
         let membership = self.shared.membership.borrow().clone();
         let lags = |member: &&Member| member.catalogue.is_some_and(|known| known < version);
@@ -217,7 +219,7 @@ impl ChangeBarrier {
     }
 }
 
-/// This node among the others.
+/// This node's membership in the cluster.
 pub struct Members {
     shared: Arc<Shared>,
     commands: mpsc::Sender<Command>,
@@ -225,7 +227,7 @@ pub struct Members {
     running: Mutex<Option<JoinSet<()>>>,
 }
 
-/// How the members are known before they are joined: what the log and others need of them.
+/// Access to the membership before the node has joined, for the log and others that need it.
 #[derive(Clone)]
 pub struct Handle(Arc<Shared>);
 
@@ -261,8 +263,8 @@ impl Handle {
 }
 
 impl Members {
-    /// Joins the cluster. From then on this node takes partitions as they fall to it. Refused if another process runs as
-    /// this node.
+    /// Joins the cluster. From then on this node takes partitions as they are assigned to it.
+    /// Refused if another process runs as this node.
     pub async fn join(
         connection: &Connection,
         bucket: &Bucket,
@@ -304,7 +306,7 @@ impl Members {
         &self.shared.node
     }
 
-    /// Whether this node may act for its partitions now.
+    /// This node's lease: whether it may act for its partitions now.
     pub fn lease(&self) -> &Arc<LeaseUntil> {
         &self.shared.lease
     }
@@ -319,22 +321,22 @@ impl Members {
         membership
     }
 
-    /// The same, and every change of it. Times in it are as of the change.
+    /// The membership with every change of it. Durations are as of the change.
     pub fn changes(&self) -> watch::Receiver<Arc<Membership>> {
         self.shared.membership.subscribe()
     }
 
-    /// Whether this node does what only one may do at a time: it owns partition 0.
+    /// Whether this node is the coordinator, that is, the owner of partition 0.
     pub fn steward(&self) -> watch::Receiver<bool> {
         self.shared.steward.subscribe()
     }
 
-    /// Says why, once this node can go on no more: another process took its place.
+    /// Contains the reason once this node cannot continue: another process took its place.
     pub fn failed(&self) -> watch::Receiver<Option<String>> {
         self.shared.failed.subscribe()
     }
 
-    /// What goes with each heartbeat, for the others to show.
+    /// Sets the source of the metrics that heartbeats carry.
     pub fn report_with(&self, report: Arc<Report>) {
         let _ = self.shared.report.set(report);
     }
@@ -343,22 +345,25 @@ impl Members {
         self.shared.forwarded.load(Relaxed)
     }
 
-    /// Gives all partitions to the others and takes none any more. Returns at once; `drained` says when.
+    /// Hands all partitions to the others and takes none any more. Returns immediately; see
+    /// `drained`.
     pub async fn drain(&self) {
         let _ = self.commands.send(Command::Drain).await;
     }
 
-    /// Takes partitions again, as they fall to this node. A node that leaves is not kept from it.
+    /// Takes partitions again, as they are assigned to this node. Does not stop a node that is
+    /// leaving.
     pub async fn undrain(&self) {
         let _ = self.commands.send(Command::Undrain).await;
     }
 
-    /// True once a node that drains has released everything.
+    /// True once a draining node has released everything.
     pub fn drained(&self) -> watch::Receiver<bool> {
         self.shared.drained.subscribe()
     }
 
-    /// Releases everything and says goodbye. What cannot be written down in time is left as a crash leaves it.
+    /// Releases everything and leaves the cluster. What cannot be recorded in time is left as after
+    /// a crash.
     pub async fn leave(&self) {
         let running = self.running.lock().expect("no panic holds it").take();
         let Some(mut running) = running else { return };
@@ -367,7 +372,7 @@ impl Members {
         self.end(running).await;
     }
 
-    /// Ends without a word, as a crash does.
+    /// Stops like a crash, without informing any node.
     pub async fn abandon(&self) {
         let running = self.running.lock().expect("no panic holds it").take();
         if let Some(running) = running {

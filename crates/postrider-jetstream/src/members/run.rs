@@ -1,4 +1,4 @@
-//! The loop: says that this node is there, hears the others, does what was decided.
+//! The membership loop: sends heartbeats, receives those of others, and carries out the decisions.
 
 use super::decide::{Doing, Heartbeat, Known, NodeId, Rules, Standing, Step};
 use super::lease::Now;
@@ -23,24 +23,26 @@ use tokio::sync::{Semaphore, mpsc, oneshot};
 use tokio::task::{AbortHandle, JoinSet};
 use tokio_util::sync::CancellationToken;
 
-/// Partitions that are loaded at once: each may take a lot of memory while it is read.
+/// Maximum number of partitions that are loaded at once: each may take much memory while it is
+/// read.
 const LOADS_MAX: usize = 4;
-/// After this long a partition is left to another node.
+/// Maximum duration of loading a partition before it is left to another node.
 const LOAD_PATIENCE: Duration = Duration::from_secs(300);
-/// A release that takes longer than this, when attempts have ended, is cut short.
+/// Maximum duration of a release after its attempts have ended.
 const WRITE_PATIENCE: Duration = Duration::from_secs(20);
-/// Between tries of something that was answered with an error at once.
+/// Delay before repeating an operation that failed immediately.
 const TRY_AGAIN: Duration = Duration::from_millis(100);
-/// Changes of the bucket that were heard and not looked at yet.
+/// Maximum number of received changes of the bucket that wait to be processed.
 const FOUND_WAITING_MAX: usize = 256;
-/// Heartbeats that are sent because the catalogue changed are at least so far apart.
+/// Minimum interval between heartbeats that are sent because the catalog changed.
 const BEATS_APART: Duration = Duration::from_millis(10);
-/// Changes of the catalogue that wait to be in force everywhere.
+/// Maximum number of changes of the catalog that wait to be in force everywhere.
 const CHANGES_WAITING_MAX: usize = 4096;
-/// A node that has been dead for so long and owns nothing is forgotten.
+/// A node that has been dead for this long and owns nothing is forgotten.
 const FORGET_AFTER: Duration = Duration::from_secs(3600);
 
-/// Sees that no other process runs as this node. Returns which process of the node this is, counted from one.
+/// Ensures that no other process runs as this node. Returns the number of this process, counted
+/// from one.
 pub async fn alone(
     connection: &Connection,
     bucket: &Bucket,
@@ -69,11 +71,13 @@ pub async fn alone(
         .await
     {
         Ok(_) => return Err(refusal()),
-        // Nobody listens: whatever ran has ended. Its partitions can be had at once.
+        // Nobody is subscribed: the previous process has ended, and its partitions can be taken at
+        // once.
         Err(e) if e.kind() == RequestErrorKind::NoResponders => return Ok(next),
         Err(_) => {}
     }
-    // Somebody listens who does not answer: a process that hangs, or a connection that the server has not missed yet.
+    // A subscriber exists and does not answer: the process hangs, or the server has not noticed
+    // that its connection is gone.
     nap(rules.dead_after()).await;
     match bucket.read(&key).await? {
         Some(again) if again.revision != found.revision && again.value.is_some() => Err(refusal()),
@@ -81,7 +85,7 @@ pub async fn alone(
     }
 }
 
-/// What a task of the loop came to.
+/// The outcome of a task of the loop.
 enum Done {
     Beat {
         beat: u64,
@@ -115,7 +119,7 @@ enum Done {
         swapped: Result<Swapped, Error>,
     },
     Forgotten,
-    /// A look whether the catalogue here is current.
+    /// Outcome of a check whether the catalog here is current.
     CatalogueSeen {
         began: Duration,
         current: Result<(), Error>,
@@ -127,21 +131,21 @@ enum Done {
     },
 }
 
-/// A change of the catalogue that is answered once it is in force everywhere.
+/// A change of the catalog that is answered once it is in force everywhere.
 struct Change {
     version: u64,
-    /// When it was certainly stored.
+    /// A time after which the change was certainly stored.
     since: Duration,
-    /// Dropped when the change is given up.
+    /// Dropped when the caller gives up.
     done: oneshot::Sender<()>,
 }
 
-/// What is done with a partition that is held.
+/// The state of a held partition.
 struct Held {
     epoch: u64,
-    /// Ends the task that loads it.
+    /// Aborts the task that loads the partition.
     loading: Option<AbortHandle>,
-    /// Loaded, but not known to be ours in this stretch of the lease.
+    /// The loaded partition, while it is not confirmed in this stretch of the lease.
     loaded: Option<Box<Partition>>,
 }
 
@@ -153,7 +157,7 @@ pub struct Loop {
     log: Arc<JetStreamLog>,
     catalog: Arc<JetStreamCatalog>,
     changes: Vec<Change>,
-    /// The catalogue's version in the last heartbeat, and when that was sent.
+    /// The catalog version in the last heartbeat, and when that was sent.
     said: (u64, Duration),
     beats_under_way: usize,
     looking_at_catalogue: bool,
@@ -169,7 +173,7 @@ pub struct Loop {
     nonce: u64,
     draining: bool,
     leaving: bool,
-    /// When the watch was last known to work: it brought back a heartbeat of ours.
+    /// When the watch was last known to work because it delivered an own heartbeat.
     echoed: Duration,
     said_away: bool,
 }
@@ -213,7 +217,7 @@ impl Loop {
         }
     }
 
-    /// Until told to leave, displaced, or stopped.
+    /// Runs until told to leave, displaced by another process, or stopped.
     pub async fn run(mut self, mut commands: mpsc::Receiver<Command>) {
         let stop = self.stop.clone();
         let mut beat_at = self.now();
@@ -229,7 +233,7 @@ impl Loop {
             if self.news_at(now).is_some_and(|at| now >= at) {
                 self.beat(now);
             }
-            // Before anything else: whoever was replaced must not extend its lease once more.
+            // Check first: a node that was displaced must not extend its lease again.
             if self.shared.failed.borrow().is_some() {
                 break;
             }
@@ -237,7 +241,7 @@ impl Loop {
             if self.leaving && self.is_empty() {
                 break;
             }
-            // A watch that is silent while heartbeats are stored is made anew.
+            // A watch that is silent although heartbeats are stored is restarted.
             if now > self.echoed + self.rules.lease * 2 {
                 tracing::debug!("the bucket's watch has fallen silent");
                 watching = Watching::start(&self.bucket);
@@ -302,15 +306,15 @@ impl Loop {
             self.drop_partition(partition);
         }
         if self.leaving && self.shared.failed.borrow().is_none() {
-            // Best effort: without it the others find out by themselves.
+            // Best effort: otherwise the other nodes notice the absence by themselves.
             let key = Key::Node(self.shared.node.id).to_string();
             let _ = self.bucket.delete(&key).await;
         }
     }
 
-    /// When a heartbeat is to be sent that cannot wait for the next in turn: others wait to hear the version of the
-    /// catalogue here, a change waits for this node to have heard everything that was stored before it, or a node has
-    /// been silent for long enough.
+    /// When to send a heartbeat that cannot wait for the regular one: others wait for this node's
+    /// catalog version, a change waits until this node has received everything stored before it, or
+    /// another node has been silent for long enough.
     fn news_at(&self, now: Duration) -> Option<Duration> {
         let (version, sent) = self.said;
         let waits = self.changes.iter().any(|change| change.since >= sent);
@@ -331,14 +335,14 @@ impl Loop {
         }
     }
 
-    /// Tells those whose changes are in force everywhere.
+    /// Answers the changes that are in force everywhere.
     fn settle_changes(&mut self) {
         let (known, changes) = (&self.known, std::mem::take(&mut self.changes));
         let in_force = |change: &Change| known.in_force(change.version, change.since).is_ok();
         let (settled, waiting): (Vec<Change>, Vec<Change>) = changes.into_iter().partition(in_force);
         self.changes = waiting;
         for change in settled {
-            // Whoever made the change may have given up.
+            // The caller may have given up.
             let _ = change.done.send(());
         }
     }
@@ -373,7 +377,8 @@ impl Loop {
         });
     }
 
-    /// Sends a heartbeat, unless the catalogue here cannot follow: others would wait for this node in vain.
+    /// Sends a heartbeat, unless the catalog here lags too far behind: others would wait for this
+    /// node in vain.
     fn beat(&mut self, now: Duration) {
         if !self.known.may_beat(now) {
             if !std::mem::replace(&mut self.said_behind, true) {
@@ -434,7 +439,7 @@ impl Loop {
         }
     }
 
-    /// Something in the bucket changed.
+    /// Processes a change of the bucket.
     fn heard(&mut self, found: Found) {
         let now = self.now();
         match Key::parse(&found.key) {
@@ -450,7 +455,7 @@ impl Loop {
                     if theirs > (self.incarnation, me.process) {
                         self.displaced(&beat);
                     }
-                    // What an earlier process of this node left says nothing that matters.
+                    // Heartbeats of an earlier process of this node are irrelevant.
                     return;
                 }
                 if node == me.id {
@@ -494,7 +499,7 @@ impl Loop {
         self.shared.failed.send_replace(Some(why));
     }
 
-    /// Does what is to be done now. Returns when to look again at the latest.
+    /// Carries out what is to be done now. Returns when to look again at the latest.
     fn act(&mut self) -> Option<Duration> {
         let moment = self.moment();
         let now = moment.at;
@@ -508,7 +513,8 @@ impl Loop {
                 Step::ConfirmCatalogue => self.confirm_catalogue(now),
                 Step::Release { partition } => self.release(partition),
                 Step::Resign { partition } => {
-                    // One that was released is not served any more; that its key is free may be heard of first.
+                    // A released partition is not served any more; the news that its key is free
+                    // may arrive before its acknowledgement.
                     if self.log.partition(partition).is_some() {
                         tracing::warn!(partition, "another node has taken a partition");
                     }
@@ -541,7 +547,8 @@ impl Loop {
             .send_if_modified(|steward| std::mem::replace(steward, stewards) != stewards);
     }
 
-    /// Whoever was refused while the lease had run out is told what there is to claim.
+    /// Tells the listener again what can be claimed, because claims were refused while the lease
+    /// was expired.
     fn resumed(&self) {
         if self.said_away {
             tracing::info!("the lease is valid again");
@@ -624,7 +631,7 @@ impl Loop {
         self.held.insert(partition, held);
     }
 
-    /// Serves what has been loaded and is known to be ours.
+    /// Serves partitions that are loaded and confirmed.
     fn serve_loaded(&mut self) {
         let ready: Vec<u8> = self
             .held
@@ -694,7 +701,7 @@ impl Loop {
         });
     }
 
-    /// Ends what is done with a partition, at once and without writing anything.
+    /// Stops working on a partition immediately, without writing anything.
     fn drop_partition(&mut self, partition: u8) {
         if let Some(held) = self.held.remove(&partition) {
             if let Some(loading) = held.loading {
@@ -832,7 +839,8 @@ impl Loop {
         }
     }
 
-    /// Either somebody else has it, or an earlier swap of our own was stored without our knowing.
+    /// Either another node has the partition, or an earlier own swap was stored without
+    /// acknowledgement.
     fn confirm_refused(&mut self, partition: u8, found: &Found) {
         let owned = found.value.as_deref().and_then(value::read::<Owned>);
         let ours = owned.and_then(|owned| owned.holder()) == Some(self.shared.node.holder());
@@ -874,7 +882,7 @@ impl Loop {
         }
     }
 
-    /// Shows what is known, and forgets nodes that have long been away.
+    /// Publishes the membership, and forgets nodes that have been away for long.
     fn show(&mut self, now: Duration) {
         let mut nodes = Vec::new();
         for (id, beat) in &self.beats {
@@ -947,7 +955,7 @@ impl Loop {
             };
             let bucket = self.bucket.clone();
             self.jobs.spawn(async move {
-                // If it has come back meanwhile its key has changed, and stays.
+                // If the node has come back meanwhile, its key has another revision and stays.
                 let _ = bucket.delete_if(&Key::Node(id).to_string(), revision).await;
                 Done::Forgotten
             });
@@ -955,8 +963,8 @@ impl Loop {
     }
 }
 
-/// Hears what changes in the bucket. A task of its own, so that beginning to watch, which may take a while, is not
-/// begun anew whenever something else happens.
+/// Watches the bucket in a task of its own: starting a watch may take a while, and must not be
+/// restarted whenever something else happens in the loop.
 struct Watching {
     found: mpsc::Receiver<Found>,
     _task: JoinSet<()>,

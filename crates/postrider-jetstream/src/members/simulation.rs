@@ -1,13 +1,15 @@
-//! One to eight nodes, a bucket and bad luck, all out of one seed.
+//! Simulation of one to eight nodes, a bucket and faults, derived from one seed.
 //!
-//! Nodes crash and come back, stop for a while, lose the bucket, drain, join; the bucket falls silent; requests and
-//! answers are late or lost, and what was given up can be stored all the same. Clocks begin anywhere and run at
-//! slightly different speeds. At every step: no partition has two nodes that serve it with valid leases. Once the
-//! faults are over: everything is served, evenly, soon, and then nothing moves any more.
+//! Nodes crash and return, are suspended, lose the bucket, drain, and join; the bucket falls
+//! silent; requests and answers are late or lost, and requests that were given up may still be
+//! stored. Clocks start at any time and run at slightly different speeds. Invariant: no partition
+//! is served by two nodes with valid leases. After the faults all partitions are served, evenly and
+//! soon, and then nothing moves any more.
 //!
-//! Meanwhile the catalogue changes, and cuts are one-way too: a node's requests arrive and it hears nothing, or it hears
-//! everything and nothing of it arrives; or its copy of the catalogue stands still. At every step: no node with a valid
-//! lease has a catalogue older than a change that was answered. Once the faults are over all changes are answered.
+//! Meanwhile the catalog changes, and network cuts may be one-way: a node's requests arrive and it
+//! receives nothing, or the reverse; or its copy of the catalog does not advance. Invariant: no
+//! node with a valid lease has a catalog older than an answered change. After the faults all
+//! changes are answered.
 
 use super::decide::{Doing, Heartbeat, Holder, Known, NodeId, Rules, Step};
 use std::cmp::Reverse;
@@ -15,7 +17,7 @@ use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
 use std::time::Duration;
 
 const LEASE: Duration = Duration::from_secs(5);
-/// How long a request is waited for.
+/// Timeout of a request in milliseconds.
 const PATIENCE: u64 = 2_000;
 
 /// SplitMix64.
@@ -57,18 +59,18 @@ enum Value {
     Deleted,
 }
 
-/// A swap that a node asked for.
+/// A swap requested by a node.
 #[derive(Clone, Copy, Debug)]
 struct Asked {
     id: u64,
     key: Key,
     value: Value,
-    /// None: whatever is there.
+    /// Required revision; `None` for an unconditional write.
     expected: Option<u64>,
     wish: Wish,
 }
 
-/// Why it did.
+/// The purpose of a swap.
 #[derive(Clone, Copy, Debug)]
 enum Wish {
     Beat(u64),
@@ -98,7 +100,7 @@ enum Happening {
         asked: Asked,
         answer: Answer,
     },
-    /// What the leader said is stored, when the fate of a swap was not known.
+    /// The stored value according to the leader, after the outcome of a swap was unknown.
     Looked(Asked),
     Loaded {
         partition: u8,
@@ -108,21 +110,23 @@ enum Happening {
     Crash,
     Start,
     Drain,
-    /// A heartbeat that does not wait for the next in turn.
+    /// An extra heartbeat, sent before the regular one.
     News,
-    /// Somebody changes the catalogue at this node.
+    /// A client changes the catalog at this node.
     Change,
-    /// A commit arrives at the catalogue's stream; for a change, or to confirm a stretch of lease.
+    /// A commit arrives at the catalog's stream: a change, or the confirmation of a stretch of
+    /// lease.
     Commit(Commit),
     /// A commit is acknowledged.
     Committed(Commit, u64),
-    /// It is not known what became of a commit that was to confirm this stretch.
+    /// The outcome of the commit that was to confirm this stretch is unknown.
     Unconfirmed(u64),
-    /// What others have changed arrives.
+    /// Changes of other nodes arrive.
     Apply,
-    /// A look at the catalogue's stream, begun then.
+    /// A check of the catalog's stream that began at this time.
     Look(Duration),
-    /// The old rule, planted: a change is answered a second after it was stored, whoever has it.
+    /// Planted bug: a change is answered a second after it was stored, regardless of the other
+    /// nodes.
     Answer(u64),
 }
 
@@ -135,29 +139,30 @@ enum Commit {
 /// A bug that the simulation has to find.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Planted {
-    /// A change is answered after a second, though a node may not have heard of it.
+    /// A change is answered after a second although a node may not have received it.
     AnswersAfterASecond,
-    /// After a lease has run out the next heartbeat makes it valid again.
+    /// After a lease has expired, the next heartbeat makes it valid again.
     ResumesUnconfirmed,
 }
 
 struct Node {
     known: Known,
     process: u64,
-    /// Offset and speed (per mille) of its clock.
+    /// Offset and speed (per mille) of the node's clock.
     offset: u64,
     speed: u64,
     heard: u64,
     lease: Duration,
     nonce: u64,
-    /// Swaps whose fate is not known yet.
+    /// Swaps with an unknown outcome.
     open: BTreeSet<u64>,
     drained: bool,
     leaving: bool,
     wakes_at: u64,
-    /// The version of the catalogue that is in force here.
+    /// The catalog version that is applied at the node.
     in_force: u64,
-    /// Changes made here that are not answered yet: version, since when they are stored, when that was.
+    /// Unanswered changes of this node: version, since when stored by its clock, and the time of
+    /// storing.
     changes: Vec<(u64, Duration, u64)>,
     has_news: bool,
     confirms: u64,
@@ -176,16 +181,16 @@ struct World {
     queue: BinaryHeap<Reverse<(u64, u64, usize, u64)>>,
     things: BTreeMap<u64, Happening>,
     nodes: BTreeMap<usize, Node>,
-    /// Until when a node is stopped, or cannot reach the bucket.
+    /// Until when a node is suspended, or cannot reach the bucket.
     stopped: BTreeMap<usize, u64>,
     cut: BTreeMap<usize, u64>,
-    /// Nothing that the node sends arrives before then.
+    /// Nothing that the node sends arrives before this time.
     mute: BTreeMap<usize, u64>,
-    /// Nothing arrives at the node before then.
+    /// Nothing arrives at the node before this time.
     deaf: BTreeMap<usize, u64>,
-    /// The node's catalogue stands still until then, and nothing else.
+    /// Only the node's catalog does not advance until this time.
     stale: BTreeMap<usize, u64>,
-    /// The version of the catalogue that is stored, and the newest change that was answered.
+    /// The stored catalog version, and the newest answered change.
     catalogue: u64,
     answered: u64,
     answers: u64,
@@ -198,9 +203,9 @@ struct World {
     faults_until: u64,
     processes: u64,
     moves: u64,
-    /// No message is late.
+    /// Set when messages are never late.
     calm: bool,
-    /// How long it took to come to rest.
+    /// Time until the cluster came to rest.
     took: u64,
 }
 
@@ -287,7 +292,7 @@ impl World {
             drained: false,
             leaving: false,
             wakes_at: 0,
-            // A node opens the catalogue before it joins.
+            // A node opens the catalog before it joins.
             in_force: self.catalogue,
             changes: Vec::new(),
             has_news: false,
@@ -310,7 +315,7 @@ impl World {
         self.later(node, 0, Happening::Tick);
     }
 
-    /// Runs until `until`, or until `done` says so. Returns whether it did.
+    /// Runs until `until`, or until `done` returns true. Returns whether it did.
     fn run(&mut self, until: u64, mut done: impl FnMut(&World) -> bool) -> bool {
         while let Some(Reverse((when, number, node, process))) = self.queue.pop() {
             if when > until {
@@ -330,7 +335,7 @@ impl World {
     }
 
     fn happen(&mut self, node: usize, process: u64, thing: Happening) {
-        // What goes on in the bucket, or to a node from outside, is nobody's own doing.
+        // Events of the bucket, or of a node's environment, happen even if the node is suspended.
         match thing {
             Happening::Swap { asked, reply } => return self.swap(node, process, asked, reply),
             Happening::Commit(commit) => return self.commit(node, process, commit),
@@ -355,7 +360,8 @@ impl World {
             return;
         }
         if let Some(until) = self.stopped.get(&node).copied().filter(|until| self.now < *until) {
-            // It wakes with everything that came meanwhile, in any order.
+            // A suspended node processes everything that arrived meanwhile when it wakes, in any
+            // order.
             let wait = self.chance.below(50);
             return self.at(until + wait, node, process, thing);
         }
@@ -433,7 +439,7 @@ impl World {
             Happening::Loaded { partition, well } => {
                 let n = self.nodes.get_mut(&node).expect("it lives");
                 if n.known.doing(partition) != Some(Doing::Loading) {
-                    // Resigned meanwhile.
+                    // The partition was resigned meanwhile.
                 } else if !well {
                     let revision = n.known.revision_of(partition).expect("it was taken");
                     n.known.load_failed(partition, now);
@@ -442,7 +448,7 @@ impl World {
                     n.known.serving(partition);
                     self.moves += 1;
                 } else {
-                    // Not before it is confirmed.
+                    // Try again later: the partition is not confirmed yet.
                     self.later(node, 50, Happening::Loaded { partition, well });
                 }
             }
@@ -487,7 +493,7 @@ impl World {
         }
     }
 
-    /// A commit is stored, unless the stream has no leader: then it is given up.
+    /// Stores a commit, unless the stream has no leader: then the commit fails.
     fn commit(&mut self, node: usize, process: u64, commit: Commit) {
         if self.now < self.silent_until {
             return;
@@ -665,7 +671,7 @@ impl World {
         let lost = self.faulty() && self.chance.percent(2);
         let reply = !(self.faulty() && self.chance.percent(2));
         self.nodes.get_mut(&node).expect("it lives").open.insert(asked.id);
-        // One number for each, stored or not.
+        // Timeout of the request: by then its outcome counts as unknown.
         self.at(
             self.now + PATIENCE,
             node,
@@ -682,7 +688,7 @@ impl World {
 
     fn swap(&mut self, node: usize, process: u64, asked: Asked, reply: bool) {
         if self.now < self.silent_until {
-            // Either it waits in a queue until there is a leader again, or it is gone.
+            // The request either waits in a queue until there is a leader again, or is lost.
             if self.chance.percent(50) {
                 let wait = self.latency();
                 self.at(
@@ -754,7 +760,7 @@ impl World {
             open.remove(&asked.id);
             return self.stored(node, now, asked.wish, revision);
         }
-        // Whoever does not know what became of a swap looks at what is stored.
+        // A node that does not know the outcome of a swap reads what is stored.
         let process = self.nodes[&node].process;
         let from = self
             .mute_until(node)
@@ -831,7 +837,7 @@ impl World {
         }
     }
 
-    /// The two things that must never be.
+    /// Checks the two invariants.
     fn check(&self) {
         for (id, n) in &self.nodes {
             let acts = n.clock(self.now) < n.lease;
@@ -933,7 +939,7 @@ fn trouble_with(seed: u64, planted: Option<Planted>) -> World {
             _ => {
                 if let Some(process) = world.nodes.get(&node).map(|n| n.process) {
                     world.at(until, node, process, Happening::Drain);
-                    // It drains only if it is not alone, and comes back later as a new process.
+                    // A node drains only if it is not alone, and comes back later as a new process.
                     let wait = world.chance.between(1_000, 30_000);
                     world.at(until + wait, node, NOBODY, Happening::Start);
                 }
@@ -941,7 +947,7 @@ fn trouble_with(seed: u64, planted: Option<Planted>) -> World {
         }
         world.run(until, |_| false);
     }
-    // Let everything end that has begun, and bring everybody back.
+    // Let all faults end, and bring all nodes back.
     let over = world.faults_until.max(world.now) + 31_000;
     world.run(over, |_| false);
     for node in 0..count {
@@ -991,7 +997,7 @@ fn never_two_and_soon_all() {
     assert!(slowest.0 < 30_000, "{slowest:?}");
 }
 
-// A simulation that finds nothing would let every rule pass.
+// A simulation that finds nothing would let any rule pass, so planted bugs must be found.
 #[test]
 fn planted_bugs_are_found() {
     for planted in [Planted::AnswersAfterASecond, Planted::ResumesUnconfirmed] {
@@ -1010,7 +1016,7 @@ fn planted_bugs_are_found() {
     }
 }
 
-/// A change is answered in milliseconds while all is well, and when a node has died, as soon as it is known to be dead.
+/// A change is answered in milliseconds normally, and as soon as a dead node is known to be dead.
 #[test]
 fn a_change_is_answered_in_time() {
     let mut at_once = 0;
@@ -1027,7 +1033,7 @@ fn a_change_is_answered_in_time() {
             world.run(world.now + 2_000, |world| world.answers == 1),
             "seed {seed}"
         );
-        // Heartbeats may overtake each other here: then the next in turn tells.
+        // Heartbeats may overtake each other here; then the next regular one carries the news.
         assert!(
             world.slowest_answer < 1_400,
             "seed {seed}: {} ms",
@@ -1051,8 +1057,8 @@ fn a_change_is_answered_in_time() {
     assert!(at_once >= 45, "{at_once} of 50");
 }
 
-/// A node that dies without a word is replaced within a lease and a half, what is heard late, and the time it takes
-/// to load.
+/// A node that dies silently is replaced within one and a half leases plus delays and the time to
+/// load.
 #[test]
 fn a_death_is_noticed_in_time() {
     for seed in 0..50 {
@@ -1065,12 +1071,13 @@ fn a_death_is_noticed_in_time() {
         let died = world.now;
         assert!(world.run(died + 30_000, World::rested), "seed {seed}");
         let took = world.now - died;
-        // 7.5 s of silence, at most a heartbeat more until it is noticed, the next in line, loading.
+        // 7.5 s of silence, up to one heartbeat until it is noticed, the next node in line,
+        // loading.
         assert!((6_000..18_000).contains(&took), "seed {seed}: {took} ms");
     }
 }
 
-/// What a new node gets is all that moves.
+/// Only the new node's share moves.
 #[test]
 fn joining_moves_no_more_than_it_must() {
     for seed in 0..50 {
@@ -1087,7 +1094,8 @@ fn joining_moves_no_more_than_it_must() {
     }
 }
 
-/// A silence of the bucket longer than any lease: all stop, nobody takes anything, all go on with what they had.
+/// A silence of the bucket longer than any lease: all nodes stop, nothing is taken, and all
+/// continue with the partitions they had.
 #[test]
 fn a_silent_bucket_moves_nothing() {
     for seed in 0..50 {

@@ -1,11 +1,11 @@
-//! What is written to the bucket's keys.
+//! Values of the bucket's keys.
 
 use super::decide::{Holder, NodeId};
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
-/// What a key is about.
+/// Subject of a key of the bucket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Key {
     Node(NodeId),
@@ -32,7 +32,7 @@ impl std::fmt::Display for Key {
     }
 }
 
-/// What waits in a partition.
+/// Backlog of a partition.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Waiting {
     pub waiting: u64,
@@ -40,7 +40,7 @@ pub struct Waiting {
     pub letters: u64,
 }
 
-/// What a node counts of itself, since its process began.
+/// Counters of a node since its process began.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub struct Counts {
@@ -56,7 +56,7 @@ pub struct Counts {
 pub struct Beat {
     #[serde(with = "hex")]
     pub process: u64,
-    /// Counts the processes that ran as this node.
+    /// Number of processes that have run as this node.
     pub incarnation: u64,
     pub beat: u64,
     pub name: String,
@@ -66,30 +66,30 @@ pub struct Beat {
     pub started: i64,
     #[serde(default)]
     pub draining: bool,
-    /// The version of the catalogue that is in force at the node.
+    /// The catalog version that is applied at the node.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub catalogue: Option<u64>,
-    /// The partitions that it serves, and what waits in each.
+    /// The partitions that the node serves, with the backlog of each.
     #[serde(default)]
     pub serves: BTreeMap<u8, Waiting>,
     #[serde(default)]
     pub counts: Counts,
-    /// What else the node says of itself.
+    /// Further metrics of the node.
     #[serde(default)]
     pub report: BTreeMap<String, f64>,
 }
 
-/// Who a partition's key names.
+/// Ownership of a partition, as stored in its key.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Owned {
-    /// None: free.
+    /// `None` if the partition is free.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     node: Option<String>,
     #[serde(with = "hex")]
     process: u64,
-    /// Makes each value another one than any before.
+    /// Makes each value different from all earlier ones.
     nonce: u64,
-    /// The revision of the swap by which the partition was taken, if that is not this one.
+    /// Revision of the swap that took the partition, if it is not this one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     epoch: Option<u64>,
 }
@@ -104,7 +104,7 @@ impl Owned {
         }
     }
 
-    /// Freed by `holder`.
+    /// A partition freed by `holder`.
     pub fn free(holder: Holder, nonce: u64) -> Owned {
         Owned {
             node: None,
@@ -133,12 +133,12 @@ pub fn write<T: Serialize>(value: &T) -> Bytes {
         .into()
 }
 
-/// None if it is not what it should be: a key that somebody wrote by hand must not stop a cluster.
+/// `None` for an invalid value: a key that somebody edited by hand must not stop a cluster.
 pub fn read<'b, T: Deserialize<'b>>(bytes: &'b [u8]) -> Option<T> {
     serde_json::from_slice(bytes).ok()
 }
 
-/// Numbers of 64 bits are not safe in JSON.
+/// Hexadecimal text for 64-bit numbers, which JSON cannot represent safely.
 mod hex {
     use serde::{Deserialize, Deserializer, Serializer, de::Error};
 

@@ -1,8 +1,8 @@
-//! What is to be delivered of one partition, without the events' bytes.
+//! The deliveries of a partition in memory, without the bytes of the events.
 //!
-//! A delivery that waits takes 16 bytes, one that is to be retried or a letter about 64. Everything that a settle or
-//! a withdrawal changes is noted in the journal's buffer in the same breath, so that what is written later is what
-//! happened, in that order.
+//! A waiting delivery takes 16 bytes, a retry or a dead letter about 64. Every change by a
+//! settlement or a withdrawal is added to the journal's buffer under the same lock, so that the
+//! journal records what happened, in that order.
 
 use super::journal::{Buffer, Record, Tried};
 use super::sequence_of;
@@ -16,14 +16,17 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::Bound;
 use std::time::Duration;
 
-/// So many closed subscriptions are remembered: events that were routed to them before reach the log after.
+/// Number of closed subscriptions that are remembered: events that were routed to them before the
+/// closing may reach the log after it.
 const CLOSED_REMEMBERED_MAX: usize = 4_096;
-/// How many times as many first attempts as the journal last spoke of an owner may have handed out since, …
+/// Assumption on an owner's unrecorded last moments: its first attempts after the last journal record
+/// are at most this multiple of `Sub::pace`, …
 const UNSAID_PERIODS: usize = 4;
-/// … and how much later the last retry may have been due that it had: journals are written every 20 ms, and stored later.
+/// … and its last retries were due at most this much later: the journal is written every 20 ms, and
+/// stored later.
 const UNSAID_DUE: Duration = Duration::from_millis(100);
 
-/// When something was received, in seconds: exact enough for the age of a backlog.
+/// A reception time in seconds: exact enough for the age of a backlog.
 pub type Second = u32;
 
 pub fn second(at: Timestamp) -> Second {
@@ -36,7 +39,7 @@ pub struct Waiting {
     pub received: Second,
 }
 
-/// A retry.
+/// A delivery that waits for a retry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Retry {
     pub tried: Tried,
@@ -50,14 +53,15 @@ pub(crate) struct Held {
     received: Second,
 }
 
-/// What is known of a letter.
+/// State of a dead letter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GivenUp {
     pub tried: Tried,
     pub reason: Reason,
 }
 
-/// What one subscription has before it in this partition. A delivery is in one of the four.
+/// The deliveries of a subscription in this partition. A delivery is in exactly one of the four
+/// collections.
 #[derive(Debug, Default)]
 pub struct Sub {
     /// Ordered by position.
@@ -65,15 +69,15 @@ pub struct Sub {
     pub(crate) claimed: BTreeMap<Position, Held>,
     pub retrying: BTreeMap<(Timestamp, Position), Retry>,
     pub letters: BTreeMap<LetterKey, GivenUp>,
-    /// How many of the claimed and the retrying were received in each second.
+    /// Number of claimed and retrying deliveries by the second of their reception.
     ages: BTreeMap<Second, u32>,
     /// The last first attempt that was ever claimed.
     pub upto: Option<Position>,
-    /// Retries that an earlier owner had handed out.
+    /// Retries that an earlier owner had claimed.
     again: BTreeSet<(Timestamp, Position)>,
-    /// First attempts that an earlier owner had made since it last said how far it is.
+    /// First attempts by an earlier owner that ended since the journal last advanced `upto`.
     pace: usize,
-    /// When the last retry was due that it had handed out.
+    /// Due time of the last retry that the earlier owner had claimed.
     handed: Option<Timestamp>,
 }
 
@@ -120,8 +124,8 @@ impl Sub {
         Some(retry)
     }
 
-    /// Takes a delivery out that waits for its first attempt or, if `was` says so, for a retry at that time.
-    /// Returns when it was received.
+    /// Removes a delivery that waits for its first attempt or, if `was` is given, for a retry at
+    /// that time. Returns when its event was received.
     fn take_waiting(&mut self, was: Option<Timestamp>, position: Position) -> Option<Second> {
         if let Some(due) = was {
             return self.take_retry(due, position).map(|retry| retry.received);
@@ -133,7 +137,7 @@ impl Sub {
         self.waiting.remove(at).map(|waiting| waiting.received)
     }
 
-    /// Ends a claim; none if it is not held.
+    /// Ends a claim; `None` if the claim is not held.
     fn end_claim(&mut self, claim: &Claim) -> Option<Held> {
         let position = claim.position();
         let held = self.claimed.get(&position)?;
@@ -160,18 +164,18 @@ impl Sub {
     }
 }
 
-/// Messages that are purged together, once nothing of them is to be delivered any more.
+/// A group of messages that are purged together, once none of their deliveries is open.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Chunk {
     pub number: u64,
-    /// The sequence of its last message.
+    /// The sequence of the last message.
     pub last: u64,
     pub bytes: u64,
-    /// Deliveries of its events that have not ended.
+    /// Number of open deliveries of the chunk's events.
     pub outstanding: u64,
 }
 
-/// The chunks by the sequence of their first message.
+/// Chunks by the sequence of their first message.
 #[derive(Debug, Default)]
 pub struct Chunks(pub BTreeMap<u64, Chunk>);
 
@@ -195,19 +199,19 @@ impl Chunks {
     }
 }
 
-/// What someone else should be told after a change.
+/// Notifications for the listener after a change.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Changed {
-    /// The earliest retry is another one.
+    /// The earliest due time has changed.
     pub due: bool,
     pub letters: bool,
 }
 
-/// Where the messages of an append are.
+/// Location of the messages of an append.
 #[derive(Clone, Copy, Debug)]
 pub struct Appended {
     pub chunk: u64,
-    /// The sequence of its first message; the same as that of the last but for a request cut over several.
+    /// The sequence of the first message; equal to the last except for a request that was split.
     pub first: u64,
     pub sequence: u64,
     pub bytes: u64,
@@ -216,7 +220,7 @@ pub struct Appended {
 #[derive(Debug, Default)]
 pub struct Book {
     pub subs: FxHashMap<SubscriptionId, Sub>,
-    /// When the first retry of each subscription that has one comes due.
+    /// Due time of the first retry of each subscription that has one.
     heads: BTreeSet<(Timestamp, SubscriptionId)>,
     pub chunks: Chunks,
     closed: FxHashSet<SubscriptionId>,
@@ -226,7 +230,7 @@ pub struct Book {
 }
 
 impl Book {
-    /// Puts a subscription in as a snapshot has it.
+    /// Adds a subscription from a snapshot.
     pub fn restore(&mut self, of: SubscriptionId, mut sub: Sub) {
         let retries: Vec<Second> = sub.retrying.values().map(|retry| retry.received).collect();
         for received in retries {
@@ -256,7 +260,7 @@ impl Book {
         }
     }
 
-    /// Changes one subscription and what is known of due times with it.
+    /// Changes a subscription and updates the due times derived from it.
     fn change<T>(
         &mut self,
         of: SubscriptionId,
@@ -273,8 +277,8 @@ impl Book {
         Some(result)
     }
 
-    /// Takes in the requests of a message; each comes with the position of its first event. Counts what there is
-    /// to claim now, by subscription.
+    /// Adds the requests of a message, each with the position of its first event. Counts the new
+    /// claimable deliveries by subscription.
     pub fn append<'b>(
         &mut self,
         appended: Appended,
@@ -316,7 +320,7 @@ impl Book {
         }
     }
 
-    /// Claims a retry that waits for just this time.
+    /// Claims a retry that waits for exactly this time.
     pub fn claim_retry(&mut self, of: SubscriptionId, due: Timestamp, position: Position) -> Option<Tried> {
         self.change(of, |sub, _, journal, claims_held| {
             let retry = sub.retrying.remove(&(due, position))?;
@@ -332,7 +336,8 @@ impl Book {
         })?
     }
 
-    /// Offers first attempts of a subscription in order, as long as they are taken. Those are claimed.
+    /// Offers first attempts of a subscription in order while `offer` accepts them. Accepted ones
+    /// are claimed.
     pub fn claim_waiting(&mut self, of: SubscriptionId, mut offer: impl FnMut(Position) -> bool) {
         let Some(sub) = self.subs.get_mut(&of) else { return };
         let before = sub.upto;
@@ -359,7 +364,8 @@ impl Book {
         }
     }
 
-    /// Says again what is handed out: the journal that said it goes with the next snapshot.
+    /// Records all claims again, because the journal that contains them is purged with the next
+    /// snapshot.
     pub fn note_claims(&mut self) {
         for (of, sub) in &self.subs {
             let retried: Vec<(Timestamp, Position)> = {
@@ -375,13 +381,13 @@ impl Book {
         }
     }
 
-    /// Whether a retry waits for just this time.
+    /// Whether a retry waits for exactly this time.
     pub fn waits(&self, of: SubscriptionId, due: Timestamp, position: Position) -> bool {
         let sub = self.subs.get(&of);
         sub.is_some_and(|sub| sub.retrying.contains_key(&(due, position)))
     }
 
-    /// The retries of a subscription that are due, in order, as many as are asked for.
+    /// The due retries of a subscription, in order, at most `max`.
     pub fn due_of(&self, of: SubscriptionId, now: Timestamp, max: usize) -> Vec<(Timestamp, Position)> {
         let Some(sub) = self.subs.get(&of) else {
             return Vec::new();
@@ -390,13 +396,13 @@ impl Book {
         due.take(max).copied().collect()
     }
 
-    /// The first of those that wait for a first attempt.
+    /// The first deliveries that wait for a first attempt, at most `max`.
     pub fn waiting_of(&self, of: SubscriptionId, max: usize) -> Vec<Position> {
         let waiting = self.subs.get(&of).into_iter().flat_map(|sub| &sub.waiting);
         waiting.take(max).map(|waiting| waiting.position).collect()
     }
 
-    /// Notes what follows claims. One that is not held changes nothing.
+    /// Settles claims. A claim that is not held is ignored.
     pub fn settle(&mut self, of: SubscriptionId, settled: &[Settled]) -> Changed {
         let earliest = self.next_due();
         let mut letters = false;
@@ -457,7 +463,7 @@ impl Book {
         }
     }
 
-    /// Ends retries that wait for just these times. Returns which ones did.
+    /// Ends retries that wait for exactly these times. Returns those that did.
     pub fn withdraw(
         &mut self,
         of: SubscriptionId,
@@ -484,7 +490,7 @@ impl Book {
         (ended.unwrap_or_default(), changed)
     }
 
-    /// Puts claims back where they were.
+    /// Returns claims to where they were.
     pub fn release(&mut self, of: SubscriptionId, claims: &[Claim]) {
         self.change(of, |sub, _, _, claims_held| {
             for claim in claims {
@@ -496,7 +502,8 @@ impl Book {
         });
     }
 
-    /// The letters of a subscription after `after`, given up by `until`, in order, as many as are asked for.
+    /// Dead letters of a subscription after `after` that were given up by `until`, in order, at
+    /// most `max`.
     pub fn letters_of(
         &self,
         of: SubscriptionId,
@@ -513,7 +520,7 @@ impl Book {
         letters.take(max).map(|(key, letter)| (*key, *letter)).collect()
     }
 
-    /// Forgets letters. False if none of them was there.
+    /// Removes dead letters. Returns false if none of them existed.
     pub fn letters_done(&mut self, of: SubscriptionId, keys: &[LetterKey]) -> bool {
         let done = self.change(of, |sub, chunks, journal, _| {
             let mut done = Vec::new();
@@ -532,10 +539,12 @@ impl Book {
         done.unwrap_or(false)
     }
 
-    /// Forgets a subscription. Returns how many deliveries that drops; whoever holds claims counts those.
+    /// Removes a subscription. Returns how many deliveries that drops; claimed ones are counted by
+    /// their holder.
     pub fn close(&mut self, of: SubscriptionId) -> u64 {
         self.remember_closed(of);
-        // Even if nothing is there: events that were routed to it may be on their way into the stream.
+        // Recorded even if nothing is there: events routed to the subscription may be on their way
+        // to the stream.
         self.journal.push(Record::Closed { of });
         self.drop_sub(of).unwrap_or(0)
     }
@@ -558,8 +567,8 @@ impl Book {
         Some((sub.waiting.len() + sub.retrying.len() + sub.letters.len()) as u64)
     }
 
-    /// Drops every delivery of a message that cannot be read, but for those that someone holds: they were read
-    /// before. Returns how many that are.
+    /// Drops every delivery of an unreadable message, except claimed ones, whose events were read
+    /// before. Returns the number of dropped deliveries.
     pub fn drop_message(&mut self, sequence: u64) -> u64 {
         let mut dropped = 0;
         let there = |position: &Position| sequence_of(*position) == sequence;
@@ -598,8 +607,8 @@ impl Book {
         dropped
     }
 
-    /// Does what a record says, as it was done when it was written. What it says of deliveries that are not there
-    /// any more is passed over.
+    /// Applies a journal record as when it was written. Changes to deliveries that no longer exist
+    /// are ignored.
     pub fn apply(&mut self, record: &Record) {
         match record {
             Record::Ended {
@@ -680,9 +689,9 @@ impl Book {
         }
     }
 
-    /// After a takeover: whatever an earlier owner had handed out is offered again. Returns how much that is at most,
-    /// as far as can be told: of its last moments the journal says nothing, so that they are taken to have been like
-    /// those before.
+    /// Offers everything again that an earlier owner had claimed, after a take-over. Returns an
+    /// upper estimate of its number: the journal lacks the owner's last moments, which are assumed
+    /// to resemble those before.
     pub fn begin(&mut self) -> u64 {
         let mut again = 0;
         for sub in self.subs.values_mut() {
@@ -705,7 +714,7 @@ impl Book {
         again as u64
     }
 
-    /// Puts every claim back, and says how many: nobody will settle them any more.
+    /// Ends all claims because nobody will settle them any more. Returns their number.
     pub fn lapse(&mut self) -> u64 {
         let lapsed = self.claims_held();
         let holding: Vec<SubscriptionId> = {
@@ -721,7 +730,7 @@ impl Book {
                 }
             });
         }
-        // What was under way is counted here; whoever comes next has nothing to count.
+        // Claims under way are counted here, so the next owner must not count them again.
         for sub in self.subs.values_mut() {
             sub.upto = None;
             sub.again.clear();
@@ -729,8 +738,8 @@ impl Book {
         lapsed
     }
 
-    /// Forgets subscriptions that have nothing, and chunks of which nothing is to be delivered. Returns the numbers
-    /// of those chunks: they can be purged once this is durable.
+    /// Removes subscriptions without deliveries, and chunks without open deliveries. Returns the
+    /// numbers of those chunks: they can be purged once this is durable.
     pub fn tidy(&mut self) -> Vec<u64> {
         self.subs.retain(|_, sub| !sub.is_empty());
         let mut finished = Vec::new();
@@ -743,12 +752,12 @@ impl Book {
         finished
     }
 
-    /// The first sequence that something still refers to.
+    /// The first sequence that is still needed.
     pub fn first_needed(&self) -> Option<u64> {
         self.chunks.0.first_key_value().map(|(first, _)| *first)
     }
 
-    /// Bytes of chunks of which nothing is to be delivered any more.
+    /// Bytes of chunks without open deliveries.
     pub fn finished_bytes(&self) -> u64 {
         let finished = self.chunks.0.values().filter(|chunk| chunk.outstanding == 0);
         finished.map(|chunk| chunk.bytes).sum()
@@ -766,7 +775,7 @@ impl Book {
         self.heads.first().map(|(due, _)| *due)
     }
 
-    /// Passes over what is behind a retry of the same subscription that is due by `after`.
+    /// Leaves out retries behind a retry of the same subscription that is due by `after`.
     pub fn next_due_after(&self, after: Timestamp) -> Option<Timestamp> {
         let later = (
             Bound::Excluded((after, SubscriptionId(u64::MAX))),
@@ -781,7 +790,7 @@ impl Book {
             .map(|(_, of)| *of)
     }
 
-    /// The subscriptions with something to claim or to retry, and how many wait.
+    /// Subscriptions with something to claim or to retry, and their number of waiting deliveries.
     pub fn busy(&self) -> impl Iterator<Item = (SubscriptionId, usize)> {
         let busy = |sub: &Sub| !sub.waiting.is_empty() || !sub.retrying.is_empty();
         let busy = self.subs.iter().filter(move |(_, sub)| busy(sub));
@@ -816,7 +825,7 @@ impl Book {
         }
     }
 
-    /// What waits and what is claimed of a subscription's first attempts and retries, as if nothing were claimed.
+    /// A subscription's first attempts and retries as if nothing were claimed.
     pub fn unclaimed(sub: &Sub) -> (Vec<Waiting>, BTreeMap<(Timestamp, Position), Retry>) {
         let mut waiting: Vec<Waiting> = sub.waiting.iter().copied().collect();
         let mut retrying = sub.retrying.clone();
@@ -870,10 +879,10 @@ mod tests {
 
     #[derive(Clone, Debug)]
     enum Step {
-        /// Each event's subscriptions, as bits; whether a chunk begins with it.
+        /// The subscriptions of each event, as bits; whether a chunk begins with it.
         Append(Vec<u8>, bool),
         Claim(u64, usize),
-        /// Which of the claims that are held, and what becomes of it.
+        /// Which of the held claims, and the outcome.
         Settle(u64, Vec<(usize, u8)>),
         Release(u64, Vec<usize>),
         Withdraw(u64, usize),
@@ -902,7 +911,7 @@ mod tests {
         ]
     }
 
-    /// What would be in the stream.
+    /// A message of the simulated stream.
     enum Stored {
         Events(Appended, Batch),
         Journal(Bytes),
@@ -1044,7 +1053,7 @@ mod tests {
                         let time = at(self.now + i64::from(kind));
                         let mut one = settled(&claim, Next::Done);
                         one.at = time;
-                        // A claim may be settled twice, or by whoever held it before.
+                        // A claim may be settled twice, or by an earlier claimant.
                         let known = self.deliveries.contains_key(&key);
                         match kind {
                             0..2 => {
@@ -1137,7 +1146,7 @@ mod tests {
                 }
                 Step::Snapshot => {
                     let finished = self.book.tidy();
-                    // What nothing refers to any more is gone from the stream.
+                    // Chunks without references are removed from the stream.
                     let chunks: BTreeSet<u64> = finished.into_iter().collect();
                     for key in self.deliveries.keys() {
                         let Stored::Events(appended, _) = &self.stored[sequence_of(key.1) as usize - 1]
@@ -1264,7 +1273,8 @@ mod tests {
     }
 
     proptest! {
-        // The book against the simplest model of it; then what its journal and its snapshots make of an empty one.
+        // Compares the deliveries with a simple model, and then with what is rebuilt from journal
+        // and snapshots.
         #[test]
         fn any_sequence_follows_the_model_and_can_be_read_again(steps in prop::collection::vec(any_step(), 0..120)) {
             let mut world = World::default();
@@ -1315,7 +1325,7 @@ mod tests {
         }
     }
 
-    // The journal is written a moment after things have happened: deliveries that are made twice would not be counted.
+    // The journal lags behind: deliveries made twice because of that must be counted, too.
     #[test]
     fn the_last_moments_of_an_owner_are_taken_to_be_like_those_before() {
         let again = |steps: &[Step]| {

@@ -1,4 +1,5 @@
-//! The messages that events are stored in: one or more publish requests each, or a part of one that is too large.
+//! Messages that store events: one or more publish requests each, or a part of one that is too
+//! large.
 
 use super::{EVENTS_PER_MESSAGE_MAX, place};
 use bytes::Bytes;
@@ -12,18 +13,18 @@ const WHOLE: u8 = 1;
 const PART: u8 = 2;
 const LAST: u8 = 3;
 
-/// What is in a message of events.
+/// Content of an event message.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Content {
     Requests(Vec<Batch>),
-    /// More of the same request follows.
+    /// A part of a request; more parts follow.
     Part(Bytes),
-    /// The last of so many parts.
+    /// The last part, and the number of parts.
     Last(u64, Bytes),
 }
 
-/// A message of whole requests; each is its head and its body. The bodies are parts of the message from then on, and
-/// not of what they were received in, which may be much larger.
+/// Encodes whole requests, given as head and body, into a message. The bodies become slices of the
+/// message, so that the possibly much larger buffers they were received in can be freed.
 pub fn whole<'r>(requests: impl Iterator<Item = (&'r [u8], &'r mut Bytes)>, len: usize) -> Bytes {
     let mut out = Vec::with_capacity(len + 64);
     out.extend_from_slice(&[VERSION, WHOLE]);
@@ -42,7 +43,7 @@ pub fn whole<'r>(requests: impl Iterator<Item = (&'r [u8], &'r mut Bytes)>, len:
     out
 }
 
-/// One request as messages of at most about `bytes_max` each.
+/// Splits a request into messages of at most about `bytes_max` each.
 pub fn cut(head: &[u8], body: &[u8], bytes_max: usize) -> Vec<Bytes> {
     let request = [head, body].concat();
     let parts: Vec<&[u8]> = request.chunks(bytes_max).collect();
@@ -61,7 +62,7 @@ pub fn cut(head: &[u8], body: &[u8], bytes_max: usize) -> Vec<Bytes> {
     messages
 }
 
-/// None if these bytes are not a message of events that this program can read.
+/// `None` if the bytes are not an event message that this program can read.
 pub fn decode(message: &Bytes) -> Option<Content> {
     if *message.first()? != VERSION {
         return None;
@@ -90,16 +91,16 @@ pub fn decode(message: &Bytes) -> Option<Content> {
     }
 }
 
-/// The request whose parts these are.
+/// Joins the parts of a request.
 pub fn join(parts: &[Bytes]) -> Option<Batch> {
     decode_batch(&parts.concat().into())
 }
 
-/// A message in memory: its requests with their positions.
+/// An event message in memory: its requests with their positions.
 #[derive(Debug)]
 pub struct Message {
     pub entries: Vec<Arc<Entry>>,
-    /// What it takes in memory, about.
+    /// Approximate memory of the message.
     pub bytes: usize,
 }
 
@@ -119,14 +120,14 @@ impl Message {
         Message::of_entries(entries)
     }
 
-    /// The same of requests that have their positions.
+    /// Builds a message from requests that already have positions.
     pub fn of_entries(entries: Vec<Arc<Entry>>) -> Message {
         let size = |batch: &Batch| batch.body.len() + 256 + batch.events.len() * 40;
         let bytes = entries.iter().map(|entry| size(&entry.batch)).sum();
         Message { entries, bytes }
     }
 
-    /// The request that the event with this number is in, and its number in there.
+    /// The request that contains the event with this number, and the event's index in it.
     pub fn find(&self, event: u32) -> Option<(&Arc<Entry>, u32)> {
         let number = |entry: &Entry| super::event_of(entry.first);
         let at = self
@@ -139,7 +140,7 @@ impl Message {
     }
 }
 
-/// Whether one more request with so many events may be in a message.
+/// Whether another request with this many events fits into a message.
 pub fn has_room(events: usize, more: usize) -> bool {
     events + more <= EVENTS_PER_MESSAGE_MAX
 }

@@ -1,7 +1,8 @@
-//! What follows attempts, as records in the partition's journal.
+//! The journal of a partition: records of what became of its deliveries.
 //!
-//! The same records change the book after a takeover that were written when it changed before. Applying one twice,
-//! in the same order, changes nothing more: a snapshot may hold the effect of records that are read again after it.
+//! After a take-over the records are applied to the deliveries like the original changes. Applying a
+//! record twice in the same order changes nothing, because a snapshot may include records that are
+//! read again after it.
 
 use super::{EVENT_BITS, SEQUENCE_MAX, event_of, place, sequence_of};
 use bytes::Bytes;
@@ -14,13 +15,13 @@ use postrider_store::log::LastAttempt;
 use postrider_store::record::batch::{Reader, put};
 use rustc_hash::FxHashMap;
 
-/// The version of journal messages that is written, and the only one that is read.
+/// The version of journal messages that is written and read.
 const VERSION: u8 = 1;
-/// A record names no more deliveries than this, some 20 KB of them, so that messages can be cut between records as small
-/// as any server may want them.
+/// Maximum number of deliveries in a record, about 20 KB, so that messages can be split between
+/// records even for servers with a small message limit.
 const POSITIONS_PER_RECORD_MAX: usize = 1_024;
 
-/// What is known of a delivery that was attempted.
+/// State of a delivery that was attempted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Tried {
     pub attempts: u32,
@@ -29,16 +30,18 @@ pub struct Tried {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Record {
-    /// Deliveries that have ended: first attempts, and retries by when they were due.
+    /// Deliveries that have ended: first attempts, and retries with their due times.
     Ended {
         of: SubscriptionId,
-        /// First attempts up to here have been claimed at some time; what of them waits was handed out before.
+        /// First attempts up to here have been claimed at some time; those that wait were claimed
+        /// before.
         upto: Option<Position>,
-        /// In order.
+        /// Ordered by position.
         fresh: Vec<Position>,
         retried: Vec<(Timestamp, Position)>,
     },
-    /// A delivery is to be retried; `was` is when its last retry was due, none after the first attempt.
+    /// A delivery is to be retried; `was` is the due time of its last retry, `None` after the first
+    /// attempt.
     Retry {
         of: SubscriptionId,
         was: Option<Timestamp>,
@@ -55,34 +58,35 @@ pub enum Record {
         tried: Tried,
         reason: Reason,
     },
-    /// Letters were written, or dropped for good.
+    /// Dead letters were written, or finally dropped.
     LettersDone {
         of: SubscriptionId,
         letters: Vec<LetterKey>,
     },
-    /// A subscription is gone with all that waited for it.
+    /// A subscription was closed with all of its deliveries.
     Closed { of: SubscriptionId },
-    /// Retries that have been handed out. Nothing follows from it; whoever takes over counts what is tried twice.
+    /// Retries that were claimed. Changes nothing; the next owner counts attempts that are made
+    /// twice.
     Again {
         of: SubscriptionId,
         retried: Vec<(Timestamp, Position)>,
     },
-    /// The beginning of an owner's time.
+    /// The beginning of an owner's epoch.
     Marker { epoch: u64, node: String },
 }
 
-/// What has happened and is not in the journal yet.
+/// Changes that are not in the journal yet.
 #[derive(Debug, Default)]
 pub struct Buffer {
-    /// A first attempt that ends is neither preceded nor followed by another record of the same delivery, so these
-    /// may go before all others, and together.
+    /// First attempts that ended. No other record of such a delivery precedes or follows, so they
+    /// may be written first and together.
     fresh: FxHashMap<SubscriptionId, (Option<Position>, Vec<Position>)>,
     records: Vec<Record>,
     len: usize,
 }
 
 impl Buffer {
-    /// About so many deliveries are named in it.
+    /// Approximate number of deliveries in the buffer.
     pub fn len(&self) -> usize {
         self.len
     }
@@ -117,7 +121,7 @@ impl Buffer {
         self.records.push(record);
     }
 
-    /// Everything in it, as messages of at most about `bytes_max` each. It is empty afterwards.
+    /// Empties the buffer into messages of at most about `bytes_max` each.
     pub fn take(&mut self, bytes_max: usize) -> Vec<Bytes> {
         self.len = 0;
         let mut records = Vec::with_capacity(self.fresh.len() + self.records.len());
@@ -177,7 +181,7 @@ impl Buffer {
     }
 }
 
-/// Journal messages of at most about `bytes_max` each, in order.
+/// Encodes records into journal messages of at most about `bytes_max` each, in order.
 pub fn encode(records: &[Record], bytes_max: usize) -> Vec<Bytes> {
     let mut messages = Vec::new();
     let mut out = vec![VERSION];
@@ -196,7 +200,7 @@ pub fn encode(records: &[Record], bytes_max: usize) -> Vec<Bytes> {
     messages
 }
 
-/// The records of a journal message of a partition; none if it is not one.
+/// Decodes the records of a partition's journal message; `None` if it is invalid.
 pub fn decode(partition: u8, message: &[u8]) -> Option<Vec<Record>> {
     let (&version, rest) = message.split_first()?;
     if version != VERSION {
@@ -350,18 +354,18 @@ fn decode_record(partition: u8, reader: &mut Reader<'_>) -> Option<Record> {
     Some(record)
 }
 
-/// A position without its partition, which the stream tells.
+/// A position without its partition, which is known from the stream.
 pub fn low(position: Position) -> u64 {
     sequence_of(position) << EVENT_BITS | u64::from(event_of(position))
 }
 
-/// The position that `low` was made from, in this partition.
+/// Restores a position of this partition from `low`.
 pub fn known_place(partition: u8, low: u64) -> Option<Position> {
     let sequence = low >> EVENT_BITS;
     (sequence <= SEQUENCE_MAX).then(|| place(partition, sequence, (low & ((1 << EVENT_BITS) - 1)) as u32))
 }
 
-/// Appends a position that is not before the last one.
+/// Appends a position that is not below the last one.
 pub fn put_next(out: &mut Vec<u8>, last: &mut u64, position: Position) {
     let now = low(position);
     if now >> EVENT_BITS == *last >> EVENT_BITS {
@@ -373,7 +377,7 @@ pub fn put_next(out: &mut Vec<u8>, last: &mut u64, position: Position) {
     *last = now;
 }
 
-/// Reads what `put_next` wrote.
+/// Reads what `put_next` has written.
 pub fn next(partition: u8, reader: &mut Reader<'_>, last: &mut u64) -> Option<Position> {
     let step = reader.number()?;
     let now = if step & 1 == 0 {

@@ -1,4 +1,5 @@
-//! One partition: a stream, the book of what is to be delivered of it, and the task that writes to it.
+//! A partition: a stream, the deliveries of its events in memory, and the task that writes to the
+//! stream.
 
 pub mod journal;
 pub mod book;
@@ -30,36 +31,38 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use writer::{Append, Order, Start, Writer};
 
-/// How many bits of a position number the event within its message.
+/// Number of bits of a position that contain the index of the event in its message.
 pub const EVENT_BITS: u32 = 20;
-/// A message holds no more events than this.
+/// Maximum number of events in a message.
 pub const EVENTS_PER_MESSAGE_MAX: usize = 1 << EVENT_BITS;
 const SEQUENCE_BITS: u32 = 36;
-/// Streams end here: at a thousand messages a second, after two years without a pause.
+/// Maximum sequence of a stream: reached after two years of a thousand messages per second.
 pub const SEQUENCE_MAX: u64 = (1 << SEQUENCE_BITS) - 1;
-/// No events are taken in beyond this: the rest is for writing down what becomes of those that are there.
+/// Events are accepted up to this sequence: the rest is for recording what becomes of existing
+/// ones.
 pub const EVENT_SEQUENCE_MAX: u64 = SEQUENCE_MAX - (1 << 24);
 const PARTITION_SHIFT: u32 = EVENT_BITS + SEQUENCE_BITS;
-/// There are no more partitions than positions can name.
+/// Maximum number of partitions that positions can name.
 pub const PARTITIONS_MAX: u8 = 64;
 
-/// Requests that wait to be written, and their bytes.
+/// Maximum number of requests that wait to be written, and of their bytes.
 const APPENDS_WAITING_MAX: usize = 16 << 10;
 const APPEND_BYTES_WAITING_MAX: usize = 64 << 20;
-/// A publisher is kept waiting for so long: long enough for a cluster to choose another leader.
+/// How long a publisher is kept waiting: long enough for a cluster to elect another leader.
 const APPEND_PATIENCE: Duration = Duration::from_secs(15);
-/// While nothing is stored for longer than this, requests go elsewhere.
+/// If nothing is stored for longer than this, requests go to other partitions.
 const STUCK_AFTER: Duration = Duration::from_millis(100);
 /// Settling waits while more deliveries than this are not in the journal.
 const JOURNAL_WAITING_MAX: usize = 200_000;
 const ORDERS_MAX: usize = 1024;
-/// What is wrong with a partition that is full, and what to do.
+/// Error text for a full partition, with the remedy.
 pub const SPENT: &str =
     "its stream has used up its numbers; move to another store.jetstream.prefix with `postrider migrate`";
-/// Messages that are read back for one claim.
+/// Maximum number of messages that are read back for one claim.
 const READ_MESSAGES_MAX: usize = 64;
 
-/// The position of an event: its partition, the sequence of its message, its number in there.
+/// The position of an event: its partition, the sequence of its message, and its index in the
+/// message.
 pub fn place(partition: u8, sequence: u64, event: u32) -> Position {
     Position(u64::from(partition) << PARTITION_SHIFT | sequence << EVENT_BITS | u64::from(event))
 }
@@ -76,22 +79,23 @@ pub fn event_of(position: Position) -> u32 {
     (position.0 & ((1 << EVENT_BITS) - 1)) as u32
 }
 
-/// What the writer and everybody else know of a partition.
+/// State shared by the writer and the other users of a partition.
 pub struct Shared {
     pub number: u8,
     pub node: Arc<NodeShared>,
     book: Mutex<Book>,
-    /// The journal's buffer is not empty any more.
+    /// Signals that the journal's buffer is not empty any more.
     journal_begun: Notify,
     journal_taken: Notify,
     waiting_bytes: AtomicUsize,
     made: Instant,
-    /// When something was stored, or began to wait, in milliseconds since the partition was made.
+    /// When something was last stored or began to wait, in milliseconds since the partition was
+    /// created.
     moved: AtomicU64,
     retired: AtomicBool,
-    /// The stream has come to the last number that positions can name.
+    /// Set when the stream has reached the last sequence that positions can name.
     full: AtomicBool,
-    /// No claim is held any more.
+    /// Signals that no claim is held any more.
     claims_ended: Notify,
     ended: CancellationToken,
     why_ended: OnceLock<String>,
@@ -102,7 +106,7 @@ impl Shared {
         self.book.lock().expect("no panic holds it")
     }
 
-    /// Changes the book, and sees that what is in its journal then gets written.
+    /// Changes the deliveries, and wakes the writer if that adds to the journal.
     fn change<T>(&self, change: impl FnOnce(&mut Book) -> T) -> T {
         let mut book = self.book();
         let before = (book.journal.is_empty(), book.claims_held());
@@ -126,7 +130,7 @@ impl Shared {
         self.moved.store(self.made.elapsed().as_millis() as u64, Relaxed);
     }
 
-    /// Whether what waits has waited for long without anything being stored.
+    /// Whether requests have waited for long without anything being stored.
     fn is_stuck(&self) -> bool {
         if self.waiting_bytes() == 0 {
             return false;
@@ -140,7 +144,7 @@ impl Shared {
         self.retired.load(Relaxed)
     }
 
-    /// Whether a stream that is so long takes events in.
+    /// Whether a stream with this last sequence still accepts events.
     fn has_numbers(&self, last: u64) -> bool {
         let has = last < EVENT_SEQUENCE_MAX;
         if !has && !self.full.swap(true, Relaxed) {
@@ -173,15 +177,15 @@ impl Shared {
     }
 }
 
-/// What waits to be written to a partition or is on its way.
+/// The publish requests that wait to be written to a partition or are in flight.
 #[derive(Clone, Copy, Debug)]
 pub struct Waiting {
     pub bytes: usize,
-    /// Nothing of it has been stored for long: its stream may be without a leader.
+    /// Whether nothing was stored for long: the stream may have no leader.
     pub stuck: bool,
 }
 
-/// Room among the bytes that wait to be written.
+/// A share of the bytes that may wait to be written, returned on drop.
 pub struct Room {
     shared: Arc<Shared>,
     bytes: usize,
@@ -217,7 +221,7 @@ impl Drop for Room {
     }
 }
 
-/// Room among what is wanted by a claim.
+/// The part of a claim's limits that is not used yet.
 pub struct Left {
     want: Want,
     events: usize,
@@ -233,7 +237,7 @@ impl Left {
         }
     }
 
-    /// Takes one more event of this size if it fits.
+    /// Accounts for another event of this size if it fits.
     pub fn fits(&mut self, size: usize) -> bool {
         let bytes = self.bytes.saturating_add(size).saturating_add(self.want.overhead);
         let fits = self.events < self.want.events_max && (self.events == 0 || bytes <= self.want.bytes_max);
@@ -249,10 +253,10 @@ impl Left {
     }
 }
 
-/// Messages that were read for one claim: they may be gone from memory before it is made.
+/// Messages that were read for a claim; the cache may evict them before the claim is made.
 pub type Read = FxHashMap<u64, Arc<Message>>;
 
-/// Why a claim did not go on.
+/// Why a claim stopped.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Stopped {
     /// Nothing more waits.
@@ -262,22 +266,22 @@ pub enum Stopped {
     Unread,
 }
 
-/// A partition that this node owns. Dropping it ends its writer where it is, like a crash.
+/// A partition that this node owns. Dropping it stops its writer like a crash.
 pub struct Partition {
     shared: Arc<Shared>,
     epoch: u64,
     appends: mpsc::Sender<Append>,
     orders: mpsc::Sender<Order>,
     reader: Reader,
-    /// One reads at a time: what one subscription has read, the next one finds in memory.
+    /// Only one task reads at a time: what is read for one subscription is in memory for the next.
     reading: tokio::sync::Mutex<()>,
     stop: CancellationToken,
     _writer: Mutex<JoinSet<()>>,
 }
 
 impl Partition {
-    /// Takes a partition over. `epoch` is greater than that of every owner before; from now on nothing that they
-    /// write counts. What they had handed out is offered again.
+    /// Takes a partition over. `epoch` must be greater than that of all earlier owners, whose
+    /// writes do not count from now on. Deliveries that they had claimed are offered again.
     pub async fn take(
         connection: &Connection,
         number: u8,
@@ -353,27 +357,27 @@ impl Partition {
         self.epoch
     }
 
-    /// Cancelled when the partition is this node's no more: released, or lost to another.
+    /// Cancelled when the partition is not this node's any more: released, or lost to another node.
     pub fn ended(&self) -> CancellationToken {
         self.shared.ended.clone()
     }
 
-    /// Whether claims may be made and events taken in.
+    /// Whether claims may be made and events accepted.
     pub fn is_open(&self) -> bool {
         !self.shared.is_retired() && !self.shared.ended.is_cancelled()
     }
 
-    /// Whether events may be taken in.
+    /// Whether events may be accepted.
     pub fn takes_in(&self) -> bool {
         self.is_open() && !self.is_full()
     }
 
-    /// Whether its stream has used up its numbers.
+    /// Whether the stream has run out of numbers.
     pub fn is_full(&self) -> bool {
         self.shared.full.load(Relaxed)
     }
 
-    /// Takes nothing in and hands nothing out any more; what is under way can be settled.
+    /// Stops accepting and handing out; deliveries under way can still be settled.
     pub fn retire(&self) {
         self.shared.retired.store(true, Relaxed);
     }
@@ -389,7 +393,7 @@ impl Partition {
         }
     }
 
-    /// Gives the partition up in good order: everything is written, and a snapshot for whoever takes it next.
+    /// Releases the partition: records everything, and a snapshot for the next owner.
     pub async fn release(&self) -> Result<(), Error> {
         self.retire();
         self.order(Order::Release).await?;
@@ -417,7 +421,7 @@ impl Partition {
         answer.await.map_err(gone)?
     }
 
-    /// To be read: what changes it has to see to its journal too.
+    /// Read access only: changes must also reach the journal.
     pub fn book(&self) -> impl Deref<Target = Book> {
         self.shared.book()
     }
@@ -474,7 +478,7 @@ impl Partition {
         Some((entry.clone(), index))
     }
 
-    /// Claims first attempts that are in memory, in order, as long as they fit.
+    /// Claims first attempts that are in memory, in order, while they fit.
     pub fn claim_waiting(
         &self,
         of: SubscriptionId,
@@ -483,7 +487,7 @@ impl Partition {
         claims: &mut Vec<Claim>,
     ) -> Stopped {
         let mut stopped = Stopped::Empty;
-        // Neighbours mostly are in the same message.
+        // Consecutive events are mostly in the same message.
         let mut last: Option<(u64, Arc<Message>)> = None;
         let mut offer = |position| {
             let sequence = sequence_of(position);
@@ -511,7 +515,7 @@ impl Partition {
             true
         };
         self.shared.change(|book| {
-            // Reading may have taken a while; whoever gives the partition up has looked at what is claimed.
+            // The partition may have been retired during the reads; its claims are counted already.
             if !self.shared.is_retired() {
                 book.claim_waiting(of, &mut offer);
             }
@@ -519,7 +523,7 @@ impl Partition {
         stopped
     }
 
-    /// Claims one retry if it still waits and fits.
+    /// Claims a retry if it still waits and fits.
     pub fn claim_retry(
         &self,
         of: SubscriptionId,
@@ -532,7 +536,8 @@ impl Partition {
             return Stopped::Unread;
         };
         let claimed = self.shared.change(|book| {
-            // It may have been withdrawn or claimed meanwhile, and then takes no room.
+            // The retry may have been withdrawn or claimed meanwhile; then it must not use up the
+            // limits.
             if self.shared.is_retired() || !book.waits(of, due, position) {
                 return Err(Stopped::Empty);
             }
@@ -568,14 +573,15 @@ impl Partition {
         sequences
     }
 
-    /// Reads some of the messages of these events that are not in memory, the first at least. What cannot be read
-    /// for good is dropped.
+    /// Reads some of the messages of these events that are not in memory, at least the first.
+    /// Messages that are permanently unreadable are dropped.
     pub async fn read(&self, positions: &[Position], read: &mut Read) -> Result<(), Error> {
         let _turn = self.reading.lock().await;
         let mut sequences = self.unread(positions.iter().copied());
         sequences.retain(|sequence| !read.contains_key(sequence));
         if sequences.is_empty() {
-            // Whoever was here before has read them; they must not go before they are used.
+            // A task that held the lock before has read them; keep them so that they are not
+            // evicted before use.
             for position in positions.iter().take(READ_MESSAGES_MAX) {
                 let sequence = sequence_of(*position);
                 if let Some(message) = self.shared.node.find(self.number(), sequence) {
@@ -588,7 +594,7 @@ impl Partition {
         sequences.truncate(READ_MESSAGES_MAX);
         sequences.sort_unstable();
         sequences.dedup();
-        // The first that is wanted is read, whatever else is.
+        // Rotate so that the first wanted message is certainly read.
         let at = sequences.partition_point(|sequence| *sequence < first);
         sequences.rotate_left(at);
         let (later, earlier) = sequences.split_at(sequences.len() - at);
@@ -616,13 +622,13 @@ impl Partition {
         }
     }
 
-    /// The first events that wait for a first attempt, to be read.
+    /// The first events that wait for a first attempt, as candidates for reading.
     pub fn waiting_of(&self, of: SubscriptionId) -> Vec<Position> {
-        // As many as may be in the messages that are read together, about.
+        // About as many events as the messages that are read together may contain.
         self.shared.book().waiting_of(of, 4 * READ_MESSAGES_MAX)
     }
 
-    /// Notes what follows claims. Waits while too much waits to be written.
+    /// Settles claims. Waits while too much is queued to be written.
     pub async fn settle(&self, of: SubscriptionId, settled: &[Settled]) -> Changed {
         if self.shared.ended.is_cancelled() {
             self.shared
@@ -637,7 +643,8 @@ impl Partition {
         changed
     }
 
-    /// Does what these records say, and writes them down. Waits while too much waits to be written.
+    /// Applies these records and writes them to the journal. Waits while too much is queued to be
+    /// written.
     pub(crate) async fn note(&self, records: Vec<Record>) {
         if records.is_empty() {
             return;
@@ -688,7 +695,7 @@ impl Partition {
         Ok(())
     }
 
-    /// Forgets subscriptions that are gone, if they are here.
+    /// Removes closed subscriptions, if they are here.
     pub fn forget(&self, closed: impl IntoIterator<Item = SubscriptionId>) {
         self.shared.change(|book| {
             for of in closed {
@@ -699,7 +706,7 @@ impl Partition {
         });
     }
 
-    /// Forgets a subscription; that is durable on return.
+    /// Removes a subscription; durable on return.
     pub async fn close_subscription(&self, of: SubscriptionId) -> Result<u64, Error> {
         let (known, dropped) = self
             .shared
@@ -710,7 +717,7 @@ impl Partition {
         Ok(dropped)
     }
 
-    /// The event of a letter that is in memory.
+    /// A dead letter with its event, if that is in memory.
     pub fn letter(&self, key: LetterKey, letter: &GivenUp, read: &Read) -> Option<postrider_store::Letter> {
         let (entry, index) = self.find(key.1, read)?;
         Some(postrider_store::Letter {

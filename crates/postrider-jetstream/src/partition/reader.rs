@@ -1,4 +1,5 @@
-//! Reading a partition's stream: all of it after a takeover, single messages when their events are due.
+//! Reading a partition's stream: all of it in a take-over, and single messages when their events
+//! are due.
 
 use super::book::{Appended, Book};
 use super::group::{self, Content, Message};
@@ -21,37 +22,37 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
-/// A read that brings nothing for so long has failed.
+/// A read without data for this long has failed.
 const SILENCE_MAX: Duration = Duration::from_secs(15);
-/// How long one answer is waited for when single messages are read.
+/// Timeout of an answer when single messages are read.
 const ANSWER_WAIT: Duration = Duration::from_secs(2);
-/// Messages asked for one by one at the same time.
+/// Number of concurrent requests for single messages.
 const SINGLE_READS_MAX: usize = 16;
-/// From this many neighbours on, messages are read together.
+/// Minimum number of neighbouring messages that are read together.
 const TOGETHER_MIN: usize = 4;
-/// Messages of others between neighbours are read along, up to so many.
+/// Maximum number of unwanted messages between neighbours that are read along.
 const GAP_MAX: u64 = 4;
-/// Bytes that are read for one claim.
+/// Maximum bytes that are read for one claim.
 const READ_BYTES_MAX: usize = 1 << 20;
 
 /// A message of the stream.
 struct Stored {
     sequence: u64,
     subject: String,
-    /// None for a message that is of nobody's chain: it only takes a place.
+    /// `None` for a message without a chain, which only occupies a sequence.
     id: Option<Id>,
     payload: Bytes,
 }
 
-/// Messages as they are, by sequence.
+/// Undecoded messages by sequence.
 type Raw = BTreeMap<u64, (HeaderMap, Bytes)>;
 
-/// What a takeover has read.
+/// Result of reading the stream in a take-over.
 pub struct Loaded {
     pub book: Book,
-    /// The number for the next chunk.
+    /// Number of the next chunk.
     pub chunk: u64,
-    /// How much was read after the snapshot: journal, events.
+    /// Bytes of journal and of events that were read after the snapshot.
     pub journal_bytes: u64,
     pub event_bytes: u64,
     pub snapshot_bytes: u64,
@@ -65,7 +66,7 @@ pub struct Reader {
     shared: Arc<NodeShared>,
 }
 
-/// A snapshot as it was found: where it begins, and what it holds.
+/// A snapshot that was found: where it begins, and its content.
 struct Found {
     first: u64,
     id: Id,
@@ -91,7 +92,7 @@ impl Reader {
         })
     }
 
-    /// Reads what an owner needs to know, up to its marker.
+    /// Reads everything that a new owner needs to know, up to its marker.
     pub async fn load(&self, epoch: u64, marker: u64) -> Result<Loaded, Error> {
         let found = self.find_snapshot(marker).await?;
         let (book, from, next, snapshot_bytes) = match found {
@@ -134,7 +135,7 @@ impl Reader {
         Ok(loaded)
     }
 
-    /// The last snapshot that is complete and was not written by an owner who had lost the stream.
+    /// The last snapshot that is complete and was not written by an owner that had lost the stream.
     async fn find_snapshot(&self, marker: u64) -> Result<Option<Found>, Error> {
         let names = &self.connection.names;
         let journal = names.journal(self.partition);
@@ -144,14 +145,14 @@ impl Reader {
         let mut manifests: Vec<(Id, Manifest)> = Vec::new();
         let mut unknown = None;
         self.follow(1, marker, vec![journal, snapshots.clone()], |stored| {
-            // Where someone has written, his marker came before, though it may have been removed since.
+            // A writer's marker came before its messages, though it may have been purged since.
             let Some(id) = stored.id.filter(|id| id.epoch >= latest) else {
                 return Ok(());
             };
             latest = id.epoch;
             if stored.subject == snapshots {
                 match snapshot::piece(&stored.payload) {
-                    // The same message may be there twice; the later one is in the chain.
+                    // A message may have been stored twice; the later one is in the chain.
                     Some(Piece::Part(part)) => {
                         parts.insert(id, (stored.sequence, part));
                     }
@@ -193,7 +194,7 @@ impl Reader {
         Ok(None)
     }
 
-    /// Reads the stream in order, from one sequence up to another, at which there is a message.
+    /// Reads the stream in order from one sequence to another, where a message exists.
     async fn follow(
         &self,
         from: u64,
@@ -221,7 +222,7 @@ impl Reader {
             let next = next.map_err(|_| unreadable("nothing came for a while".into()))?;
             let message = match next.ok_or_else(|| unreadable("it ended too soon".into()))? {
                 Ok(message) => message,
-                // It is made anew by itself.
+                // The consumer is re-created automatically.
                 Err(e) => {
                     tracing::debug!(stream = self.name, error = %e, "reading goes on after an error");
                     continue;
@@ -231,7 +232,7 @@ impl Reader {
                 .info()
                 .map_err(|e| unreadable(e.to_string()))?
                 .stream_sequence;
-            // One that is made anew before its first message begins anywhere.
+            // A consumer that is re-created before its first message may start at any sequence.
             if sequence <= last {
                 continue;
             }
@@ -251,8 +252,8 @@ impl Reader {
         }
     }
 
-    /// Reads messages of events, in this order as many of them as are read at once; at least the first. Those that
-    /// are not there any more, or make no sense, come without content.
+    /// Reads event messages: as many of them, in this order, as are read at once, and at least the
+    /// first. Messages that are missing or invalid are returned without content.
     pub async fn read(&self, sequences: &[u64]) -> Result<FxHashMap<u64, Option<Arc<Message>>>, Error> {
         let mut found: FxHashMap<u64, Option<Arc<Message>>> = FxHashMap::default();
         let mut bytes = 0;
@@ -275,9 +276,9 @@ impl Reader {
                 if found.len() > before {
                     continue;
                 }
-                // It may be gone, or the replica that was asked may lag behind.
+                // The message may be gone, or the replica that answered may lag behind.
             }
-            // Up to the next that have neighbours.
+            // Read one by one up to the next group of neighbours.
             let single = rest
                 .windows(TOGETHER_MIN)
                 .take_while(|some| !some.windows(2).all(|two| near(&two)))
@@ -315,7 +316,7 @@ impl Reader {
         Ok(found)
     }
 
-    /// Reads messages of events between two sequences together, as many as fit, from any replica.
+    /// Reads the event messages between two sequences together, as many as fit, from any replica.
     async fn read_run(&self, first: u64, last: u64) -> Result<Raw, Error> {
         let unreadable =
             |reason: String| Error::Unavailable(format!("stream {} cannot be read: {reason}", self.name));
@@ -341,7 +342,7 @@ impl Reader {
         loop {
             let answer = tokio::time::timeout(ANSWER_WAIT, answers.next()).await;
             let Ok(Some(answer)) = answer else {
-                // What has come is good.
+                // Messages received so far are valid.
                 if read.is_empty() {
                     return Err(unreadable("no answer".into()));
                 }
@@ -352,7 +353,7 @@ impl Reader {
                 (None | Some(StatusCode::OK), Some(sequence), Some(headers)) => {
                     read.insert(sequence, (headers, answer.payload));
                 }
-                // The end of the batch, or nothing is there.
+                // The end of the batch, or no message exists.
                 (Some(status), _, _) if status == StatusCode::NOT_FOUND || status.as_u16() == 204 => {
                     return Ok(read);
                 }
@@ -373,8 +374,9 @@ impl Reader {
             Err(e) if e.kind() == DirectGetErrorKind::NotFound => {}
             Err(e) => return Err(unreadable(connect::chain(&e))),
         }
-        // A replica may lag behind; the leader knows, but one that is cut off from the others may have been followed by
-        // another that has more. So it is believed only if it has come that far, before and after the question.
+        // A replica may lag behind. The leader knows, unless it is cut off and has been replaced by
+        // one that has more messages. So it is trusted only if it has reached this sequence, before
+        // and after the request.
         for _ in 0..2 {
             match self.stream.get_raw_message(sequence).await {
                 Ok(message) => return Ok(Some((message.headers, message.payload))),
@@ -434,7 +436,7 @@ impl Reader {
             if at == 0 {
                 return Ok(None);
             }
-            // Between them may be what a stale owner has written.
+            // Messages of a stale owner may be in between.
             let read = match near.get(&at) {
                 Some(read) => Some(read.clone()),
                 None => self.read_one(at).await?,
@@ -446,7 +448,7 @@ impl Reader {
             let wanted = Id { epoch: id.epoch, n };
             match (Id::of(&headers), group::decode(&payload)) {
                 (Some(found), Some(Content::Part(part))) if found == wanted => parts.push(part),
-                // An earlier one of ours: a part is gone.
+                // An earlier message of this owner: a part is missing.
                 (Some(found), _) if found.epoch == id.epoch && found < wanted => return Ok(None),
                 _ => {}
             }
@@ -456,7 +458,7 @@ impl Reader {
     }
 }
 
-/// The chunk that a subject names.
+/// The number of the chunk in a subject.
 fn chunk_in(subject: &str) -> Option<u64> {
     subject.rsplit_once(".e.")?.1.parse().ok()
 }
@@ -469,7 +471,7 @@ struct Loading<'r> {
     reader: &'r Reader,
     loaded: Loaded,
     follower: Follower,
-    /// Parts of a request that is not complete yet, and the sequence of the first.
+    /// Parts of an incomplete request, each with its sequence.
     parts: Vec<(u64, Bytes)>,
     ready: FxHashMap<postrider_core::ids::SubscriptionId, usize>,
     epoch: u64,
@@ -491,7 +493,7 @@ impl Loading<'_> {
         match self.follower.see(stored.sequence, id) {
             Seen::PassOver => return Ok(()),
             Seen::Marker => {
-                // Nobody was told that an incomplete request is stored.
+                // An incomplete request was never acknowledged.
                 self.parts.clear();
                 return Ok(());
             }

@@ -1,4 +1,5 @@
-//! The book as bytes: written now and then, so that a takeover reads only what came after.
+//! Snapshots of a partition's deliveries: written now and then, so that a take-over reads only what
+//! came after.
 
 use super::book::{Book, Chunk, GivenUp, Retry, Second, Sub, Waiting};
 use super::journal::{known_place, low, next, put_next, put_tried, time, tried};
@@ -8,27 +9,27 @@ use postrider_core::retry::Reason;
 use postrider_store::record::batch::{Reader, put};
 
 const VERSION: u8 = 1;
-/// What the messages of a snapshot begin with.
+/// First bytes of the kinds of snapshot messages.
 const PART: u8 = 1;
 const MANIFEST: u8 = 2;
 
-/// One message of a snapshot.
+/// A message of a snapshot.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Piece {
     Part(Bytes),
     Manifest(Manifest),
 }
 
-/// Ends a snapshot.
+/// The last message of a snapshot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Manifest {
-    /// So many parts come before it, one right after the other in the chain.
+    /// Number of parts that precede it in the chain without interruption.
     pub parts: u64,
     /// Bytes of all parts together.
     pub bytes: u64,
 }
 
-/// The messages of a snapshot, none with more than about `bytes_max`.
+/// Splits a snapshot into messages of at most about `bytes_max`.
 pub fn cut(snapshot: &[u8], bytes_max: usize) -> Vec<Bytes> {
     let mut messages = Vec::new();
     for part in snapshot.chunks(bytes_max) {
@@ -44,7 +45,7 @@ pub fn cut(snapshot: &[u8], bytes_max: usize) -> Vec<Bytes> {
     messages
 }
 
-/// None if these bytes are no part of a snapshot that this program can read.
+/// `None` if the bytes are not part of a snapshot that this program can read.
 pub fn piece(message: &Bytes) -> Option<Piece> {
     if *message.first()? != VERSION {
         return None;
@@ -62,7 +63,7 @@ pub fn piece(message: &Bytes) -> Option<Piece> {
     }
 }
 
-/// The book with all claims put back.
+/// Encodes the deliveries as if nothing were claimed.
 pub fn encode(book: &Book) -> Vec<u8> {
     let mut out = vec![VERSION];
     put(&mut out, book.chunks.0.len() as u64);
@@ -80,7 +81,7 @@ pub fn encode(book: &Book) -> Vec<u8> {
     put(&mut out, subs.len() as u64);
     for (of, sub) in subs {
         put(&mut out, of.0);
-        // No event is at the very beginning: sequences begin with 1.
+        // 0 is free to mean none: sequences begin with 1.
         put(&mut out, sub.upto.map_or(0, low));
         let (waiting, retrying) = Book::unclaimed(sub);
         put(&mut out, waiting.len() as u64);
@@ -107,7 +108,7 @@ pub fn encode(book: &Book) -> Vec<u8> {
     out
 }
 
-/// The book in a snapshot of a partition; none if it is not one.
+/// Decodes the snapshot of a partition; `None` if it is invalid.
 pub fn decode(partition: u8, snapshot: &[u8]) -> Option<Book> {
     let (&version, rest) = snapshot.split_first()?;
     if version != VERSION {

@@ -1,4 +1,4 @@
-//! The task that writes to a partition's stream: events as they come, the journal, snapshots.
+//! The task that writes to a partition's stream: events as they arrive, the journal, and snapshots.
 
 use super::Shared;
 use super::book::Appended;
@@ -21,22 +21,23 @@ use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-/// Requests that wait go together up to about this.
+/// Maximum size of a group of waiting requests that share a message.
 const GROUP_BYTES: usize = 128 << 10;
-/// A group smaller than this waits while others are on their way: fewer and larger messages carry more.
+/// A smaller group waits while others are in flight: fewer and larger messages increase the
+/// throughput.
 const GROUP_BYTES_SMALL: usize = 16 << 10;
-/// So many small groups may be on their way at once.
+/// Maximum number of small groups in flight.
 const SMALL_IN_FLIGHT_MAX: usize = 2;
-/// What was settled is in the journal at latest after this and the time to write it.
+/// Maximum delay of settlements until they are sent to the journal.
 const JOURNAL_EVERY: Duration = Duration::from_millis(20);
-/// A message of the journal or of a snapshot is at most this large.
+/// Maximum size of a message of the journal or of a snapshot.
 const RECORDS_BYTES_MAX: usize = 512 << 10;
 /// A publish request on its way into the stream.
 pub struct Append {
     pub batch: Batch,
     pub head: Vec<u8>,
     pub reply: oneshot::Sender<Result<Position, Error>>,
-    /// Gives its bytes back to the bound on what waits.
+    /// Returns the request's bytes to the bound on waiting bytes when dropped.
     pub room: super::Room,
 }
 
@@ -49,15 +50,15 @@ impl Append {
 type Done = oneshot::Sender<Result<(), Error>>;
 
 pub enum Order {
-    /// Everything that was settled until now is to be durable.
+    /// Make everything settled so far durable.
     Flush(Done),
-    /// Writes everything and a snapshot, and ends.
+    /// Write everything and a snapshot, then end.
     Release(Done),
 }
 
-/// What a message means once it is stored.
+/// Action to take once a message is stored.
 enum Meaning {
-    /// A part of a request.
+    /// A part of a request, with its size.
     Part(u64),
     Events {
         appends: Vec<Append>,
@@ -66,16 +67,16 @@ enum Meaning {
     },
     Journal(Vec<Done>, u64),
     Piece,
-    /// A snapshot is complete.
+    /// The last message of a snapshot.
     Manifest(Purge),
 }
 
-/// What can be removed from the stream.
+/// Messages that a snapshot makes removable from the stream.
 #[derive(Clone, Debug)]
 struct Purge {
-    /// Where the snapshot begins; known with its first part.
+    /// Where the snapshot begins; known once its first part is stored.
     from: u64,
-    /// Nothing before this is needed.
+    /// The first sequence that is still needed, if any.
     needed: Option<u64>,
     chunks: Vec<u64>,
 }
@@ -89,13 +90,13 @@ pub struct Writer {
     orders: mpsc::Receiver<Order>,
     reconnects: watch::Receiver<u64>,
     stop: CancellationToken,
-    /// Taken from the queue, too large to go along with the last group.
+    /// Taken from the queue but too large for the last group.
     kept: Option<Append>,
-    /// To be sent, in this order.
+    /// Messages to be sent, in this order.
     outbox: VecDeque<(String, Bytes, Meaning)>,
-    /// Sent and not committed.
+    /// Messages sent and not committed.
     sent: VecDeque<Meaning>,
-    /// The first message of a request that is cut, and the bytes of its parts that are stored.
+    /// The first message of a split request, and the bytes of its parts stored so far.
     cut: Option<(u64, u64)>,
     snapshot_first: Option<u64>,
     chunk: u64,
@@ -107,7 +108,7 @@ pub struct Writer {
     snapshot_bytes: u64,
     snapshot_wanted: bool,
     releasing: Vec<Done>,
-    /// The last snapshot was written to release the partition.
+    /// Whether the last snapshot was written for a release.
     released: bool,
     purging: Option<BoxFuture<'static, ()>>,
     ready: FxHashMap<SubscriptionId, usize>,
@@ -201,7 +202,7 @@ impl Writer {
                     break;
                 };
                 if self.chain.in_flight() == 0 {
-                    // Nothing was on its way when the connection was made anew.
+                    // Reconnects before this moment do not matter, because nothing was in flight.
                     self.reconnects.mark_unchanged();
                 }
                 self.sent.push_back(meaning);
@@ -251,7 +252,7 @@ impl Writer {
                 }
                 append = self.appends.recv(), if takes && self.releasing.is_empty() => match append {
                     Some(append) => self.take_group(append),
-                    // Nobody can append any more: the partition was dropped.
+                    // The partition was dropped, so nobody can append any more.
                     None => return Ok(()),
                 },
                 () = finished(&mut self.purging) => self.purging = None,
@@ -261,11 +262,11 @@ impl Writer {
 
     fn takes_appends(&self) -> bool {
         self.kept.is_none() && self.outbox.is_empty() && self.chain.has_room() && !self.snapshot_wanted
-            // A few that are small wait for company, but never for longer than an acknowledgement takes.
+            // Small groups wait for more requests, but never longer than an acknowledgement takes.
             && (self.chain.in_flight() < SMALL_IN_FLIGHT_MAX || self.queued_bytes() >= GROUP_BYTES_SMALL)
     }
 
-    /// What waits and is not on its way.
+    /// Bytes that wait and are not in flight.
     fn queued_bytes(&self) -> usize {
         let sent = self.sent.iter().map(|meaning| match meaning {
             Meaning::Events { appends, .. } => appends.iter().map(|one| one.room.bytes()).sum(),
@@ -274,7 +275,7 @@ impl Writer {
         self.shared.waiting_bytes().saturating_sub(sent.sum())
     }
 
-    /// Does what can be done without waiting.
+    /// Does everything that is possible without waiting.
     fn prepare(&mut self) {
         if !self.snapshot_wanted
             && self.outbox.is_empty()
@@ -326,7 +327,7 @@ impl Writer {
         }
     }
 
-    /// Puts requests together with whatever else waits.
+    /// Puts a request together with others that wait.
     fn take_group(&mut self, first: Append) {
         let ahead = (self.sent.len() + self.outbox.len()) as u64;
         if !self.shared.has_numbers(self.chain.last() + ahead) {
@@ -370,7 +371,7 @@ impl Writer {
         self.outbox.push_back((subject, payload, meaning));
     }
 
-    /// A request that does not fit into one message.
+    /// Splits a request that does not fit into one message.
     fn take_cut(&mut self, append: Append, bytes_max: usize) {
         let mut messages = group::cut(&append.head, &append.batch.body, bytes_max - 64);
         let bytes = messages.iter().map(|message| message.len() as u64).sum();
@@ -407,16 +408,16 @@ impl Writer {
         }
     }
 
-    /// Sends what has been settled. Whoever waits is told when it is stored.
+    /// Sends what has been settled. `done` is notified once it is stored.
     fn write_journal(&mut self, mut done: Vec<Done>) {
         self.journal_due = None;
         let bytes_max = RECORDS_BYTES_MAX.min(self.connection.message_max() / 2);
-        // Whoever settles does not wait for it to be encoded.
+        // Take the buffer out first: settling must not wait for its encoding.
         let mut journal = std::mem::take(&mut self.shared.book().journal);
         let messages = journal.take(bytes_max);
         self.shared.journal_taken.notify_waiters();
         if messages.is_empty() {
-            // It is on its way already, or stored.
+            // The journal is in flight already, or stored.
             let mut waiting = self.outbox.iter_mut().map(|(_, _, meaning)| meaning).rev();
             let journal = |meaning: &&mut Meaning| matches!(meaning, Meaning::Journal(..));
             let last = waiting
@@ -446,11 +447,11 @@ impl Writer {
         }
     }
 
-    /// Everything that was sent is stored: the book is what the stream says, but for what the journal's buffer holds,
-    /// which may be applied twice.
+    /// Writes a snapshot. Everything that was sent is stored, so the deliveries in memory agree with
+    /// the stream, except for the content of the journal's buffer, which may be applied twice.
     fn write_snapshot(&mut self) {
         self.snapshot_wanted = false;
-        // What follows the snapshot is in chunks of its own: those before it can be purged as a whole.
+        // Begin a new chunk, so that earlier chunks can be purged as a whole.
         self.begin_chunk();
         let bytes_max = RECORDS_BYTES_MAX.min(self.connection.message_max() / 2);
         let (purge, bytes) = self.shared.change(|book| {
@@ -479,7 +480,7 @@ impl Writer {
             .push_back((subject, manifest, Meaning::Manifest(purge)));
     }
 
-    /// The oldest message that was sent is stored at this sequence, and all before it are.
+    /// The oldest message in flight is stored at this sequence, and so are all before it.
     fn committed(&mut self, sequence: u64) {
         let Some(meaning) = self.sent.pop_front() else {
             return;
@@ -530,7 +531,7 @@ impl Writer {
         }
     }
 
-    /// Whether so much has happened since the last snapshot that another one is worth its while.
+    /// Whether enough has happened since the last snapshot to justify another.
     fn is_much(&self, journalled: bool) -> bool {
         let pending = |meaning: &Meaning| matches!(meaning, Meaning::Piece | Meaning::Manifest(..));
         if self.sent.iter().any(pending) || self.outbox.iter().any(|(_, _, meaning)| pending(meaning)) {
@@ -543,7 +544,7 @@ impl Writer {
             || (journalled && self.shared.book().finished_bytes() > events_max)
     }
 
-    /// Events are stored: they can be claimed, and whoever published them is told.
+    /// The events are stored: makes them claimable, and answers their publishers.
     fn accepted(&mut self, appended: Appended, appends: Vec<Append>) {
         let shared = &self.shared;
         shared.moved();
@@ -573,13 +574,13 @@ impl Writer {
             });
         }
         for (reply, entry) in replies.into_iter().zip(&message.entries) {
-            // Whoever published may have gone away; the events are there all the same.
+            // The publisher may have gone away; the events are stored all the same.
             let _ = reply.send(Ok(entry.first));
         }
     }
 
-    /// Removes what the snapshot makes needless, beside everything else. What cannot be removed now is with a later
-    /// snapshot.
+    /// Removes what the snapshot makes unnecessary, concurrently with everything else. What cannot
+    /// be removed now is removed with a later snapshot.
     fn purge(&mut self, purge: Purge) {
         let stream = self.stream.clone();
         let names = self.connection.names.clone();
@@ -598,7 +599,8 @@ impl Writer {
                 results.push(stream.purge().sequence(below).await);
             }
             for chunk in purge.chunks {
-                // Bounded, too: it may be carried out late, when the next owner has begun with the same number.
+                // Bounded by sequence: the purge may be executed late, after the next owner has
+                // begun a chunk of the same number.
                 let events = names.events(number, chunk);
                 results.push(stream.purge().filter(events).sequence(purge.from).await);
             }

@@ -1,4 +1,4 @@
-//! What one node knows of a replicated state, and what it still has to say: no network, no clock.
+//! A node's state of a replicated log, and the commits it still has to send: no network, no clock.
 
 use super::frame::{self, HEAD_BYTES, Manifest, Message, Rest, put_bytes};
 use super::{Commit, Machine};
@@ -8,59 +8,59 @@ use std::collections::{BTreeMap, VecDeque};
 use tokio::sync::oneshot;
 use tokio::time::Instant;
 
-/// As many waiting commits go into one message as fit into so much.
+/// Maximum size of a message of several waiting commits.
 const GROUP_BYTES: usize = 128 << 10;
-/// So many authors are remembered, those of the latest commits: an author that is not among them has ended long ago.
+/// Number of remembered authors, those of the latest commits: any other author has ended long ago.
 const AUTHORS_MAX: usize = 1024;
-/// A commit of which only the beginning came is forgotten so many messages later.
+/// Number of messages after which an incomplete commit is forgotten.
 const UNFINISHED_FOR: u64 = 10_000;
 const SNAPSHOT_VERSION: u64 = 1;
 
 pub(super) struct Book<M: Machine> {
     me: u64,
     pub machine: M,
-    /// The last message that was applied.
+    /// Sequence of the last applied message.
     pub last: u64,
     authors: BTreeMap<u64, Author>,
-    /// Commits of this node that are not stored yet, as far as it knows, in the order of their numbers.
+    /// Commits of this node that are not known to be stored, in the order of their numbers.
     waiting: VecDeque<Waiting<M>>,
     next_number: u64,
     /// Bytes of commits since the last snapshot.
     log_bytes: u64,
     pub snapshot_bytes: u64,
-    /// A snapshot is being written: how long the log was then.
+    /// Size of the log when the snapshot that is being written was begun.
     begun: Option<u64>,
-    /// This node has made the last commit.
+    /// Whether this node made the last commit.
     mine_last: bool,
-    /// The parts of the snapshot that this node is writing which are stored: by their index.
+    /// Stored parts of the snapshot that this node is writing: index → sequence.
     pub own_chunks: BTreeMap<u64, u64>,
-    /// The last snapshot that is known to be whole.
+    /// Sequence of the last complete snapshot.
     pub snapshot_at: u64,
-    /// Why nothing more can be understood.
+    /// Why no more messages can be decoded.
     pub broken: Option<Error>,
 }
 
-/// What every node has to know about who has written: whether a commit is stored may be asked after the log that
-/// would tell is gone.
+/// State per author that every node must keep, because the question whether a commit is stored may
+/// arise after its part of the log was purged.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct Author {
-    /// Of its last commit.
+    /// Number and sequence of the author's last commit.
     number: u64,
     sequence: u64,
-    /// The beginning of a commit that comes in parts: its number, the next part, and what came so far.
+    /// The beginning of a commit in parts: its number, the next part, and the bytes so far.
     unfinished: Option<(u64, u64, Vec<u8>)>,
 }
 
 struct Waiting<M: Machine> {
     number: u64,
-    /// Its records, encoded.
+    /// The encoded records.
     records: Vec<u8>,
     draft: M::Draft,
-    /// So many parts of it are stored.
+    /// Number of parts that are stored.
     parts: u64,
-    /// How long its parts are, once the first was made.
+    /// Size of each part, once the first was made.
     part_bytes: usize,
-    /// It may be stored.
+    /// Whether the commit was sent, and so may be stored.
     sent: bool,
     until: Instant,
     done: oneshot::Sender<Result<M::Output, Error>>,
@@ -68,10 +68,10 @@ struct Waiting<M: Machine> {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Took {
-    /// It is known already.
+    /// The message was applied already.
     Old,
     Next,
-    /// Something is missing before it.
+    /// An earlier message is missing.
     Gap,
 }
 
@@ -94,7 +94,7 @@ impl<M: Machine> Book<M> {
         }
     }
 
-    /// A commit that is to be stored.
+    /// Queues a commit.
     pub fn commit(
         &mut self,
         records: &[Vec<u8>],
@@ -103,7 +103,7 @@ impl<M: Machine> Book<M> {
     ) -> oneshot::Receiver<Result<M::Output, Error>> {
         let (done, stored) = oneshot::channel();
         if let Some(broken) = &self.broken {
-            // Whoever asked holds the other end.
+            // The send cannot fail: the receiver is returned below.
             let _ = done.send(Err(broken.clone()));
             return stored;
         }
@@ -121,9 +121,9 @@ impl<M: Machine> Book<M> {
         stored
     }
 
-    /// The next message to be sent, with commits of this node. Those that may not be made any more, and those that
-    /// have waited for too long, are answered. One that was sent and is given up may still be stored: then it counts
-    /// as another node's.
+    /// The next message to send, with commits of this node. Commits that are not permitted any more
+    /// or have waited for too long are answered with an error. A commit that was sent and is given
+    /// up may still be stored: then it counts as another node's.
     pub fn next_message(&mut self, payload_max: usize, now: Instant) -> Option<Vec<u8>> {
         let room = payload_max.saturating_sub(2 * HEAD_BYTES).max(1);
         let mut chosen: Vec<usize> = Vec::new();
@@ -138,7 +138,7 @@ impl<M: Machine> Book<M> {
             };
             if let Some(why) = refused {
                 if let Some(one) = self.waiting.remove(place) {
-                    // Whoever asked may have gone away.
+                    // The caller may have gone away.
                     let _ = one.done.send(Err(why));
                 }
                 continue;
@@ -148,7 +148,7 @@ impl<M: Machine> Book<M> {
                 break;
             }
             if bytes > room {
-                // It goes alone, in parts.
+                // Too large for a message: the commit is sent alone, in parts.
                 return self.next_part(place, room);
             }
             size += bytes;
@@ -181,7 +181,7 @@ impl<M: Machine> Book<M> {
         Some(frame::encode_part(me, one.number, one.parts, last, bytes))
     }
 
-    /// A message of the stream.
+    /// Applies a message of the stream.
     pub fn take(&mut self, sequence: u64, payload: &[u8]) -> Took {
         if sequence <= self.last || self.broken.is_some() {
             return Took::Old;
@@ -199,7 +199,7 @@ impl<M: Machine> Book<M> {
         Took::Next
     }
 
-    /// Nothing more can be understood: a newer program may have written it.
+    /// Stops, because nothing more can be decoded: a newer program may have written it.
     pub fn fail(&mut self, why: Error) {
         for one in self.waiting.drain(..) {
             let _ = one.done.send(Err(why.clone()));
@@ -207,7 +207,7 @@ impl<M: Machine> Book<M> {
         self.broken = Some(why);
     }
 
-    /// This node ends.
+    /// Stops this node.
     pub fn close(&mut self) {
         self.fail(Error::Closed);
     }
@@ -285,7 +285,7 @@ impl<M: Machine> Book<M> {
         let mut whole = match author.unfinished.take() {
             _ if index == 0 => Vec::new(),
             Some((of, next, begun)) if of == number && next == index => begun,
-            // Its beginning was given up.
+            // The beginning of the commit was given up.
             _ => return Ok(()),
         };
         whole.extend_from_slice(bytes);
@@ -325,15 +325,15 @@ impl<M: Machine> Book<M> {
         Ok(())
     }
 
-    /// Whether this node is to write a snapshot now. The one whose commit has made the log long enough does; if it
-    /// does not come to it, the next one somewhat later.
+    /// Whether this node should write a snapshot now. The node whose commit made the log long
+    /// enough does; if it fails to, the author of a somewhat later commit does.
     pub fn wants_snapshot(&self, least: u64) -> bool {
         let enough = least.max(self.snapshot_bytes);
         let waited = self.begun.is_none_or(|then| self.log_bytes >= then + enough / 2);
         self.mine_last && self.log_bytes >= enough && waited && self.broken.is_none()
     }
 
-    /// Everything that is needed to go on after the last message that was applied.
+    /// Encodes everything that is needed to continue after the last applied message.
     pub fn snapshot(&self) -> Vec<u8> {
         let mut out = Vec::new();
         put(&mut out, SNAPSHOT_VERSION);
@@ -355,8 +355,8 @@ impl<M: Machine> Book<M> {
         out
     }
 
-    /// Goes on from a snapshot, whatever was known before. Commits that may be stored have an end that nobody can
-    /// tell; if they are, that counts as another node's doing.
+    /// Continues from a snapshot, regardless of the known state. The outcome of commits that may be
+    /// stored can no longer be determined; if they are stored, they count as another node's.
     pub fn restore(&mut self, manifest: &Manifest, bytes: &[u8]) -> Result<(), Error> {
         let damaged = |why: &str| Error::Corrupt(format!("{}: the snapshot cannot be read: {why}", M::WHAT));
         let mut rest = Rest(bytes);
@@ -384,7 +384,7 @@ impl<M: Machine> Book<M> {
             let _ = one.done.send(Err(Error::Unavailable(why)));
         }
         for one in &mut self.waiting {
-            // They begin anew where nobody knows how far they had come.
+            // Commits in parts start again unless the snapshot contains how far they had come.
             let unfinished = self
                 .authors
                 .get(&self.me)

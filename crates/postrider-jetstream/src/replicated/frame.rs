@@ -1,7 +1,8 @@
-//! What the messages of a replicated state look like.
+//! Encoding of the messages of a replicated state.
 //!
-//! A version, a kind, the author, and then by kind: commits, a part of a commit that is too long for one message, a
-//! part of a snapshot, or where the parts of one are. Numbers take as few bytes as they need.
+//! A version, a kind, the author, and then depending on the kind: commits, a part of a commit that
+//! is too long for one message, a part of a snapshot, or the list of a snapshot's parts. Numbers
+//! are encoded with variable length.
 
 use postrider_store::record::batch::put;
 
@@ -11,7 +12,7 @@ const PART: u8 = 1;
 const CHUNK: u8 = 2;
 const MANIFEST: u8 = 3;
 
-/// Room that a message takes besides its commits, and a commit besides its records, at most.
+/// Upper bound of the bytes of a message besides its commits, and of a commit besides its records.
 pub(super) const HEAD_BYTES: usize = 32;
 
 #[derive(Debug, PartialEq, Eq)]
@@ -20,7 +21,7 @@ pub(super) enum Message<'a> {
         by: u64,
         commits: Vec<Commit<'a>>,
     },
-    /// They come in order; the commit takes effect with the last.
+    /// A part of a commit. Parts come in order; the commit takes effect with the last.
     Part {
         by: u64,
         number: u64,
@@ -28,7 +29,7 @@ pub(super) enum Message<'a> {
         last: bool,
         bytes: &'a [u8],
     },
-    /// A part of a snapshot of what there was after the message `at`.
+    /// A part of the snapshot that was taken after the message `at`.
     Chunk {
         by: u64,
         at: u64,
@@ -40,17 +41,17 @@ pub(super) enum Message<'a> {
 
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Commit<'a> {
-    /// Grows with every commit of the same author.
+    /// Increases with every commit of the same author.
     pub number: u64,
     pub records: Vec<&'a [u8]>,
 }
 
-/// Where a snapshot is.
+/// The location of a snapshot.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Manifest {
     pub by: u64,
     pub at: u64,
-    /// The messages that hold its parts.
+    /// Sequences of the messages that contain its parts.
     pub chunks: Vec<u64>,
     pub bytes: u64,
 }
@@ -62,7 +63,7 @@ fn begin(kind: u8, by: u64, room: usize) -> Vec<u8> {
     out
 }
 
-/// The records of a commit, as they are in a message.
+/// Encodes the records of a commit as they appear in a message.
 pub(super) fn encode_records(records: &[Vec<u8>]) -> Vec<u8> {
     let mut out = Vec::with_capacity(8 + records.iter().map(|one| one.len() + 5).sum::<usize>());
     put(&mut out, records.len() as u64);
@@ -113,7 +114,7 @@ pub(super) fn encode_manifest(manifest: &Manifest) -> Vec<u8> {
     out
 }
 
-/// None if it cannot be understood.
+/// `None` if the message cannot be decoded.
 pub(super) fn decode(bytes: &[u8]) -> Option<Message<'_>> {
     let mut rest = Rest(bytes);
     if rest.byte()? != VERSION {
@@ -160,14 +161,14 @@ pub(super) fn decode(bytes: &[u8]) -> Option<Message<'_>> {
     }
 }
 
-/// The records of a commit that was put together from its parts.
+/// Decodes the records of a commit that was joined from its parts.
 pub(super) fn decode_records(bytes: &[u8]) -> Option<Vec<&[u8]>> {
     let mut rest = Rest(bytes);
     let records = rest.records()?;
     rest.0.is_empty().then_some(records)
 }
 
-/// What is left to read.
+/// The bytes that are left to read.
 pub(crate) struct Rest<'a>(pub &'a [u8]);
 
 impl<'a> Rest<'a> {
@@ -189,13 +190,14 @@ impl<'a> Rest<'a> {
         None
     }
 
-    /// A count of things that take at least one byte each.
+    /// A count of items that take at least one byte each, so that damaged input cannot cause a huge
+    /// allocation.
     pub fn count(&mut self) -> Option<usize> {
         let n = self.number()? as usize;
         (n <= self.0.len()).then_some(n)
     }
 
-    /// Bytes with their length before them.
+    /// Bytes preceded by their length.
     pub fn bytes(&mut self) -> Option<&'a [u8]> {
         let len = self.count()?;
         let (bytes, rest) = self.0.split_at(len);
@@ -209,7 +211,7 @@ impl<'a> Rest<'a> {
     }
 }
 
-/// Appends bytes with their length before them.
+/// Appends bytes preceded by their length.
 pub(crate) fn put_bytes(out: &mut Vec<u8>, bytes: &[u8]) {
     put(out, bytes.len() as u64);
     out.extend_from_slice(bytes);

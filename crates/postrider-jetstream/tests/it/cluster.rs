@@ -1,4 +1,4 @@
-//! Several nodes on real NATS servers.
+//! Tests of several nodes on real NATS servers.
 
 mod crew;
 mod sharing;

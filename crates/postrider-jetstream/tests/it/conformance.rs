@@ -15,8 +15,8 @@ async fn several_partitions_keep_the_logs_promise() {
     conformance::all(&Node::new(&server, 4, Bounds::default()).await).await;
 }
 
-// Hardly anything stays in memory, snapshots are written all the time and what is done with is removed, and the larger
-// requests are cut over many messages.
+// Hardly anything stays in memory, snapshots are written all the time, finished chunks are purged,
+// and larger requests are split over many messages.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_logs_promise_does_not_depend_on_what_is_in_memory() {
     let Some(server) = Server::start_with("max_payload: 65536") else {

@@ -12,8 +12,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 use std::time::Duration;
 
-// The old owner does not know that it has lost the partition: it goes on with all it has, and another one takes over
-// right then.
+// The old owner does not know that it has lost the partition and continues with everything it has,
+// while another node takes over.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_stale_owner_that_goes_on_changes_nothing() {
     let Some(server) = Server::start() else { return };
@@ -37,7 +37,7 @@ async fn a_stale_owner_that_goes_on_changes_nothing() {
                 ..WANT
             };
             let claims = old.claim(sub(1), at(0), some).await.unwrap();
-            // Thirty are settled in time, thirty after the partition was lost, thirty never.
+            // Thirty are settled in time, thirty after the partition was lost, and thirty never.
             let done = |claims: &[Claim]| {
                 claims
                     .iter()
@@ -72,7 +72,7 @@ async fn a_stale_owner_that_goes_on_changes_nothing() {
             claims.iter().all(|claim| !done.contains(&claim.position())),
             "delivered, and settled in time"
         );
-        // The new one writes among what the old one left; the next one reads the same.
+        // The new owner writes after what the old one left; the next owner reads the same.
         let enough = AtomicBool::new(true);
         join_all((100..108).map(|n| publish(&new, &told, n, &enough))).await;
         let third = empty_log(&connection);
@@ -82,8 +82,8 @@ async fn a_stale_owner_that_goes_on_changes_nothing() {
     assert!(fenced > 0, "no publisher was cut off in twenty rounds");
 }
 
-// What the server had acknowledged is there after it was killed; what was on its way is there once or not at all, and
-// publishers hear the truth.
+// Everything acknowledged is present after the server was killed; requests in flight are present
+// once or not at all, and publishers get correct answers.
 #[tokio::test(flavor = "multi_thread")]
 async fn nothing_accepted_is_lost_when_the_server_is_killed() {
     let Some(mut server) = Server::start() else { return };
@@ -105,13 +105,13 @@ async fn nothing_accepted_is_lost_when_the_server_is_killed() {
             let claims = log.claim(sub(1), at(0), some).await.unwrap();
             server.kill();
             let at_kill = told.count();
-            // Settled while nobody is there to write it down.
+            // Settled while the server is down.
             let all = claims.iter().map(|claim| settled(claim, Next::Done)).collect();
             log.settle(sub(1), all).await.unwrap();
             server.run();
             log.flush().await.unwrap();
             done.extend(claims.iter().map(Claim::position));
-            // Far more than were under way: some were accepted after the writer had found out what became of those.
+            // Far more than were in flight, so some were accepted after the writer had recovered.
             eventually("it goes on", || told.count() > at_kill + 300).await;
         }
         enough.store(true, Relaxed);
@@ -123,7 +123,8 @@ async fn nothing_accepted_is_lost_when_the_server_is_killed() {
     check_anew(&connection, &told, &done).await;
 }
 
-// A server that hangs takes in later what was sent to it: acknowledgements are given up, and the messages are found.
+// A suspended server accepts later what was sent to it: acknowledgements time out, and the messages
+// are found.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_server_that_hangs_for_a_while_loses_and_doubles_nothing() {
     let Some(server) = Server::start() else { return };
@@ -202,7 +203,7 @@ async fn a_partition_moves_with_all_that_waits_in_it() {
     let heard = Arc::new(Heard::default());
     two.listen(heard.clone());
 
-    // Three of four attempts end while it is being given up; the fourth does not.
+    // Three of four attempts end while the partition is given up; the fourth does not.
     let give_up = one.give_up(2, Duration::from_millis(300));
     let settle = async {
         let partition = one.partition(2).unwrap();
@@ -241,7 +242,8 @@ async fn a_partition_moves_with_all_that_waits_in_it() {
     );
     assert_eq!(claim_all(&*two, sub(1), at(50)).await.len(), 1);
     assert_eq!(two.letters(sub(1), None, at(99), WANT).await.unwrap().len(), 1);
-    // A subscription that nobody knows is closed, and one that was closed before the partition came.
+    // A subscription that does not exist is closed, and so is one that was closed before the
+    // partition came.
     let strays = two.strays(|of| of == sub(1));
     assert_eq!(strays.len(), 1);
     assert_eq!(two.close_subscription(strays[0]).await.unwrap(), 4);
@@ -285,7 +287,7 @@ async fn without_a_lease_nothing_is_taken_in_or_handed_out() {
         Err(Error::Unavailable(_))
     ));
     assert!(log.health().refusing.is_some());
-    // What is under way ends as it ends.
+    // Deliveries under way can still be settled.
     log.settle(sub(1), vec![settled(&claims[0], Next::Done)])
         .await
         .unwrap();
@@ -294,7 +296,8 @@ async fn without_a_lease_nothing_is_taken_in_or_handed_out() {
     assert!(log.health().refusing.is_none());
 }
 
-// Someone removes messages that are still to be delivered, and writes into the stream what is not ours.
+// An operator removes messages with open deliveries, and a foreign message is written into the
+// stream.
 #[tokio::test(flavor = "multi_thread")]
 async fn what_is_gone_from_the_stream_is_dropped_and_counted() {
     let Some(server) = Server::start() else { return };
@@ -304,7 +307,7 @@ async fn what_is_gone_from_the_stream_is_dropped_and_counted() {
         ..Bounds::default()
     };
     let log = log_with(&connection, none);
-    // Something is there before the first owner is.
+    // The stream exists before its first owner.
     let foreign = connection
         .stream("postrider-p00", vec!["postrider.p00.>".into()])
         .await;
@@ -336,7 +339,7 @@ async fn what_is_gone_from_the_stream_is_dropped_and_counted() {
     let all = claims.iter().map(|claim| settled(claim, Next::Done)).collect();
     log.settle(sub(1), all).await.unwrap();
     log.flush().await.unwrap();
-    // A message without our mark only takes a place.
+    // A message without the chain's header only occupies a sequence.
     connection
         .js
         .publish("postrider.p00.e.1", "hello".into())
@@ -353,8 +356,8 @@ async fn what_is_gone_from_the_stream_is_dropped_and_counted() {
     assert_eq!(log.backlog(sub(2)).waiting, 10);
 }
 
-// A subscription is deleted while nobody owns the partition: whoever takes it drops what waits for that one, and writes
-// down what becomes of the others as ever.
+// A subscription is deleted while nobody owns the partition: the next owner drops its deliveries
+// and records the others as usual.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_partition_is_taken_after_a_subscription_was_deleted() {
     let Some(server) = Server::start() else { return };
@@ -379,8 +382,9 @@ async fn a_partition_is_taken_after_a_subscription_was_deleted() {
     eventually("what was settled is written down", || journalled() > before).await;
 }
 
-// Nothing is handed out of a partition that is being given up, even to whoever began to ask before; what was handed out
-// and is not settled in time is counted, and made again by the next owner.
+// A partition that is being given up hands nothing out, not even to claims that began before.
+// Claims that are not settled in time are counted, and their deliveries are made again by the next
+// owner.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_partition_that_is_given_up_hands_nothing_out() {
     let Some(server) = Server::start() else { return };
@@ -412,7 +416,7 @@ async fn a_partition_that_is_given_up_hands_nothing_out() {
     assert_eq!(next.shared().counters.redelivered.load(Relaxed), 0);
 }
 
-// The same while the events that are to be handed out are being read.
+// Like the test above, while the events to be claimed are being read.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_partition_is_given_up_while_it_is_read() {
     let Some(server) = Server::start() else { return };
@@ -432,12 +436,12 @@ async fn a_partition_is_given_up_while_it_is_read() {
         .unwrap();
     log.flush().await.unwrap();
     drop(claims);
-    // The last one is kept in memory, however little is to be.
+    // The last message stays in memory, however small the cache is.
     log.append(events(&[("later", &[3])])).await.unwrap();
     server.pause();
     let asking = join_all([1, 2].map(|of| log.claim(sub(of), at(10), WANT)));
     let giving_up = async {
-        // They have begun to read.
+        // The claims have started to read.
         tokio::task::yield_now().await;
         partition.retire();
         server.resume();
@@ -450,7 +454,7 @@ async fn a_partition_is_given_up_while_it_is_read() {
     }
 }
 
-// What is done with does not stay: neither events nor the journal nor old snapshots.
+// Finished data does not stay: neither events nor the journal nor old snapshots.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_stream_does_not_grow_with_what_is_done() {
     let Some(server) = Server::start() else { return };
@@ -463,7 +467,7 @@ async fn a_stream_does_not_grow_with_what_is_done() {
     };
     let log = log_with(&connection, bounds);
     take(&connection, &log, 0).await;
-    // One that is never delivered keeps its own chunk and no other.
+    // An event that is never delivered keeps only its own chunk.
     log.append(events(&[("kept", &[2])])).await.unwrap();
     let text = "x".repeat(5_000);
     for _ in 0..600 {
@@ -536,8 +540,8 @@ async fn a_server_that_cannot_be_used_is_named_with_the_reason() {
     );
 }
 
-// What was handed out and not settled when the owner died is counted by the next: first attempts and retries, whether or
-// not a snapshot came between.
+// Deliveries that were claimed and not settled when the owner died are counted by the next owner:
+// first attempts and retries, whether or not a snapshot came between.
 #[tokio::test(flavor = "multi_thread")]
 async fn what_may_be_delivered_twice_is_counted() {
     let Some(server) = Server::start() else { return };
@@ -561,7 +565,8 @@ async fn what_may_be_delivered_twice_is_counted() {
         let retried = claims.iter().enumerate();
         let retried = retried.map(|(n, claim)| settled(claim, Next::RetryAt(due(n))));
         log.settle(sub(1), retried.collect()).await.unwrap();
-        // What ended since it was last said what is under way counts as well: more may have been begun as quickly.
+        // Flush first: first attempts that ended since the last journal record would be counted as
+        // well, because as many more may have begun since.
         log.flush().await.unwrap();
         let snapshots = || log.shared().counters.snapshots.load(Relaxed);
         if name == "often" {
@@ -581,7 +586,7 @@ async fn what_may_be_delivered_twice_is_counted() {
                     .unwrap();
                 log.flush().await.unwrap();
             }
-            // What it leaves out follows it.
+            // Claims that the snapshot does not contain follow it in the journal.
             log.flush().await.unwrap();
         }
         drop(log);
@@ -589,7 +594,7 @@ async fn what_may_be_delivered_twice_is_counted() {
         take(&connection, &next, 0).await;
         assert_eq!(next.health().redelivered, 7, "{name}");
         assert_eq!(claim_all(&*next, sub(1), at(50)).await.len(), 30);
-        // Given up in good order, nothing is.
+        // After an orderly release nothing is delivered again.
         next.close().await.unwrap();
         let last = empty_log(&connection);
         take(&connection, &last, 0).await;
@@ -597,8 +602,8 @@ async fn what_may_be_delivered_twice_is_counted() {
     }
 }
 
-// A stream that has come to the last number that a position can name. Its events are still delivered, and other partitions
-// take new ones.
+// A stream that has reached the last sequence that positions can name: its events are still
+// delivered, and other partitions accept new ones.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_stream_that_has_used_up_its_numbers_takes_no_events_any_more() {
     const LEFT: u64 = 12;
@@ -631,7 +636,7 @@ async fn a_stream_that_has_used_up_its_numbers_takes_no_events_any_more() {
     );
     assert!(accepted.is_sorted() && accepted.iter().all(|one| partition_of(*one) == 5));
     assert!(partition.is_open() && !partition.takes_in());
-    // What becomes of them can still be written down, and is known to whoever comes next.
+    // Their outcomes can still be recorded, and the next owner knows them.
     let claims = claim_all(&*log, sub(1), at(0)).await;
     assert_eq!(claims.iter().map(Claim::position).collect::<Vec<_>>(), accepted);
     log.settle(sub(1), vec![settled(&claims[0], Next::Done)])

@@ -1,4 +1,4 @@
-//! The store on real NATS servers.
+//! Tests of the store on real NATS servers.
 //!
 //! `tests/clients/setup.sh DIR` installs them; `POSTRIDER_CLIENTS=DIR` makes these tests use them.
 
@@ -14,11 +14,11 @@ mod signals;
 mod nats;
 mod support;
 mod told;
-// The log of one node, on one server and on three.
+// The log of a single node, on one server and on three.
 mod conformance;
 mod faults;
 mod three;
-// What all nodes share.
+// State that all nodes share.
 mod shared;
-// Several nodes.
+// Clusters of several nodes.
 mod cluster;

@@ -13,7 +13,7 @@ use tempfile::TempDir;
 /// Longer than anything takes on a busy machine.
 pub const PATIENCE: Duration = Duration::from_secs(90);
 
-/// The server program; none, with a notice, if nobody says where it is.
+/// The server program; `None`, with a notice, if its location is not configured.
 fn installed() -> Option<PathBuf> {
     let Some(directory) = std::env::var_os("POSTRIDER_CLIENTS").map(PathBuf::from) else {
         println!("skipped: run tests/clients/setup.sh DIR and set POSTRIDER_CLIENTS=DIR to test JetStream");
@@ -42,19 +42,19 @@ pub struct Server {
 }
 
 impl Server {
-    /// One that everybody may use; none if it is not installed.
+    /// A server without authentication; `None` if NATS is not installed.
     pub fn start() -> Option<Server> {
         Server::start_with("")
     }
 
-    /// The same with more in its configuration.
+    /// Like `start`, with additional configuration.
     pub fn start_with(more: &str) -> Option<Server> {
         let mut server = Server::prepare(installed()?, ports(1)[0], "", more);
         server.run();
         Some(server)
     }
 
-    /// One that is not running yet. `sync` goes into the settings of JetStream.
+    /// A server that is not started yet. `sync` is added to the settings of JetStream.
     fn prepare(program: PathBuf, port: u16, sync: &str, more: &str) -> Server {
         let directory = TempDir::new().expect("a temporary directory");
         let data = directory.path().join("data");
@@ -75,7 +75,7 @@ impl Server {
         format!("nats://127.0.0.1:{}", self.port)
     }
 
-    /// Starts it on the data that it has, and waits until it answers.
+    /// Starts the server on its existing data, and waits until it answers.
     pub fn run(&mut self) {
         self.spawn();
         self.wait();
@@ -131,7 +131,7 @@ impl Server {
         signals::go_on(self.child());
     }
 
-    /// As if the machine had gone, but for what the operating system has taken over.
+    /// Kills the server; only what the operating system has accepted survives.
     pub fn kill(&mut self) {
         if let Some(mut child) = self.running.take() {
             let _ = child.kill();
@@ -146,7 +146,7 @@ impl Drop for Server {
     }
 }
 
-/// A connection as soon as what it is to somebody answers.
+/// Connects as soon as the server answers.
 pub async fn connect(settings: &Settings) -> Connection {
     let connecting = async {
         loop {
@@ -161,7 +161,7 @@ pub async fn connect(settings: &Settings) -> Connection {
         .expect("the server answers")
 }
 
-/// Servers with an account for applications and one for the system, and monitors.
+/// Servers with an account for applications, a system account, and monitoring.
 pub struct Servers {
     pub all: Vec<Server>,
     monitors: Vec<u16>,
@@ -172,12 +172,12 @@ impl Servers {
         Servers::start(1, "")
     }
 
-    /// A cluster.
+    /// A cluster of three servers.
     pub fn three() -> Option<Servers> {
         Servers::start(3, "")
     }
 
-    /// `sync` goes into the settings of JetStream.
+    /// `sync` is added to the settings of JetStream.
     pub fn start(count: usize, sync: &str) -> Option<Servers> {
         let program = installed()?;
         let (clients, monitors, routes) = (ports(count), ports(count), ports(count));
@@ -209,7 +209,7 @@ impl Servers {
         self.all.iter().map(Server::url).collect()
     }
 
-    /// How an application finds its way to them.
+    /// Settings for an application.
     pub fn settings(&self) -> Settings {
         Settings {
             urls: self.urls(),
@@ -222,8 +222,8 @@ impl Servers {
         }
     }
 
-    /// A connection as soon as they have found each other: a cluster that has just started has no leader, and makes no
-    /// streams.
+    /// Connects as soon as the servers have formed a cluster: before, it has no leader and cannot
+    /// create streams.
     pub async fn connect(&self) -> Connection {
         let connection = connect(&self.settings()).await;
         let leading = async {

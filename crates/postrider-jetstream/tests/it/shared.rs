@@ -1,4 +1,4 @@
-//! What all nodes share, on real NATS servers.
+//! Tests of state that all nodes share, on real NATS servers.
 
 mod line;
 mod archive;

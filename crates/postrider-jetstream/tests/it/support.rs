@@ -1,4 +1,4 @@
-//! Logs on a server, as the cluster would make them.
+//! Logs on a server, as the cluster would set them up.
 
 use crate::nats::{PATIENCE, Server};
 use async_trait::async_trait;
@@ -12,12 +12,12 @@ use std::sync::{Arc, Mutex};
 
 static EPOCH: AtomicU64 = AtomicU64::new(1);
 
-/// Greater than all before, as a revision of the store of leases is.
+/// Greater than all before, like a revision of the bucket.
 pub fn next_epoch() -> u64 {
     EPOCH.fetch_add(1, Relaxed)
 }
 
-/// A connection to streams of another name.
+/// A connection with another prefix for its streams.
 pub fn named(mut connection: Connection, name: &str) -> Connection {
     connection.names = Names::new(name);
     connection
@@ -37,7 +37,7 @@ pub fn log_with(connection: &Connection, bounds: Bounds) -> Arc<JetStreamLog> {
     ))
 }
 
-/// As a node does: what cannot be taken while the servers elect a leader is tried again.
+/// Takes a partition, and retries while the servers elect a leader, like a node does.
 pub async fn take(connection: &Connection, log: &JetStreamLog, number: u8) -> Arc<Partition> {
     let taking = async {
         loop {
@@ -53,7 +53,7 @@ pub async fn take(connection: &Connection, log: &JetStreamLog, number: u8) -> Ar
         .expect("it can be taken")
 }
 
-/// A node that owns so many partitions.
+/// A node that owns this many partitions.
 pub struct Node {
     connection: Connection,
     partitions: u8,
@@ -79,7 +79,7 @@ impl Node {
 
     async fn opened(&self, connection: Connection) -> Arc<dyn EventLog> {
         let log = log_with(&connection, self.bounds);
-        // Not from the first on: nothing depends on which partitions they are.
+        // Start at another number than 0: nothing may depend on which partitions they are.
         for number in 0..self.partitions {
             take(&connection, &log, 5 + 3 * number).await;
         }

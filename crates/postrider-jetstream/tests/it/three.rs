@@ -1,4 +1,4 @@
-//! The log's promise, and what becomes of it when the server that leads a stream dies or hangs.
+//! The log on three servers: conformance, and the death or suspension of a stream's leader.
 
 use crate::nats::{PATIENCE, Servers};
 use crate::support::{Node, empty_log, named, take};
@@ -12,7 +12,7 @@ use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Instant;
 
-/// Which of the servers leads a partition's stream.
+/// Index of the server that leads a partition's stream.
 async fn leader(connection: &Connection, number: u8) -> usize {
     let name = connection.names.partition(number);
     let found = async {
@@ -37,9 +37,9 @@ async fn three_servers_keep_the_logs_promise() {
     conformance::all(&Node::over(connection, 1, Bounds::default())).await;
 }
 
-// The server that leads is killed while everybody publishes and settles, and comes back; then it hangs, for longer than the
-// others wait before they choose another, and comes back as one that has missed everything; then the same happens while the
-// partition changes hands.
+// The leader is killed while clients publish and settle, and comes back; then it is suspended for
+// longer than the others wait before an election, and comes back without having noticed; then the
+// same happens while the partition changes hands.
 #[tokio::test(flavor = "multi_thread")]
 async fn nothing_accepted_is_lost_when_the_leader_dies_or_hangs() {
     let Some(mut servers) = Servers::three() else {
@@ -68,7 +68,7 @@ async fn nothing_accepted_is_lost_when_the_leader_dies_or_hangs() {
                 _ => servers.all[leads].pause(),
             }
             let silent = told.count();
-            // Settled while nobody is there to write it down.
+            // Settled while the server is down.
             let all = claims.iter().map(|claim| settled(claim, Next::Done)).collect();
             log.settle(sub(1), all).await.unwrap();
             eventually("it goes on", || told.count() > silent + 100).await;
@@ -90,8 +90,8 @@ async fn nothing_accepted_is_lost_when_the_leader_dies_or_hangs() {
     check_anew(&connection, &told, &done).await;
 }
 
-// A node takes the partition while the server that leads it hangs, with messages of the old owner that it has taken in and
-// acknowledged to nobody. The old owner does not know, and goes on.
+// A node takes the partition while the leading server is suspended, with messages of the old owner
+// that it has received and not acknowledged. The old owner does not know and continues.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_takeover_while_the_leader_hangs_loses_and_doubles_nothing() {
     let Some(servers) = Servers::three() else { return };
@@ -117,7 +117,7 @@ async fn a_takeover_while_the_leader_hangs_loses_and_doubles_nothing() {
             take(&other, &new, 0).await;
             println!("taken over {:?} after the leader began to hang", began.elapsed());
             servers.all[leads].resume();
-            // The old one hears of it when it tries to write again.
+            // The old owner notices when it tries to write again.
             tokio::time::timeout(PATIENCE, partition.ended().cancelled())
                 .await
                 .unwrap();

@@ -1,4 +1,4 @@
-//! What publishers were told, and whether the log keeps to it.
+//! Answers that publishers got, and checks that the log is consistent with them.
 
 use crate::support::{empty_log, take};
 use postrider_core::ids::Position;
@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
-/// What publishers were told.
+/// The answers that publishers got.
 #[derive(Default)]
 pub struct Told {
     pub accepted: Mutex<BTreeMap<Position, String>>,
@@ -22,7 +22,7 @@ impl Told {
     }
 }
 
-/// Publishes one request after the other until it is refused, or enough.
+/// Publishes requests sequentially until one is refused or `enough` is set.
 pub async fn publish(log: &JetStreamLog, told: &Told, publisher: usize, enough: &AtomicBool) {
     for n in 0.. {
         let text = format!("{publisher}/{n:06} {}", "x".repeat(1 + n % 700));
@@ -43,8 +43,8 @@ pub async fn publish(log: &JetStreamLog, told: &Told, publisher: usize, enough: 
     }
 }
 
-/// Everything that was accepted is there once, where its publisher was told, in each publisher's order; what was refused
-/// may be there, once.
+/// Checks that everything accepted is present once, at the acknowledged position, in each
+/// publisher's order. Refused events may be present once.
 pub fn check(told: &Told, claims: &[Claim], but_for: &BTreeSet<Position>) {
     let accepted = told.accepted.lock().unwrap();
     let refused = told.refused.lock().unwrap();
@@ -77,8 +77,8 @@ pub fn check(told: &Told, claims: &[Claim], but_for: &BTreeSet<Position>) {
     }
 }
 
-/// The same by what another owner of partition 3 finds, after nobody was refused. What is in `done` was settled and
-/// flushed: it is not handed out again.
+/// Checks with a new owner of partition 3, when nothing was refused. The claims in `done` were
+/// settled and flushed, and must not be offered again.
 pub async fn check_anew(connection: &Connection, told: &Told, done: &BTreeSet<Position>) {
     assert!(
         told.refused.lock().unwrap().is_empty(),

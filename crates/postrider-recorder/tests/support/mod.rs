@@ -1,4 +1,4 @@
-//! Things to record.
+//! Test data to record.
 
 #![allow(dead_code, reason = "each of the programs that share this uses a part of it")]
 
@@ -15,7 +15,7 @@ use std::time::Duration;
 
 pub const EPOCH: i64 = 1_700_000_000_000_000_000;
 
-/// Shows what it is set to.
+/// A clock that shows the time it is set to.
 pub struct HandClock(AtomicI64);
 
 impl HandClock {
@@ -56,7 +56,7 @@ pub fn subscription(id: u64, topic: u64) -> Arc<Subscription> {
     })
 }
 
-/// A topic with so many subscriptions, whose ids follow each other.
+/// A topic with this many subscriptions, whose ids are consecutive.
 pub fn audience(topic: u64, first: u64, count: u64) -> Arc<Audience> {
     Arc::new(Audience {
         topic: TopicId(topic),
@@ -74,7 +74,7 @@ pub struct Event {
     pub id: String,
     pub event_type: String,
     pub subject: String,
-    /// The number of its set.
+    /// The index of its matched set.
     pub matched: u32,
 }
 
@@ -111,7 +111,7 @@ pub fn batch(topic: u64, at: Timestamp, events: &[Event], matched: Vec<Box<[Subs
     }
 }
 
-/// One event for all subscriptions of the audience.
+/// A single event for all subscriptions of the audience.
 pub fn one(audience: &Arc<Audience>, number: u64, at: Timestamp) -> Accepted {
     let event = Event {
         id: format!("event-{number:012}"),

@@ -1,4 +1,4 @@
-//! What the auditor has noted, and how it judges.
+//! The auditor's state, and its judgements about deliveries.
 
 use super::endpoint::{Arrival, Endpoint, TICK};
 use super::letters::Letters;
@@ -14,11 +14,12 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::hash::{DefaultHasher, Hash};
 use std::time::Duration;
 
-/// What nothing holds back is under way after this long.
+/// A delivery that nothing holds back must be in flight after this long …
 const PROMPT: Duration = Duration::from_secs(2);
-/// And this much more for each delivery that waits for the same endpoint: it may get them one by one.
+/// … plus this for each delivery that waits for the same endpoint, which may admit them one by one.
 const PROMPT_EACH: Duration = Duration::from_millis(60);
-/// After the clock was set or the disk full, everyone has looked again by then: no nap is longer than a minute.
+/// After the clock was set or the disk was full, every task has read the clock again by then: no
+/// sleep is longer than a minute.
 const LOOKED_AGAIN: Duration = Duration::from_secs(75);
 
 pub struct Sub {
@@ -28,20 +29,20 @@ pub struct Sub {
     pub batch_max: usize,
     pub receiver: usize,
     pub moved: Timestamp,
-    /// Where it may point already: someone is at it.
+    /// The receiver that a change in progress may already have pointed it to.
     pub moving: Option<usize>,
     pub expires: Option<Timestamp>,
-    /// Someone is deleting it.
+    /// Whether a deletion is in progress.
     pub going: bool,
-    /// Since then.
+    /// When the subscription was deleted.
     pub gone: Option<Timestamp>,
     pub pauses: Pauses,
-    /// When an event of it was last found to be too old.
+    /// When an event of the subscription was last found to have expired.
     pub expired_at: Option<Timestamp>,
 }
 
 impl Sub {
-    /// How long an event has lived that was published then, without the pauses; none if that cannot be told.
+    /// The age of an event published at this time, without pauses; none if it cannot be determined.
     fn age(&self, published: Timestamp, now: Timestamp) -> Option<Duration> {
         let paused = self.pauses.within(published, now)?;
         Some(now.since(published).saturating_sub(paused))
@@ -65,7 +66,7 @@ pub struct Request {
     pub life: u32,
     pub era: u64,
     pub ended: Option<Ended>,
-    /// What the receiver answers if it is left to.
+    /// The answer that the receiver gives if nothing interrupts it.
     pub will: Option<(Timestamp, Came)>,
 }
 
@@ -77,7 +78,7 @@ pub struct Ended {
     pub retry_after: Option<Duration>,
 }
 
-/// What the auditor can tell of how an attempt ended for the engine.
+/// How an attempt ended for the engine, as far as the auditor can tell.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Told {
     InTime,
@@ -101,7 +102,7 @@ impl Request {
         matches!(self.ended, Some(Ended { came: Came::Answered(status), .. }) if rules.is_success(status))
     }
 
-    /// Whether its success, if it is one, may count: in time, or late by not too much.
+    /// Whether a success of this request may count: in time, or late within the late window.
     pub fn may_count(&self, rules: &Rules) -> bool {
         let late = |ended: Ended| {
             let window = rules.late_window();
@@ -114,7 +115,7 @@ impl Request {
     }
 }
 
-/// A number that is known within bounds: a power cut may or may not have taken records with it.
+/// A number known within bounds: a power cut may or may not have removed records.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Between {
     pub least: u32,
@@ -135,11 +136,12 @@ pub struct Try {
     pub request: usize,
     pub number: Between,
     pub settled: bool,
-    /// In a later life than it was made in, if it was this one that was settled then.
+    /// Whether the attempt was settled in a later life than the one that made it, if the settlement
+    /// was for this attempt.
     pub settled_late: bool,
-    /// Its record survives.
+    /// Whether the attempt's record survives.
     pub recorded: bool,
-    /// It may have been refused as part of a batch that is too large.
+    /// Whether it may have been refused as part of a batch that was too large.
     pub maybe_halved: bool,
 }
 
@@ -148,13 +150,14 @@ pub struct Delivery {
     pub tries: Vec<Try>,
     pub recorded: Between,
     pub ends: Vec<&'static str>,
-    /// An end that a power cut may have taken.
+    /// An end that a power cut may have removed.
     pub maybe_ended: bool,
     /// When the last attempt was recorded.
     pub tried_at: Option<Timestamp>,
-    /// When its end was recorded.
+    /// When the delivery's end was recorded.
     pub ended_at: Option<Timestamp>,
-    /// With how many events it may be sent at most, and in which life: it was part of a batch that was too large.
+    /// The largest batch that the delivery may be sent in, and the life for which this holds: it
+    /// was part of a batch that was too large.
     pub most_together: Option<(usize, u32)>,
 }
 
@@ -165,34 +168,34 @@ pub struct Books {
     pub subs: Vec<Sub>,
     pub by_id: BTreeMap<SubscriptionId, usize>,
     pub endpoints: Vec<Endpoint>,
-    /// By receiver and subscription: what holds back only that subscription's deliveries there.
+    /// By receiver and subscription: delays of only that subscription's deliveries.
     pub own_endpoints: BTreeMap<(usize, usize), Endpoint>,
     pub events: BTreeMap<u64, Event>,
-    /// Which event lies where in the log.
+    /// The event at each position of the log.
     pub ids: BTreeMap<Position, u64>,
     pub requests: Vec<Request>,
     pub deliveries: BTreeMap<Key, Delivery>,
     pub letters: Letters,
-    /// If it is not the documents'.
+    /// The delay and patience of dead letters, if they differ from the documents'.
     pub letter_timing: Option<(Duration, Duration)>,
-    /// The operator wants batches halved after 400, too.
+    /// Whether the operator wants batches halved after 400, too.
     pub halves_after_400: bool,
-    /// What deliveries were before they were settled, as long as that is not durable.
+    /// The deliveries before their latest settlement, until that is durable.
     pub lately: Vec<(Key, Delivery)>,
     pub life: u32,
     /// Changes whenever something happens that may hold deliveries back.
     pub era: u64,
     pub sets: u64,
-    /// When the clock was last set or the disk full, by a clock that nobody sets.
+    /// When the clock was last set or the disk was full, by a clock that is never set.
     pub disturbed: Option<Duration>,
     pub disk_full: bool,
-    /// By the same clock.
+    /// The current time of that clock.
     pub elapsed: Duration,
-    /// The latest time that the other one ever showed.
+    /// The latest time that the simulated clock ever showed.
     pub latest: Timestamp,
     pub trace: DefaultHasher,
     pub wrong: Vec<Wrong>,
-    /// Everything that happened, if someone wants to read it.
+    /// A record of everything that happened, if requested.
     pub notes: Option<Vec<String>>,
 }
 
@@ -210,13 +213,13 @@ impl Books {
         self.wrong.push(Wrong { kind, what });
     }
 
-    /// Whether nothing explains that something is late.
+    /// Whether no clock change or full disk excuses a late attempt.
     pub fn undisturbed(&self) -> bool {
         let looked = |at: Duration| self.elapsed > at + LOOKED_AGAIN;
         self.disturbed.is_none_or(looked) && !self.disk_full
     }
 
-    /// An endpoint that nobody points to is forgotten, and its delay with it.
+    /// Forgets endpoints that no subscription uses, with their delays.
     pub fn forget_unused(&mut self, now: Timestamp) {
         for (receiver, endpoint) in self.endpoints.iter_mut().enumerate() {
             let exists = |sub: &Sub| sub.gone.is_none() && sub.expires.is_none_or(|at| now < at);
@@ -354,7 +357,8 @@ impl Books {
         request
     }
 
-    /// When the first event expires that has not ended for a subscription; now, if one was just found to be too old.
+    /// When the first unfinished event of a subscription expires; now, if one was just found to
+    /// have expired.
     fn first_expiry(&self, number: usize, now: Timestamp) -> Option<Timestamp> {
         let sub = &self.subs[number];
         let lately = |at: &Timestamp| *at <= now && now.since(*at) <= PROMPT;
@@ -372,12 +376,13 @@ impl Books {
         open.map(|(_, event)| expiry(event)).min()
     }
 
-    /// An event was never attempted and is too old now. Was it used as a probe, or at least another one about then?
+    /// Checks an event that expired without an attempt: it, or another event at about that time,
+    /// should have been used as a probe.
     fn check_unattempted(&mut self, key: Key, now: Timestamp) {
         let (sub, event) = (&self.subs[key.0], &self.events[&key.1]);
         let rules = &sub.rules;
         let expiry = event.published + rules.time_to_live;
-        // Whatever was sent from then on told how the endpoint is, or was under way.
+        // Any request from then on showed how the endpoint is, or was in flight.
         let from = expiry - EXPIRY_LEAD - FIRST_DELAY_MAX - LOOKED_AGAIN;
         let disturbed = event.era != self.era || !self.undisturbed();
         let changed = sub.moved > event.published || sub.moving.is_some();
@@ -394,7 +399,7 @@ impl Books {
         }
         let asked =
             |request: &Request| request.receiver == receiver && request.at >= from && request.at <= expiry;
-        // Only of the oldest it is known when it expires.
+        // The expiry is known only for the oldest event.
         let older = self.events.iter().any(|(id, other)| {
             let ended = self
                 .deliveries
@@ -412,7 +417,7 @@ impl Books {
         }
     }
 
-    /// A batch was too large: that is an attempt of none of its events, which come again in smaller ones.
+    /// A batch was too large: its events count no attempt, and come again in smaller batches.
     pub fn halve(&mut self, request: usize) {
         let of = &self.requests[request];
         let rules = &self.subs[of.sub].rules;
@@ -459,7 +464,7 @@ impl Books {
         }
     }
 
-    /// Whether an event may be attempted now.
+    /// Checks whether an event may be attempted now.
     fn check_attempt(&mut self, number: usize, id: u64, request: usize) {
         let sub = &self.subs[number];
         let (rules, name) = (sub.rules, sub.name.clone());
@@ -516,10 +521,11 @@ impl Books {
         if !last.recorded {
             return;
         }
-        // Beyond the end of its time nobody can ask for it to wait; how far that has moved may be unclear.
+        // A receiver cannot delay the retry beyond the end of the event's time to live; pauses have
+        // moved that end, perhaps by an unknown time.
         let ended = before.ended.map_or(published, |ended| ended.at);
         let paused = self.subs[number].pauses.within(published, ended);
-        // A pause that came after the clock was set back may seem to have been there before.
+        // After the clock was set back, a later pause may seem to have been there before.
         let paused = paused.filter(|_| before.sets == self.sets);
         let published = published + paused.unwrap_or_default();
         let (earliest, latest) = due(&rules, before, last.number, published);
@@ -539,12 +545,13 @@ impl Books {
         }
     }
 
-    /// Why an attempt that followed `before` in the same life should not have been made, if so.
+    /// Why an attempt after `before` in the same life should not have been made, if so.
     fn over(&self, rules: &Rules, before: &Request, now: Timestamp) -> Option<String> {
         if before.life != self.life {
             return None;
         }
-        // Whether anyone listened or not, if nothing has kept them from it.
+        // The receiver's intended answer counts even if nobody read it, provided that nothing
+        // interrupted it.
         let unheard = before.will.filter(|_| before.era == self.era);
         let (at, came) = before.ended.map(|ended| (ended.at, ended.came)).or(unheard)?;
         let Came::Answered(status) = came else {
@@ -562,7 +569,8 @@ impl Books {
         over.then(|| format!("{status} at {at}"))
     }
 
-    /// Nothing holds back what is due, unless its endpoint is slow or sick, or something has happened since.
+    /// Checks that a due delivery is attempted promptly, unless its endpoint is slow or on
+    /// probation, or something has happened since.
     fn check_prompt(
         &mut self,
         number: usize,
@@ -577,14 +585,14 @@ impl Books {
         let own = self.own_endpoints.get(&(receiver, number));
         let suspect = endpoint.suspect || own.is_some_and(|own| own.suspect);
         let held = suspect && self.subs[number].rules.knows_delays();
-        // Where it pointed before, it may have been held back, with every lane waiting for an answer.
+        // The old endpoint may have held it back, with every lane waiting for an answer.
         let sub = &self.subs[number];
         if sub.moved > Timestamp::MIN && self.sets > 0 {
-            // They may wait for as long as the clock was set back.
+            // Deliveries may wait for as long as the clock was set back.
             return;
         }
         if sub.pauses.changing {
-            // It goes on before they are told who have ended its pause.
+            // Deliveries resume before the callers learn that the pause has ended.
             return;
         }
         let due = due.max(sub.pauses.ended());
@@ -605,7 +613,7 @@ impl Books {
         }
     }
 
-    /// The pause of a subscription has ended: all that has waited goes out at once.
+    /// The pause of a subscription has ended: its backlog is sent at once.
     pub fn flood(&mut self, number: usize, now: Timestamp) {
         let receiver = self.subs[number].receiver;
         let busy = |key: &Key| self.subs[key.0].receiver == receiver;
@@ -658,7 +666,7 @@ impl Books {
         }
     }
 
-    /// What speaks against such an end, if anything.
+    /// The objection to such an end, if there is one.
     fn explained(&self, key: Key, next: Next, decided: Timestamp, now: Timestamp) -> Option<String> {
         let rules = &self.subs[key.0].rules;
         let delivery = &self.deliveries[&key];
@@ -669,7 +677,7 @@ impl Books {
                 let counts = requests.any(|r| r.succeeded(rules) && r.may_count(rules));
                 return (!counts).then(|| "nobody took it in time".into());
             }
-            // One that was under way when the subscription went.
+            // The delivery was in progress when the subscription was deleted.
             Next::Drop(Reason::SubscriptionGone) => {
                 let sub = &self.subs[key.0];
                 return (!sub.going && sub.gone.is_none()).then(|| "nobody deletes it".into());
@@ -686,8 +694,8 @@ impl Books {
             Reason::AttemptsExhausted => delivery.recorded.most >= rules.attempts_max,
             Reason::TimeToLiveExceeded => {
                 let sub = &self.subs[key.0];
-                // A decision dated after now was made before the clock was set back. Pauses that began
-                // since then did not hold at that time.
+                // A decision dated after now was made before the clock was set back. Pauses that
+                // began since then did not apply at that time.
                 let before_set_back = decided > now;
                 let old = |event: &Event| {
                     let age = sub.age(event.published, self.latest).filter(|_| !before_set_back);
@@ -706,14 +714,14 @@ impl Books {
                         && (status == 400) == bad_request
                         && (alone || !rules.halves(status))
                 };
-                // After the last attempt that is the reason, whatever was answered.
+                // After the last attempt this is the reason, whatever the answer.
                 let more_allowed = delivery.recorded.least < rules.attempts_max;
                 more_allowed
                     && last
                         .and_then(|last| last.ended)
                         .is_some_and(|ended| matches!(ended.came, Came::Answered(status) if fits(status)))
             }
-            // These end a dead letter, or everything of a subscription; not one delivery.
+            // These reasons end dead letters or whole subscriptions, never a single delivery.
             Reason::SubscriptionGone
             | Reason::SubscriptionExpired
             | Reason::Corrupt
@@ -724,7 +732,7 @@ impl Books {
         (!explained).then(|| format!("{reason} does not hold"))
     }
 
-    /// The deliveries of these letters.
+    /// The deliveries of these dead letters.
     pub fn keys(&self, of: SubscriptionId, letters: &[LetterKey]) -> Vec<Key> {
         let Some(sub) = self.by_id.get(&of) else {
             return Vec::new();
@@ -733,7 +741,7 @@ impl Books {
         ids.map(|id| (*sub, *id)).collect()
     }
 
-    /// What was accepted for subscriptions that still exist, and has not ended.
+    /// Deliveries of acknowledged events to existing subscriptions that have not ended.
     pub fn missing(&self, now: Timestamp) -> impl Iterator<Item = Key> {
         let accepted = self.events.iter().filter(|(_, event)| event.acknowledged);
         let keys = accepted.flat_map(|(id, event)| event.matched.iter().map(|sub| (*sub, *id)));
@@ -746,11 +754,12 @@ impl Books {
     }
 }
 
-/// When the attempt after `before` may be made at the earliest, and when it is due at the latest.
+/// The earliest time at which the attempt after `before` may be made, and the latest at which it is
+/// due.
 fn due(rules: &Rules, before: &Request, number: Between, published: Timestamp) -> (Timestamp, Timestamp) {
     let after = |at: Timestamp, came: Came, asked: Option<Duration>| {
         let floor = rules.floor(came);
-        // A receiver may ask us to slow down, but not beyond the event's time.
+        // A receiver may ask for a longer wait, but not beyond the event's time to live.
         let asked = asked.map_or(at, |asked| (at + asked).min(published + rules.time_to_live));
         let earliest = at + rules.step(number.least).max(floor);
         let latest = at + rules.step_longest(number.most).max(floor);

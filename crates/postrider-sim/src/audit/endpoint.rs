@@ -1,54 +1,58 @@
-//! What the auditor knows about one endpoint from what its receiver saw: is it to be left alone?
+//! The auditor's view of one endpoint, from its receiver's requests: whether it should be on
+//! probation.
 //!
-//! Where the order of things cannot be told from outside, it says nothing until it is sure again.
+//! Where the order of events cannot be determined from outside, the view makes no claim until it is
+//! certain again.
 
 use super::rules::{Came, DELAY_AFTER, DELAY_MAX, EXPIRY_LEAD, first_delay};
 use postrider_core::time::Timestamp;
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-/// The engine's timers go off this much late at most.
+/// The engine's timers may fire this late.
 pub const TICK: Duration = Duration::from_millis(2);
 
 /// The age of the oldest event in the log is known to the second.
 const OLDEST_RIGHT_TO: Duration = Duration::from_millis(1100);
-/// How long an endpoint is left alone at least, if nobody knows why.
+/// The shortest first delay, for an unknown cause.
 const FIRST_LEAST: Duration = Duration::from_secs(10);
 
-/// Left alone until then.
+/// A delay until this time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Delay {
     pub until: Timestamp,
     pub step: Duration,
 }
 
-/// Of all subscriptions that point to a receiver, or of one of them: whose failures count differs.
+/// An endpoint of a receiver as seen by all its subscriptions, or by a single one: they count
+/// failures differently.
 #[derive(Debug, Default)]
 pub struct Endpoint {
-    /// Only answered failures count here, and only those of one subscription.
+    /// Whether this is the view of a single subscription, for which only answered failures count.
     own: bool,
     /// Different deliveries that have failed since the last success.
     failing: BTreeSet<(usize, u64)>,
     delay: Option<Delay>,
-    /// When the auditor came to know of the delay.
+    /// When the auditor learned of the delay.
     since: Timestamp,
-    /// Requests whose answer is awaited, with the time at which they are given up.
+    /// Requests in flight, with the time at which they time out.
     open: Vec<Open>,
-    /// Someone wants it asked before the delay is over.
+    /// Whether a probe was requested before the delay is over.
     asked: bool,
-    /// How long it is left alone at first for what went wrong last.
+    /// The first delay for the last cause.
     first: Option<Duration>,
-    /// When it was last asked early because an event was about to expire.
+    /// When the last early probe for an expiring event was sent.
     expiry_probe: Option<Timestamp>,
-    /// Something happened whose order cannot be told.
+    /// Whether something happened whose order cannot be determined.
     unsure: bool,
-    /// Deliveries may have been held back at some time in this life.
+    /// Whether deliveries may have been delayed at some time in this life.
     pub suspect: bool,
-    /// What the catalogue says.
+    /// The delay in the catalog.
     pub kept: Option<Delay>,
-    /// The receiver answers at once, whatever it answers.
+    /// Whether the receiver answers at once, whatever the answer.
     pub quick: bool,
-    /// When a pause last ended of a subscription that points here, and how much waited then.
+    /// When a pause of a subscription to this receiver last ended, and how many deliveries waited
+    /// then.
     pub flood: Option<(Timestamp, u32)>,
 }
 
@@ -59,15 +63,15 @@ struct Open {
     deliveries: Vec<(usize, u64)>,
     obeys: bool,
     probe: bool,
-    /// Someone wanted it: the delay was not over.
+    /// Whether it is a requested probe: the delay was not over.
     early: bool,
-    /// It was a probe of a delay that has ended since.
+    /// Whether it probed for a delay that has ended since.
     stray: bool,
-    /// The clock was set meanwhile: nobody knows when it is given up.
+    /// Whether the clock was set meanwhile, so that the time of its timeout is unknown.
     unclear: bool,
 }
 
-/// A request arrives.
+/// A request that arrives.
 #[derive(Clone)]
 pub struct Arrival {
     pub request: usize,
@@ -75,11 +79,12 @@ pub struct Arrival {
     pub deliveries: Vec<(usize, u64)>,
     pub obeys: bool,
     pub timeout: Duration,
-    /// When the first event of the subscription expires that has not ended, as far as that matters here.
+    /// When the subscription's first unfinished event expires, as far as it matters here.
     pub expires: Option<Timestamp>,
 }
 
-/// A failure that was answered says that the endpoint is there: it counts for the subscription alone.
+/// Whether a failure shows that the endpoint is up: an answered failure counts for the subscription
+/// alone.
 fn is_own(came: Came) -> bool {
     matches!(came, Came::Answered(status) if !matches!(status, 408 | 429 | 503))
 }
@@ -92,7 +97,7 @@ impl Endpoint {
         }
     }
 
-    /// What is wrong with a request that arrives now, if anything.
+    /// The objection to a request that arrives now, if there is one.
     pub fn arrive(&mut self, arrival: Arrival, now: Timestamp) -> Option<String> {
         self.give_up(now);
         let mut wrong = None;
@@ -130,8 +135,8 @@ impl Endpoint {
         self.delay.map(|delay| delay.until)
     }
 
-    /// An event about to expire that the delay would outlast may be used as the probe, but not more often than the
-    /// endpoint would be left alone at first.
+    /// Whether an expiring event that the delay would outlast may be used as the probe. The least
+    /// interval is the first delay of the endpoint.
     fn may_ask_before_expiry(&self, delay: Delay, expires: Option<Timestamp>, now: Timestamp) -> bool {
         let soon =
             |at: Timestamp| at <= now + EXPIRY_LEAD + OLDEST_RIGHT_TO && at <= delay.until + OLDEST_RIGHT_TO;
@@ -140,7 +145,7 @@ impl Endpoint {
         expires.is_some_and(soon) && self.expiry_probe.is_none_or(again)
     }
 
-    /// Attempts whose time is over have failed.
+    /// Requests that have timed out have failed.
     fn give_up(&mut self, now: Timestamp) {
         let mut over: Vec<Open> = Vec::new();
         self.open.retain(|open| {
@@ -157,7 +162,7 @@ impl Endpoint {
         }
     }
 
-    /// A request has been answered or broken off, `well` if that shows that the endpoint is well.
+    /// A request has been answered or aborted; `well` if that shows that the endpoint is well.
     pub fn answer(&mut self, request: usize, came: Came, well: bool, now: Timestamp) {
         let close = |open: &Open| open.deadline <= now + TICK && now <= open.deadline + TICK;
         let unsure = self.open.iter().any(close);
@@ -169,7 +174,7 @@ impl Endpoint {
             self.suspect = true;
         }
         if well || (is_own(came) && !self.own && open.is_some()) {
-            // A late success too: it is news for everyone.
+            // A late success counts too: it ends the delay for all.
             self.recover();
         } else if let Some(open) = open {
             self.fail(open, came, now);
@@ -185,7 +190,7 @@ impl Endpoint {
             return;
         }
         match self.delay {
-            // Whether the delay was over by then nobody can tell who looks from outside.
+            // Whether the delay was over by then cannot be determined from outside.
             Some(delay) if open.early && at <= delay.until + TICK && delay.until <= at + TICK => {
                 self.forget();
             }
@@ -219,19 +224,19 @@ impl Endpoint {
         self.suspect = true;
     }
 
-    /// Someone wants it asked now.
+    /// A probe was requested.
     pub fn ask(&mut self, now: Timestamp) {
         self.give_up(now);
         self.asked = self.delay.is_some();
     }
 
-    /// Someone says that it is well.
+    /// An operator says that the endpoint is well.
     pub fn admit_again(&mut self, now: Timestamp) {
         self.give_up(now);
         self.recover();
     }
 
-    /// The endpoint has shown that it is well, or someone says so.
+    /// The endpoint has shown that it is well, or an operator says so.
     fn recover(&mut self) {
         self.failing.clear();
         self.delay = None;
@@ -243,7 +248,7 @@ impl Endpoint {
         }
     }
 
-    /// Nothing can be told any more until it recovers or the server starts again.
+    /// Makes no more claims until the endpoint recovers or the server starts again.
     pub fn forget(&mut self) {
         self.unsure = true;
         self.suspect = true;
@@ -254,13 +259,13 @@ impl Endpoint {
         }
     }
 
-    /// Nobody points here any more: it is forgotten, unless someone comes back soon.
+    /// No subscription uses the endpoint any more: its state is forgotten, unless one returns soon.
     pub fn abandon(&mut self) {
         self.kept = None;
         self.forget();
     }
 
-    /// The clock was set: what is under way may end at any time. A delay ends when the clock says so.
+    /// The clock was set: requests in flight may time out at any moment. A delay ends by the clock.
     pub fn clock_set(&mut self) {
         self.since = Timestamp::MIN;
         self.expiry_probe = None;
@@ -270,7 +275,7 @@ impl Endpoint {
         }
     }
 
-    /// The server starts again, knowing only what the catalogue says.
+    /// The server starts again with only the state in the catalog.
     pub fn restart(&mut self) {
         self.failing.clear();
         self.asked = false;

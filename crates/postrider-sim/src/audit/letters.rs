@@ -1,4 +1,5 @@
-//! What the auditor knows about dead letters: what was given up, which blobs hold it, who was told of them.
+//! The auditor's state about dead letters: which deliveries were given up, the blobs that hold
+//! them, the announcements.
 
 use super::Kind;
 use super::books::{Between, Books, Key, Told};
@@ -11,34 +12,35 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::hash::Hash;
 use std::time::Duration;
 
-/// Writing goes on this long after it failed, at the latest.
+/// A failed write is retried after this long, at the latest.
 const TRIED_AGAIN: Duration = Duration::from_secs(300);
-/// Letters wait for a blob of theirs that is being written: the slowest store answers sooner.
+/// Dead letters wait while a blob of their subscription is being written: the slowest store answers
+/// sooner.
 const WRITING: Duration = Duration::from_secs(90);
-/// The store may have been within reach for so long without anybody trying.
+/// The store may have been reachable for this long without an attempt to write.
 const UNTRIED: Duration = Duration::from_secs(300 + 90);
 
-/// A delivery that was given up and is to be written.
+/// A delivery that was given up and whose dead letter is to be written.
 pub struct Given {
     reason: Reason,
-    /// The last attempt had not ended before.
+    /// The last attempt ended no earlier than this.
     not_before: Timestamp,
     settled: Timestamp,
-    /// Its wait for a blob began no later than this.
+    /// The wait for a blob began no later than this.
     since: Timestamp,
-    /// None if the clock had been set back: it may have been decided by what the clock showed before.
+    /// None if the clock had been set back: the decision may have used the earlier time.
     era: Option<u64>,
-    /// Everything that its blob may say about the last attempt.
+    /// All outcomes that the blob may name for the last attempt.
     outcomes: BTreeSet<&'static str>,
     attempts: Between,
-    /// The last blob that it was put into.
+    /// The last blob that contains it.
     put: Option<Put>,
-    /// The log has forgotten it.
+    /// Whether the log has removed it.
     done: bool,
-    /// Its store was out of reach for so long that it may be dropped.
+    /// Whether its store was out of reach for long enough to drop it.
     hopeless: bool,
     dropped: bool,
-    /// Its event was delivered after all, and its letter is taken back.
+    /// Whether its event turned out to be delivered, so that the dead letter is withdrawn.
     withdrawn: bool,
 }
 
@@ -49,21 +51,21 @@ struct Put {
     troubles: u64,
 }
 
-/// A container, and a path in it.
+/// A container and a path in it.
 pub type Place = (String, String);
 
-/// Numbers that the server must arrive at too, in one life.
+/// Counts of one life that the server's own numbers must equal.
 #[derive(Default)]
 struct Counted {
     written: Between,
     dropped: Between,
 }
 
-/// Counts of letters in one life of the server.
+/// The server's counts of dead letters in one life.
 #[derive(Clone, Copy, Debug)]
 pub struct LetterCounts {
     pub written: u64,
-    /// Events, of all reasons together.
+    /// Events, for all reasons together.
     pub dead_lettered: u64,
     pub dropped: u64,
 }
@@ -71,22 +73,22 @@ pub struct LetterCounts {
 #[derive(Default)]
 pub struct Letters {
     given: BTreeMap<Key, Given>,
-    /// What the store holds.
+    /// The content of the store.
     blobs: BTreeMap<Place, Vec<Key>>,
-    /// The lengths of everything that was ever put there.
+    /// The lengths of all versions of each blob.
     lengths: BTreeMap<Place, BTreeSet<usize>>,
-    /// Blobs whose letters the log has forgotten because of them.
+    /// Blobs whose dead letters the log has removed because they are there.
     relied_on: BTreeSet<Place>,
     told: BTreeSet<Place>,
-    /// The log did not take the announcement: that holds no letter up, and it may come to nothing.
+    /// Announcements that the log refused: no dead letter waits for them, and they may never come.
     unannounced: BTreeSet<Place>,
-    /// Someone wants to be told of blobs.
+    /// Whether a subscription gets announcements of blobs.
     pub listened_to: bool,
-    /// How often something was answered with an error, so that letters may be written again.
+    /// The number of failed operations after which dead letters may be written again.
     troubles: u64,
     trouble_at: Option<Timestamp>,
     written_at: Option<Timestamp>,
-    /// The store is out of reach since then; or was, until then.
+    /// The time from which the store is, or was, out of reach, and the time until which it was.
     away: Option<(Timestamp, Option<Timestamp>)>,
     counted: Counted,
 }
@@ -97,8 +99,8 @@ impl Letters {
         self.trouble_at = self.trouble_at.max(Some(now));
     }
 
-    /// A write that failed counts towards giving up, whether the store was out of reach or the archive had no
-    /// room.
+    /// A failed write counts towards giving up, whether the store was out of reach or the archive
+    /// had no space.
     pub fn write_failed(&mut self, now: Timestamp) {
         self.trouble(now);
         let still_away = self.away.is_some_and(|(_, until)| until.is_none());
@@ -112,7 +114,7 @@ impl Letters {
         match (reachable, &mut self.away) {
             (true, Some((_, until))) => *until = Some(now),
             (true, None) | (false, Some((_, None))) => {}
-            // Nobody need have noticed that it was there for a while.
+            // The short time within reach may have gone unnoticed.
             (false, Some((_, until))) if until.is_some_and(|until| now.since(until) < UNTRIED) => {
                 *until = None
             }
@@ -120,8 +122,9 @@ impl Letters {
         }
     }
 
-    /// What the clock shows decides when a letter is given up. A store that is there again has been so for the
-    /// time that passed; after the clock was set back, nobody tries before it shows the same time again.
+    /// The clock decides when a dead letter is given up. If the clock was set forward, a reachable
+    /// store counts as reachable for the skipped time; if it was set back, writing is not tried
+    /// before the clock shows the same time again.
     pub fn clock_set(&mut self, before: Timestamp, now: Timestamp) {
         if let Some((since, until)) = &mut self.away {
             *since = (*since).min(now);
@@ -131,14 +134,14 @@ impl Letters {
         }
     }
 
-    /// Nobody knows any more what the log has forgotten lately.
+    /// Which dead letters the log has removed lately is unknown after this.
     pub fn crashed_somehow(&mut self) {
         self.given.values_mut().for_each(|given| given.done = false);
     }
 }
 
 impl Books {
-    /// A delivery was given up. `before`: the attempts recorded until then.
+    /// A delivery was given up. `before` is the number of attempts recorded until then.
     pub fn given_up(&mut self, key: Key, reason: Reason, before: Between, now: Timestamp) {
         let delivery = &self.deliveries[&key];
         let rules = &self.subs[key.0].rules;
@@ -155,11 +158,12 @@ impl Books {
                 (_, _) => (timed_out, vec!["TimedOut"]),
             };
             outcomes.extend(names);
-            // One that was never recorded does not count.
+            // An attempt that was never recorded does not count.
             let recorded = delivery.tried_at.filter(|_| !one.settled_late);
             latest = latest.max(Some(recorded.unwrap_or(now)));
             not_before = Some(not_before.map_or(at, |before: Timestamp| before.min(at)));
-            // One of an earlier life was cut short and never recorded; or it ended while the server stopped.
+            // The attempt belongs to an earlier life and was cut short without a record; or it
+            // ended while the server stopped.
             if one.settled_late {
                 attempts.least = attempts.least.min(before.least);
                 continue;
@@ -170,7 +174,7 @@ impl Books {
             outcomes.insert("Probation");
         }
         let published = self.events.get(&key.1).map(|event| event.published);
-        // That its time was over showed only when it was due again.
+        // The expiry was noticed only when the retry came due.
         let since = match reason {
             Reason::TimeToLiveExceeded => latest.unwrap_or(now).min(now),
             _ => now,
@@ -192,7 +196,7 @@ impl Books {
         self.letters.given.insert(key, given);
     }
 
-    /// A blob was put into the store.
+    /// A blob was written to the store.
     pub fn blob_put(&mut self, account: &str, place: Place, body: &[u8], now: Timestamp) {
         (now.nanos(), &place, body).hash(&mut self.trace);
         let (container, path) = &place;
@@ -237,7 +241,7 @@ impl Books {
         self.letters.blobs.insert(place, keys);
     }
 
-    /// Whose blob this is, if anyone's; complains if it is in the wrong place.
+    /// The subscription of a blob, if there is one; reports a blob in the wrong place.
     fn misfiled(&mut self, account: &str, container: &str, path: &str, now: Timestamp) -> Option<usize> {
         let parts: Vec<&str> = path.split('/').collect();
         let named = |name: &str| self.subs.iter().position(|sub| sub.name.to_uppercase() == name);
@@ -336,7 +340,8 @@ impl Books {
         }
     }
 
-    /// When an attempt was answered with a success that came late, in time, and in this life, so that it counts.
+    /// When an attempt was answered late with a success that counts: within the window, and in this
+    /// life.
     fn heard_late(&self, key: Key) -> Option<Timestamp> {
         let rules = &self.subs[key.0].rules;
         let window = rules.late_window()?;
@@ -351,7 +356,7 @@ impl Books {
         successes.min()
     }
 
-    /// Whether somebody took the event, in time or late by not too much.
+    /// Whether a receiver accepted the event, in time or late within the late window.
     fn was_taken(&self, key: Key) -> bool {
         let rules = &self.subs[key.0].rules;
         let mut tries = self.deliveries.get(&key).into_iter().flat_map(|one| &one.tries);
@@ -361,7 +366,8 @@ impl Books {
         })
     }
 
-    /// The log is about to be told to forget these letters. Who has no blob is dropped or taken back: is that right?
+    /// The log is about to remove these dead letters. Checks that those without a blob may be
+    /// dropped or withdrawn.
     pub fn forgetting(&mut self, keys: &[Key], now: Timestamp) {
         for key in keys {
             let was_taken = self.was_taken(*key);
@@ -394,7 +400,7 @@ impl Books {
         }
     }
 
-    /// The log has forgotten these letters, for good.
+    /// The log has removed these dead letters durably.
     pub fn forgotten(&mut self, keys: &[Key], now: Timestamp) {
         self.lately.retain(|(key, _)| !keys.contains(key));
         for key in keys {
@@ -416,7 +422,8 @@ impl Books {
                     letters.relied_on.insert(put.place.clone());
                     counted.written = counted.written.plus_one();
                 }
-                // It may be done with because it is there, or although nobody knows that it is.
+                // The dead letter may have been removed because it is in the blob, or dropped
+                // because the write was not confirmed.
                 Some(_) => {
                     counted.written.most += 1;
                     counted.dropped.most += 1;
@@ -432,7 +439,7 @@ impl Books {
         }
     }
 
-    /// A life has ended, and this is what it counted; nothing, if the power went.
+    /// A life has ended with these counts; none if the power went.
     pub fn counted(&mut self, said: Option<LetterCounts>) {
         let counted = std::mem::take(&mut self.letters.counted);
         let Some(LetterCounts {
@@ -459,7 +466,7 @@ impl Books {
         }
     }
 
-    /// Someone was told of a blob.
+    /// A receiver got the announcement of a blob.
     pub fn told_of(&mut self, event: Raw<'_>) {
         let place = announced(event);
         let length = event.get("data").and_then(|data| data.get("contentLength"));
@@ -478,12 +485,12 @@ impl Books {
         }
     }
 
-    /// The log has not taken the announcement of a blob.
+    /// The log has refused the announcement of a blob.
     pub fn not_announced(&mut self, event: Raw<'_>) {
         self.letters.unannounced.extend(announced(event));
     }
 
-    /// What the archive knows of: place, length, why each letter is there.
+    /// The content of the archive: place, length, and the reason of each dead letter.
     pub fn listed(&mut self, listed: Vec<(Place, u64, Vec<Reason>)>) {
         let mut known = BTreeSet::new();
         let mut found = Vec::new();
@@ -494,7 +501,8 @@ impl Books {
             let given = held
                 .iter()
                 .map(|key| self.letters.given.get(key).map(|given| given.reason));
-            // One that was written over and not noted since is not relied on; its letters are elsewhere.
+            // A blob that was overwritten and not recorded since is not relied on; its dead letters
+            // are in other blobs.
             let relied_on = self.letters.relied_on.contains(&place);
             if relied_on && (!right_length || !given.eq(reasons.iter().copied().map(Some))) {
                 found.push(format!(
@@ -511,7 +519,7 @@ impl Books {
         }
     }
 
-    /// Complaints at the end: letters in no blob, and blobs of which nobody was told.
+    /// Complaints at the end: dead letters in no blob, and blobs without an announcement.
     pub fn judge_letters(&mut self, now: Timestamp) {
         let held: BTreeSet<&Key> = self.letters.blobs.values().flatten().collect();
         let mut found = Vec::new();
@@ -537,7 +545,7 @@ impl Books {
     }
 }
 
-/// The blob that an announcement tells of.
+/// The blob that an announcement names.
 fn announced(event: Raw<'_>) -> Option<Place> {
     const SUBJECT: &str = "/blobServices/default/containers/";
     let subject = event.get("subject").and_then(Raw::as_str)?;
@@ -551,19 +559,19 @@ fn is_guid(text: &str) -> bool {
     lengths == [8, 4, 4, 4, 12] && text.chars().all(hex)
 }
 
-/// How a dead letter spells it.
+/// The reason as spelled in dead letters.
 fn spelled(reason: Reason) -> &'static str {
     match reason {
         Reason::AttemptsExhausted => "MaxDeliveryAttemptsExceeded",
         Reason::TimeToLiveExceeded => "TimeToLiveExceeded",
         Reason::BadRequest => "UndeliverableDueToHttpBadRequest",
         Reason::ClientError => "UndeliverableDueToClientError",
-        // These are not why letters are written.
+        // Reasons for which no dead letter is written.
         _ => "",
     }
 }
 
-/// How a dead letter spells what its last attempt came to.
+/// An outcome as spelled in dead letters.
 fn outcome(came: Came) -> &'static str {
     match came {
         Came::Broken => "SocketError",

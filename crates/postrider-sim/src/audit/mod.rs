@@ -1,7 +1,8 @@
-//! The auditor: sees what publishers were told, what receivers got and what was recorded; judges.
+//! The auditor: observes what publishers were told, what receivers got and what was recorded, and
+//! judges it.
 //!
-//! It knows the documents and nothing of the engine's inside. Times are what the clock showed; where the
-//! clock was set meanwhile, only what must not happen too early is held against the engine.
+//! The auditor knows the documents and nothing of the engine's insides. Times are the clock's;
+//! where the clock was set meanwhile, only attempts that are too early in any case count as errors.
 
 mod books;
 mod endpoint;
@@ -28,10 +29,10 @@ use std::hash::{Hash, Hasher};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-/// What kind of promise was broken.
+/// The kinds of broken promises.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Kind {
-    /// Accepted, and never came to an end.
+    /// Accepted, and never ended.
     Lost,
     /// Attempted before it was due.
     Early,
@@ -41,27 +42,28 @@ pub enum Kind {
     TooOften,
     /// Attempted after its time to live.
     TooLate,
-    /// Attempted after it had ended.
+    /// Attempted after its end.
     AfterItsEnd,
-    /// Attempted while an attempt was under way.
+    /// Attempted while another attempt was in flight.
     Twice,
-    /// The header says another number of attempts than were recorded.
+    /// The delivery-count header differs from the recorded attempts.
     Count,
-    /// Came to an end more than once.
+    /// Ended more than once.
     TwoEnds,
-    /// Came to an end that nothing explains.
+    /// Ended for a reason that nothing explains.
     WrongEnd,
-    /// Sent to an endpoint that is to be left alone.
+    /// Sent to an endpoint on probation.
     NotLeftAlone,
     /// Sent for a subscription that is paused.
     NotPaused,
-    /// Sent for a subscription that is gone, to a place where it does not point, or where nobody should go.
+    /// Sent for a deleted subscription, to an endpoint that is not its own, or where nothing may be
+    /// sent.
     Astray,
     /// Sent again in a batch larger than half of one that was too large.
     NotHalved,
     /// Not published, not matched, or in a batch that is too large.
     Unasked,
-    /// Something is left in the log at the end.
+    /// A backlog is left in the log at the end.
     Unrest,
     /// The server was told to stop, and some of its tasks never ended.
     NotStopped,
@@ -71,17 +73,17 @@ pub enum Kind {
     Hasty,
     /// A blob in the wrong place.
     Misfiled,
-    /// A blob that says something wrong of its letters.
+    /// A blob with wrong diagnostics.
     Misreported,
-    /// In a blob, and not given up; or written again for no reason.
+    /// In a blob although not given up, or written again without a reason.
     NotALetter,
-    /// A dead letter that was dropped although its store was not out of reach for so long.
+    /// A dead letter that was dropped although its store was not out of reach for long enough.
     GivenUpEarly,
-    /// The server's own count of letters is another.
+    /// The server's own count of dead letters differs.
     Miscounted,
-    /// A blob that the archive does not know, or not as it is.
+    /// A blob that the archive does not have, or has with other content.
     Unlisted,
-    /// A blob that nobody was told of, or the other way round.
+    /// A blob without an announcement, or an announcement without a blob.
     Untold,
 }
 
@@ -97,16 +99,16 @@ pub struct Seen {
     pub subscription: String,
     pub receiver: usize,
     pub ids: Vec<u64>,
-    /// What `aeg-delivery-count` said.
+    /// The value of `aeg-delivery-count`.
     pub attempts_before: u32,
-    /// What the receiver will answer, and after what time, whether anyone listens or not.
+    /// The receiver's answer and the time it takes, whether anyone waits for it or not.
     pub will: Option<(Duration, Came)>,
 }
 
-/// One pair of eyes for a whole simulation.
+/// The auditor of a whole simulation.
 pub struct Audit {
     clock: Arc<dyn Clock>,
-    /// How much time has really passed.
+    /// The time that has really passed.
     elapsed: Box<dyn Fn() -> Duration + Send + Sync>,
     books: Mutex<Books>,
 }
@@ -129,7 +131,7 @@ impl Audit {
         self.books().notes = Some(Vec::new());
     }
 
-    /// Notes something that only people look at.
+    /// Adds a note for people.
     pub fn note(&self, what: impl FnOnce() -> String) {
         let now = self.clock.now();
         self.books().note(now, what);
@@ -139,14 +141,14 @@ impl Audit {
         self.books().notes.take().unwrap_or_default()
     }
 
-    /// There is a receiver; its number is the next one. `quick`: it answers at once, whatever it answers.
+    /// Adds a receiver, with the next number. `quick` if it answers at once, whatever the answer.
     pub fn receiver(&self, quick: bool) {
         let mut endpoint = Endpoint::default();
         endpoint.quick = quick;
         self.books().endpoints.push(endpoint);
     }
 
-    /// The operator has decided how long dead letters wait to be written, and how long for their store.
+    /// The operator has set the delay of dead letters, and the patience with their store.
     pub fn letter_timing(&self, delay: Duration, patience: Duration) {
         self.books().letter_timing = Some((delay, patience));
     }
@@ -156,7 +158,7 @@ impl Audit {
         self.books().halves_after_400 = true;
     }
 
-    /// There is a subscription.
+    /// Adds a subscription.
     pub fn subscribe(&self, subscription: &Subscription, default_profile: &str, receiver: usize) {
         let mut books = self.books();
         let number = books.subs.len();
@@ -182,14 +184,15 @@ impl Audit {
         });
     }
 
-    /// Someone pauses it, or ends its pause. Nobody can tell just when that takes effect before they are told.
+    /// A pause or resumption begins. It takes effect at an unknown moment before the caller gets an
+    /// answer.
     pub fn pausing(&self, of: SubscriptionId) {
         let mut books = self.books();
         let sub = books.by_id[&of];
         books.subs[sub].pauses.changing = true;
     }
 
-    /// It is paused or not, as far as anyone was told.
+    /// A pause or resumption has been confirmed.
     pub fn paused(&self, of: SubscriptionId, paused: bool) {
         let now = self.clock.now();
         let mut books = self.books();
@@ -202,7 +205,7 @@ impl Audit {
         }
     }
 
-    /// Someone wants a receiver asked before its delay is over.
+    /// A probe of a receiver was requested before its delay is over.
     pub fn probed(&self, receiver: usize, of: SubscriptionId) {
         self.note(|| format!("{receiver} is to be asked for {of}"));
         let now = self.clock.now();
@@ -212,7 +215,8 @@ impl Audit {
         books.own_endpoint(receiver, sub).ask(now);
     }
 
-    /// Someone points it there. It takes effect before they are told that it has.
+    /// A subscription is being pointed to another receiver. The change takes effect before the
+    /// caller gets an answer.
     pub fn moving(&self, of: SubscriptionId, receiver: usize) {
         let now = self.clock.now();
         let mut books = self.books();
@@ -221,7 +225,7 @@ impl Audit {
         books.subs[sub].moving = Some(receiver);
     }
 
-    /// From now on it points elsewhere.
+    /// The subscription has been pointed to another receiver.
     pub fn moved(&self, of: SubscriptionId, receiver: usize) {
         let now = self.clock.now();
         let mut books = self.books();
@@ -238,14 +242,14 @@ impl Audit {
         books.forget_unused(now);
     }
 
-    /// Someone is about to delete it.
+    /// The deletion of a subscription begins.
     pub fn going(&self, of: SubscriptionId) {
         let mut books = self.books();
         let sub = books.by_id[&of];
         books.subs[sub].going = true;
     }
 
-    /// From now on it does not exist.
+    /// The subscription is deleted.
     pub fn gone(&self, of: SubscriptionId) {
         let now = self.clock.now();
         let mut books = self.books();
@@ -255,7 +259,7 @@ impl Audit {
         books.forget_unused(now);
     }
 
-    /// An event is about to be published for these subscriptions.
+    /// An event is about to be published that matches these subscriptions.
     pub fn publishing(&self, id: u64, published: Timestamp, matched: impl Iterator<Item = SubscriptionId>) {
         let mut books = self.books();
         let matched: BTreeSet<usize> = matched.map(|of| books.by_id[&of]).collect();
@@ -272,7 +276,7 @@ impl Audit {
         );
     }
 
-    /// Its publisher was told that it is stored.
+    /// The publisher was told that the event is stored.
     pub fn acknowledged(&self, id: u64) {
         self.books()
             .events
@@ -281,7 +285,7 @@ impl Audit {
             .acknowledged = true;
     }
 
-    /// A request reached a receiver. Returns its number.
+    /// A request has reached a receiver. Returns its number.
     pub fn arrived(&self, seen: Seen) -> usize {
         let now = self.clock.now();
         let mut books = self.books();
@@ -290,13 +294,13 @@ impl Audit {
         books.arrived(seen, now)
     }
 
-    /// A request went where a redirection pointed.
+    /// A request went to the target of a redirection.
     pub fn strayed(&self) {
         self.books()
             .wrong(Kind::Astray, "a redirection was followed".into());
     }
 
-    /// A receiver has answered, or broken off. Called just before the engine learns of it.
+    /// A receiver has answered, or aborted. Called just before the engine learns of it.
     pub fn ended(&self, request: usize, came: Came, retry_after: Option<Duration>) {
         let now = self.clock.now();
         let mut books = self.books();
@@ -315,7 +319,8 @@ impl Audit {
             retry_after,
         });
         books.halve(request);
-        // Nobody may have listened for a while: the disk was full. What comes after the time for it is no news.
+        // The engine may not have waited for the answer: the disk was full. An answer beyond the
+        // late window has no effect.
         let heard = books.requests[request].may_count(&rules);
         let well = match came {
             Came::Answered(status) => heard && (rules.is_success(status) || matches!(status, 400 | 413)),
@@ -325,18 +330,18 @@ impl Audit {
         books.own_endpoint(receiver, sub).answer(request, came, well, now);
     }
 
-    /// These are about to be attempted.
+    /// These claims are about to be attempted.
     pub fn claimed(&self, claims: &[Claim]) {
         let mut books = self.books();
         for claim in claims {
-            // An announcement of a blob has another kind of id.
+            // The announcement of a blob has another kind of id.
             if let Some(id) = event_id(claim) {
                 books.ids.insert(claim.position(), id);
             }
         }
     }
 
-    /// The log was told what follows these claims.
+    /// The log was told what follows for these claims.
     pub fn settled(&self, of: SubscriptionId, settled: &[Settled]) {
         let now = self.clock.now();
         let mut books = self.books();
@@ -350,7 +355,7 @@ impl Audit {
         }
     }
 
-    /// The log was told that these turned out to have been delivered.
+    /// The log was told that these turned out to be delivered.
     pub fn withdrawn(&self, of: SubscriptionId, ended: &[Position]) {
         let now = self.clock.now();
         let mut books = self.books();
@@ -361,12 +366,12 @@ impl Audit {
         }
     }
 
-    /// Someone wants to be told of blobs.
+    /// A subscription gets announcements of blobs.
     pub fn listens_for_blobs(&self) {
         self.books().letters.listened_to = true;
     }
 
-    /// The store has come within reach, or is out of it.
+    /// The store has become reachable or unreachable.
     pub fn store_reachable(&self, reachable: bool) {
         let now = self.clock.now();
         let mut books = self.books();
@@ -382,7 +387,7 @@ impl Audit {
         books.blob_put(account, place, body, now);
     }
 
-    /// The engine was told that something about a blob has failed: it will be written again.
+    /// The engine was told that an operation on a blob has failed: the blob will be written again.
     pub fn blob_trouble(&self, what: &str) {
         let now = self.clock.now();
         let mut books = self.books();
@@ -390,7 +395,7 @@ impl Audit {
         books.letters.trouble(now);
     }
 
-    /// Letters could not be written, or not be noted in the archive.
+    /// Dead letters could not be written, or not be recorded in the archive.
     pub fn letters_not_written(&self, what: &str) {
         let now = self.clock.now();
         let mut books = self.books();
@@ -398,13 +403,13 @@ impl Audit {
         books.letters.write_failed(now);
     }
 
-    /// The log has not taken this announcement of a blob.
+    /// The log has refused this announcement of a blob.
     pub fn not_announced(&self, batch: &[u8]) {
         let text = std::str::from_utf8(batch).expect("our own text");
         self.books().not_announced(Raw::trusted(text));
     }
 
-    /// The log is about to be told to forget these letters.
+    /// The log is about to remove these dead letters.
     pub fn forgetting(&self, of: SubscriptionId, letters: &[LetterKey]) {
         let now = self.clock.now();
         let mut books = self.books();
@@ -412,7 +417,7 @@ impl Audit {
         books.forgetting(&keys, now);
     }
 
-    /// The log has forgotten these letters, and that is durable.
+    /// The log has removed these dead letters, durably.
     pub fn forgotten(&self, of: SubscriptionId, letters: &[LetterKey]) {
         let now = self.clock.now();
         let mut books = self.books();
@@ -420,12 +425,12 @@ impl Audit {
         books.forgotten(&keys, now);
     }
 
-    /// How many letters the engine says were written and dropped in a life; none, if nobody can ask it any more.
+    /// The engine's counts of written and dropped dead letters in a life; none if the power went.
     pub fn letters_counted(&self, said: Option<LetterCounts>) {
         self.books().counted(said);
     }
 
-    /// A receiver was told of a blob.
+    /// A receiver got the announcement of a blob.
     pub fn told_of_blob(&self, event: Raw<'_>) {
         let now = self.clock.now();
         let mut books = self.books();
@@ -435,7 +440,7 @@ impl Audit {
         books.told_of(event);
     }
 
-    /// What the archive knows at the end.
+    /// The content of the archive at the end.
     pub fn listed(&self, records: Vec<BlobRecord>) {
         let line = |record: BlobRecord| {
             let reasons: Vec<Reason> = record.marks.iter().map(|mark| mark.reason).collect();
@@ -449,7 +454,7 @@ impl Audit {
         self.books().lately.clear();
     }
 
-    /// The catalogue keeps this about a receiver's endpoint.
+    /// The catalog has this delay for a receiver's endpoint.
     pub fn kept(&self, receiver: usize, scope: DelayScope, delay: Option<Delay>) {
         self.note(|| format!("the catalogue keeps {delay:?} for {scope:?} of {receiver}"));
         let mut books = self.books();
@@ -462,7 +467,7 @@ impl Audit {
         }
     }
 
-    /// Someone said that a receiver is well.
+    /// An operator said that a receiver is well.
     pub fn admitted_again(&self, receiver: usize) {
         self.note(|| format!("{receiver} is admitted again"));
         let now = self.clock.now();
@@ -472,12 +477,12 @@ impl Audit {
         there.for_each(|(_, own)| own.admit_again(now));
     }
 
-    /// The clock was set; `before` is what it showed last.
+    /// The clock was set; `before` is its last value.
     pub fn clock_set(&self, before: Timestamp) {
         let elapsed = (self.elapsed)();
         let mut books = self.books();
         books.sets += 1;
-        // The engine may have decided by it, though nothing was seen then.
+        // The engine may have used that time for a decision, though nothing was observed then.
         books.latest = books.latest.max(before);
         let now = self.clock.now();
         books.letters.clock_set(before, now);
@@ -492,7 +497,7 @@ impl Audit {
         }
     }
 
-    /// The disk has filled up, or has room again.
+    /// The disk has filled up, or has free space again.
     pub fn disk_full(&self, full: bool) {
         let elapsed = (self.elapsed)();
         self.note(|| format!("the disk is full: {full}"));
@@ -502,7 +507,7 @@ impl Audit {
         books.disk_full = full;
     }
 
-    /// The power went: what was not durable is as it was before.
+    /// The power went: everything that was not durable is as it was before.
     pub fn crashed(&self) {
         let mut books = self.books();
         for (key, before) in std::mem::take(&mut books.lately).into_iter().rev() {
@@ -517,7 +522,7 @@ impl Audit {
         self.restarted();
     }
 
-    /// The power went, and it cannot be told what of the latest settling was durable.
+    /// The power went, and it is unknown which of the latest settlements were durable.
     pub fn crashed_somehow(&self) {
         let mut books = self.books();
         for (key, before) in std::mem::take(&mut books.lately).into_iter().rev() {
@@ -534,7 +539,8 @@ impl Audit {
         self.restarted();
     }
 
-    /// The server stops, or has crashed: attempts under way are cut short, and it knows only what was kept.
+    /// The server stops, or has crashed: attempts in flight are cut short, and only stored state
+    /// remains.
     pub fn restarted(&self) {
         let mut books = self.books();
         books.life += 1;
@@ -546,18 +552,18 @@ impl Audit {
         }
     }
 
-    /// How many deliveries have not come to an end yet.
+    /// The number of unfinished deliveries.
     pub fn unfinished(&self) -> usize {
         let now = self.clock.now();
         self.books().missing(now).count()
     }
 
-    /// How many requests reached receivers.
+    /// The number of requests that reached receivers.
     pub fn attempts(&self) -> usize {
         self.books().requests.len()
     }
 
-    /// A number that differs if anything that receivers saw differs.
+    /// A hash of everything that receivers saw.
     pub fn trace(&self) -> u64 {
         self.books().trace.finish()
     }
@@ -569,12 +575,12 @@ impl Audit {
         }
     }
 
-    /// The log says that something is left.
+    /// The log reports a backlog at the end.
     pub fn left_over(&self, what: String) {
         self.books().wrong(Kind::Unrest, what);
     }
 
-    /// Everything that was found wrong, now that all has come to rest.
+    /// All errors found, after everything has come to rest.
     pub fn verdict(&self) -> Vec<Wrong> {
         let now = self.clock.now();
         let mut books = self.books();

@@ -1,20 +1,22 @@
-//! What the auditor knows about the pauses of one subscription: when nothing may be sent, and what does not count.
+//! The auditor's view of one subscription's pauses: when nothing may be sent, and what time does
+//! not count.
 
 use postrider_core::time::Timestamp;
 use std::time::Duration;
 
 #[derive(Debug, Default)]
 pub struct Pauses {
-    /// In order; the last may go on.
+    /// In order; the last one may be open-ended.
     all: Vec<(Timestamp, Option<Timestamp>)>,
-    /// Someone is at it: it may be either way.
+    /// Whether a pause or resumption is in progress, so that either state is possible.
     pub changing: bool,
-    /// The clock was set since the first: how long they were depends on who looked when.
+    /// Whether the clock was set since the first pause: their lengths then depend on who read it
+    /// when.
     unclear: bool,
 }
 
 impl Pauses {
-    /// Whether that is news.
+    /// Returns whether this changes anything.
     pub fn set(&mut self, paused: bool, now: Timestamp) -> bool {
         self.changing = false;
         match (self.all.last_mut(), paused) {
@@ -29,25 +31,25 @@ impl Pauses {
         self.unclear |= !self.all.is_empty() || self.changing;
     }
 
-    /// Nothing may be sent.
+    /// Whether nothing may be sent.
     pub fn are_on(&self) -> bool {
         !self.changing && self.all.last().is_some_and(|(_, until)| until.is_none())
     }
 
-    /// At that instant nothing could be over because of its age.
+    /// Whether nothing could expire at that instant.
     pub fn were_on(&self, at: Timestamp) -> bool {
         let on =
             |(begin, end): &(Timestamp, Option<Timestamp>)| *begin < at && end.is_none_or(|end| at < end);
         !self.unclear && !self.changing && self.all.iter().any(on)
     }
 
-    /// When the last one ended.
+    /// When the last pause ended.
     pub fn ended(&self) -> Timestamp {
         let last = self.all.last().and_then(|(_, until)| *until);
         last.unwrap_or(Timestamp::MIN)
     }
 
-    /// How much of the time between two instants was paused; none if that cannot be told.
+    /// How much of the time between two instants was paused; none if that is unknown.
     pub fn within(&self, from: Timestamp, to: Timestamp) -> Option<Duration> {
         if self.unclear || self.changing {
             return None;

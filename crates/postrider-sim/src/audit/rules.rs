@@ -1,9 +1,9 @@
-//! The auditor's own tables, typed from the reference and not taken from the engine's.
+//! The auditor's own tables, written from the reference and independent of the engine's.
 
 use postrider_core::subscription::{Destination, Subscription};
 use std::time::Duration;
 
-/// Which document holds.
+/// The document that applies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Document {
     Cloud2018,
@@ -16,7 +16,7 @@ pub enum Document {
 
 use Document::*;
 
-/// What an attempt came to, as far as a receiver can tell.
+/// The outcome of an attempt, as far as a receiver can tell.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Came {
     Answered(u16),
@@ -26,22 +26,22 @@ pub enum Came {
     TimedOut,
 }
 
-/// What the documents and the subscription say about its deliveries.
+/// The rules that the documents and the subscription set for its deliveries.
 #[derive(Clone, Copy, Debug)]
 pub struct Rules {
     pub document: Document,
     /// Some rules treat Azure resources and webhooks differently.
     azure_resource: bool,
-    /// A request may hold several events.
+    /// Whether a request may hold several events.
     batched: bool,
     pub dead_letter: bool,
     pub attempts_max: u32,
     pub time_to_live: Duration,
     /// From the last attempt until a dead letter may be written.
     pub letter_delay: Duration,
-    /// A dead letter is dropped when its store was out of reach for so long.
+    /// A dead letter is dropped when its store was out of reach for this long.
     pub letter_patience: Duration,
-    /// The operator wants batches halved after 400, too.
+    /// Whether the operator wants batches halved after 400, too.
     pub halves_after_400: bool,
 }
 
@@ -54,7 +54,7 @@ fn seconds(table: &[u64], index: usize) -> Duration {
     Duration::from_secs(table[index.min(table.len() - 1)])
 }
 
-/// How many events a request may have. Either limit turns batching on; without a number it is ten.
+/// The most events in a request. Either limit turns batching on; without a number it is ten.
 pub fn batch_max(subscription: &Subscription) -> usize {
     let batching = subscription.destination.batching();
     let otherwise = batching.preferred_kilobytes.map_or(1, |_| 10);
@@ -97,12 +97,13 @@ impl Rules {
         }
     }
 
-    /// Says of a batch that it is too large, and nothing of any one of its events.
+    /// Whether the status means that a batch is too large, and says nothing about any one of its
+    /// events.
     pub fn halves(&self, status: u16) -> bool {
         status == 413 || (status == 400 && self.halves_after_400)
     }
 
-    /// Never retried.
+    /// Whether the status is never retried.
     pub fn is_final(&self, status: u16) -> bool {
         match (self.document, status) {
             (Cloud2018 | Cloud2019 | Cloud2020, 400 | 413) => self.dead_letter,
@@ -112,7 +113,8 @@ impl Rules {
         }
     }
 
-    /// The wait after the failure of attempt number `number`, the first being 1, before floors.
+    /// The wait after the failure of attempt number `number`, the first being 1, before least
+    /// waits.
     pub fn step(&self, number: u32) -> Duration {
         const HOURLY: [u64; 7] = [10, 30, 60, 300, 600, 1800, 3600];
         const GROWING: [u64; 10] = [10, 30, 60, 300, 600, 1800, 3600, 10_800, 21_600, 43_200];
@@ -142,7 +144,7 @@ impl Rules {
         })
     }
 
-    /// The most that chance may lengthen a step.
+    /// The longest that jitter may make a step.
     pub fn step_longest(&self, number: u32) -> Duration {
         let step = self.step(number);
         match self.document {
@@ -159,7 +161,7 @@ impl Rules {
         })
     }
 
-    /// A success counts until this long after sending, though the attempt has timed out.
+    /// How long after sending a success counts although the attempt has timed out.
     pub fn late_window(&self) -> Option<Duration> {
         match self.document {
             Cloud2018 | Edge => None,
@@ -167,21 +169,22 @@ impl Rules {
         }
     }
 
-    /// Whether sick endpoints are left alone.
+    /// Whether the document has probation.
     pub fn knows_delays(&self) -> bool {
         matches!(self.document, Cloud2020 | Cloud2021 | Current)
     }
 }
 
-/// So many different deliveries must fail before an endpoint is left alone.
+/// The number of different deliveries that must fail before probation begins.
 pub const DELAY_AFTER: usize = 10;
 pub const DELAY_MAX: Duration = Duration::from_secs(4 * 3600);
-/// An event that would expire while its endpoint is left alone is attempted this much earlier.
+/// How long before its expiry an event is attempted that would expire while its endpoint is on
+/// probation.
 pub const EXPIRY_LEAD: Duration = Duration::from_secs(10);
-/// The longest of the first delays: no event makes for an early attempt more often.
+/// The longest first delay, and so the least interval of early attempts for expiring events.
 pub const FIRST_DELAY_MAX: Duration = Duration::from_secs(300);
 
-/// How long an endpoint is left alone at first.
+/// The first delay by cause.
 pub fn first_delay(came: Came) -> Duration {
     Duration::from_secs(match came {
         Came::Broken => 30,

@@ -1,4 +1,4 @@
-//! What every archive must keep.
+//! The contract of every archive.
 
 use super::{Seeded, at, sub};
 use crate::{
@@ -16,11 +16,11 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 pub trait ArchiveSubject: Send + Sync {
     /// A new and empty archive.
     async fn open(&self) -> Arc<dyn Archive>;
-    /// Ends it and opens what is left.
+    /// Closes the archive and opens it again.
     async fn reopen(&self, archive: Arc<dyn Archive>) -> Arc<dyn Archive>;
 }
 
-/// Every promise of the archive.
+/// Runs every test of the archive contract.
 pub async fn archive(subject: &dyn ArchiveSubject) {
     a_blob_comes_back_as_it_was(subject).await;
     a_blob_that_is_written_again_takes_the_place_of_the_first(subject).await;
@@ -35,7 +35,7 @@ pub async fn archive(subject: &dyn ArchiveSubject) {
     }
 }
 
-/// Every blob of the suite has a path of its own.
+/// Counter that gives every blob of the suite its own path.
 static BLOBS: AtomicU64 = AtomicU64::new(0);
 
 fn mark(reason: Reason) -> Mark {
@@ -158,7 +158,7 @@ pub async fn blobs_are_listed_as_the_filter_says(subject: &dyn ArchiveSubject) {
             since: since.map(at),
         };
         let expected: Vec<BlobId> = expected.iter().map(|n| given[*n]).collect();
-        // In one page, and in pages of every other size.
+        // List everything in one page, and in pages of every smaller size.
         for max in 1..=6 {
             let mut found: Vec<BlobId> = Vec::new();
             loop {
@@ -197,7 +197,7 @@ pub async fn blobs_are_listed_as_the_filter_says(subject: &dyn ArchiveSubject) {
         .unwrap();
     assert_eq!(none, []);
 
-    // What is purged no longer counts for its reason; the blob stays.
+    // Purged dead letters no longer count for their reason; the blob stays.
     archive.mark(given[3], vec![purged, purged]).await.unwrap();
     check(Some(1), Some(BadRequest), None, &[0]).await;
     check(Some(1), None, None, &[0, 2, 3]).await;
@@ -294,7 +294,7 @@ pub async fn numbers_are_never_given_out_twice(subject: &dyn ArchiveSubject) {
             assert!(jobs.insert(one.unwrap()) && jobs.insert(two.unwrap()));
         }
         if round % 2 == 0 {
-            // Not even the greatest comes back.
+            // Even the greatest number is not reused after its blob is removed.
             for id in &blobs {
                 archive.remove(*id).await.unwrap();
             }
@@ -313,7 +313,7 @@ pub async fn numbers_that_are_skipped_are_not_given_out(subject: &dyn ArchiveSub
     assert_eq!(archive.add(blob(1, 1, vec![])).await.unwrap(), BlobId(8));
     assert_eq!(archive.next_job().await.unwrap(), 10);
     assert_eq!(ids(&*archive, &BlobFilter::default()).await, [1, 7, 8]);
-    // Those of what is gone count, too.
+    // Numbers of removed blobs count as allocated.
     archive.remove(BlobId(8)).await.unwrap();
     assert_eq!(archive.numbers().await.unwrap(), (BlobId(8), 10));
 }
@@ -388,7 +388,7 @@ fn marks_random(random: &mut Seeded) -> Vec<Mark> {
     (0..random.below(6)).map(|_| one(random)).collect()
 }
 
-/// Does things at random, and a restart now and then, and compares with what should be there.
+/// Performs random operations, with a restart now and then, and compares the archive with a model.
 pub async fn any_sequence_of_blobs_follows_the_model(subject: &dyn ArchiveSubject, seed: u64) {
     let mut random = Seeded(seed);
     let mut archive = subject.open().await;

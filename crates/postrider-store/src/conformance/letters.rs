@@ -1,4 +1,4 @@
-//! What becomes of events that were given up.
+//! The contract of dead letters: what a log does with events that were given up.
 
 use super::{Heard, Subject, WANT, at, claim_all, events, open, settled, sub, texts};
 use crate::log::LastAttempt;
@@ -32,7 +32,7 @@ fn waiting(all: &[(u64, i64, u64)]) -> Vec<LettersWaiting> {
     waiting.collect()
 }
 
-/// Every letter of a subscription, in pages.
+/// All dead letters of a subscription, read page by page.
 pub async fn letters_all(
     log: &dyn EventLog,
     of: SubscriptionId,
@@ -58,7 +58,7 @@ fn keys(letters: &[Letter]) -> Vec<LetterKey> {
     letters.iter().map(Letter::key).collect()
 }
 
-/// One event for each of these times, given up then, and all of it flushed.
+/// Publishes one event for each of these times, gives it up at that time, and flushes.
 async fn give_up(log: &dyn EventLog, of: u64, all: &[(&str, i64)]) {
     let matched = [of];
     let batch: Vec<(&str, &[u64])> = all.iter().map(|(text, _)| (*text, &matched[..])).collect();
@@ -85,7 +85,7 @@ pub async fn what_is_given_up_becomes_a_letter(subject: &dyn Subject) {
     let claims = claim_all(&*log, sub(1), at(0)).await;
     assert_eq!(claims[0].entry.batch.replay, 3);
 
-    // One that was never tried, one that failed, and one that failed, was retried, and failed again.
+    // Three cases: never tried; failed; failed, retried, and failed again.
     let mut untried = settled(&claims[1], Next::DeadLetter(Reason::TimeToLiveExceeded));
     untried.at = at(20);
     untried.attempts_made = 0;
@@ -107,7 +107,8 @@ pub async fn what_is_given_up_becomes_a_letter(subject: &dyn Subject) {
     assert!(told > 0);
     let retry = claim_all(&*log, sub(1), at(5)).await;
     assert_eq!(texts(&retry), ["a"]);
-    // That its time was over showed long after its last attempt, from which it waits.
+    // The time to live was found to be over long after the last attempt; the wait counts from that
+    // attempt.
     let mut retried = settled(&retry[0], Next::DeadLetter(Reason::TimeToLiveExceeded));
     retried.at = at(40);
     retried.last_attempt = Some(LastAttempt {
@@ -160,7 +161,7 @@ pub async fn letters_come_in_the_order_in_which_they_were_given_up(subject: &dyn
     let log = subject.reopen(log).await;
     assert_eq!(log.letters_waiting(), waiting(&[(1, 10, 6), (2, 5, 2)]));
 
-    // At the same time, the order is that of the events.
+    // Dead letters with the same time are in the order of their events.
     let all = log.letters(sub(1), None, Timestamp::MAX, WANT).await.unwrap();
     assert_eq!(objects(&all), ["b", "e", "c", "d", "a", "f"]);
     let check = async |after: Option<LetterKey>, until: i64, expected: &[&str]| {
@@ -174,7 +175,7 @@ pub async fn letters_come_in_the_order_in_which_they_were_given_up(subject: &dyn
     check(Some(all[2].key()), 19, &[]).await;
     check(Some(all[2].key()), 20, &["d"]).await;
     check(Some(all[5].key()), 100, &[]).await;
-    // A key need not be that of a letter.
+    // The key to continue after need not belong to an existing dead letter.
     check(Some((at(15), all[0].position())), 25, &["c", "d"]).await;
     check(Some((at(90), all[0].position())), 25, &[]).await;
     check(Some((Timestamp::MAX, all[5].position())), 100, &[]).await;
@@ -222,7 +223,7 @@ pub async fn letters_that_are_done_are_gone_for_good(subject: &dyn Subject) {
     give_up(&*log, 2, &[("x", 5)]).await;
     let keys = keys(&log.letters(sub(1), None, at(100), WANT).await.unwrap());
     log.letters_done(sub(1), vec![]).await.unwrap();
-    // Of another subscription, at another time, and of none.
+    // None of these keys exists: another subscription, another time, an unknown subscription.
     let (decided, position) = keys[1];
     log.letters_done(sub(2), keys.clone()).await.unwrap();
     log.letters_done(sub(1), vec![(at(21), position)]).await.unwrap();
@@ -235,7 +236,7 @@ pub async fn letters_that_are_done_are_gone_for_good(subject: &dyn Subject) {
     assert_eq!(log.letters_waiting(), waiting(&[(1, 10, 3), (2, 5, 1)]));
     let left = log.letters(sub(1), None, at(100), WANT).await.unwrap();
     assert_eq!(objects(&left), ["a", "c", "d"]);
-    // Once more what is done already, and twice what is not.
+    // Keys that are done already, and one key named twice, are fine.
     log.letters_done(sub(1), vec![keys[0], keys[1], keys[0], keys[2]])
         .await
         .unwrap();
@@ -252,7 +253,7 @@ pub async fn letters_that_are_done_are_gone_for_good(subject: &dyn Subject) {
     log.close().await.unwrap();
 }
 
-// Whoever names a letter knows that its delivery was given up: that must be durable with it.
+// A key proves that the delivery was given up, so the giving up must be durable with the removal.
 pub async fn a_letter_may_be_done_before_it_is_durable(subject: &dyn Subject) {
     let log = open(subject, &[1]).await;
     log.append(events(&[("a", &[1]), ("b", &[1])])).await.unwrap();
@@ -283,7 +284,7 @@ pub async fn closing_a_subscription_drops_its_letters(subject: &dyn Subject) {
         ..WANT
     };
     let claims = log.claim(sub(1), at(0), one).await.unwrap();
-    // Nobody waits for it to be recorded: one that has just been given up is dropped and counted like the others.
+    // The dead letter is not recorded yet; closing drops and counts it like the others.
     let given_up = settled(&claims[0], Next::DeadLetter(Reason::BadRequest));
     log.settle(sub(1), vec![given_up]).await.unwrap();
     assert_eq!(log.close_subscription(sub(1)).await.unwrap(), 4);
@@ -300,8 +301,9 @@ pub async fn closing_a_subscription_drops_its_letters(subject: &dyn Subject) {
     log.close().await.unwrap();
 }
 
-/// Gives up `count` events of about a kilobyte in requests of fifty; the times of neighbours alternate, so that
-/// letters that follow each other come from different requests. Returns where each event is.
+/// Gives up `count` events of about a kilobyte in requests of fifty. The times of neighbours
+/// alternate, so that consecutive dead letters come from different requests. Returns the events'
+/// positions.
 async fn give_up_many(log: &dyn EventLog, count: usize) -> Vec<Position> {
     let padding = "p".repeat(1000);
     let all: Vec<String> = (0..count).map(|n| format!("{n} {padding}")).collect();
@@ -369,7 +371,8 @@ pub async fn many_letters_are_read_and_done_page_by_page(subject: &dyn Subject) 
     log.close().await.unwrap();
 }
 
-// Readers that come across letters which are done meanwhile see them or do not, and never take them for damaged.
+// Readers that meet dead letters which are being removed may see them or not, and never report
+// damage.
 pub async fn letters_are_read_while_others_are_done(subject: &dyn Subject) {
     let log = open(subject, &[1]).await;
     give_up_many(&*log, 1_000).await;

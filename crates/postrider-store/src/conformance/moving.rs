@@ -1,4 +1,4 @@
-//! What a log must keep when it is moved to another one.
+//! The contract of a migration: what is kept when the content of a log is moved to another log.
 
 use super::{Seeded, Subject, at, claim_all, events, settled, sub};
 use crate::memory::MemoryLog;
@@ -35,7 +35,8 @@ pub async fn export(log: &dyn EventLog) -> Vec<Moved> {
     }
 }
 
-/// An open delivery, without where it is kept: the event's text, whose it is, how far it has come.
+/// An open delivery without its storage location: the event's text, the subscription, and its
+/// stage.
 type Told = (String, SubscriptionId, Stage);
 
 fn tell(moved: &[Moved]) -> Vec<Told> {
@@ -69,7 +70,7 @@ fn failed(settled: Settled) -> Stage {
     }
 }
 
-/// Three requests of which something of everything is open. Returns what.
+/// Appends three requests and leaves deliveries open in every stage. Returns the open deliveries.
 async fn fill(log: &dyn EventLog) -> Vec<Told> {
     for of in 1..=4 {
         log.open_subscription(sub(of)).await.unwrap();
@@ -90,7 +91,7 @@ async fn fill(log: &dyn EventLog) -> Vec<Told> {
         ("b", 3) => Some(Next::RetryAt(at(40))),
         ("d", 4) => Some(Next::DeadLetter(Reason::BadRequest)),
         ("a", 2) => Some(Next::RetryAt(at(60))),
-        // Claimed, and nothing more is heard of it.
+        // Claimed and never settled.
         _ => None,
     };
     for of in [1, 3, 4, 2] {
@@ -115,18 +116,19 @@ async fn fill(log: &dyn EventLog) -> Vec<Told> {
 pub async fn what_is_open_is_exported_as_it_stands(subject: &dyn Subject) {
     let log = subject.open().await;
     let expected = fill(&*log).await;
-    // What was claimed is given up.
+    // Claims end with the reopening.
     let log = subject.reopen(log).await;
     let moved = export(&*log).await;
     assert_eq!(tell(&moved), expected);
-    // An event for several is exported once, and with what was said of its request.
+    // An event for several subscriptions is exported once, with the attributes of its publish
+    // request.
     assert_eq!(moved.len(), 3);
     let model = events(&[("a", &[1, 2, 3]), ("b", &[1, 3])]);
     let first = moved.iter().find(|one| one.entry.batch.body == model.body);
     let batch = &first.unwrap().entry.batch;
     let said = |batch: &Batch| (batch.received, batch.topic, batch.schema, batch.trace.clone());
     assert_eq!(said(batch), said(&model));
-    // It was only looked at.
+    // An export changes nothing.
     assert_eq!(tell(&export(&*log).await), expected);
     let log = subject.reopen(log).await;
     assert_eq!(tell(&export(&*log).await), expected);
@@ -142,7 +144,7 @@ pub async fn what_is_imported_goes_on_where_it_was(subject: &dyn Subject) {
         log.open_subscription(sub(of)).await.unwrap();
     }
     moving(&*log).import(export(&source).await).await.unwrap();
-    // As durable as anything.
+    // An import is durable on return, like an append.
     let log = subject.crash(log).await;
     assert_eq!(tell(&export(&*log).await), expected);
     let backlog = |of: u64| {
@@ -171,7 +173,7 @@ pub async fn what_is_imported_goes_on_where_it_was(subject: &dyn Subject) {
     log.settle(sub(1), vec![settled(&due[0], Next::Done)])
         .await
         .unwrap();
-    // What is new comes after what was moved, and is no other's.
+    // New events come after the imported ones and get positions of their own.
     log.append(events(&[("g", &[3])])).await.unwrap();
     assert_eq!(texts(&claim_all(&*log, sub(3), at(0)).await), [("g".into(), 0)]);
     let log = subject.reopen(log).await;
@@ -195,7 +197,7 @@ pub async fn an_empty_log_exports_nothing(subject: &dyn Subject) {
     assert!(export(&*log).await.is_empty());
 }
 
-/// A log that has been at work for a while, with larger events and many subscriptions.
+/// A log after some work, with larger events and many subscriptions.
 async fn work(log: &dyn EventLog, seeded: &mut Seeded) {
     const SUBSCRIPTIONS: u64 = 12;
     for of in 1..=SUBSCRIPTIONS {
@@ -215,7 +217,7 @@ async fn work(log: &dyn EventLog, seeded: &mut Seeded) {
             events_max: 1 + seeded.below(40) as usize,
             ..super::WANT
         };
-        // Some of the last subscription wait until the end.
+        // Leave deliveries of the last subscription open.
         if of == sub(SUBSCRIPTIONS) && request > 20 {
             continue;
         }
@@ -257,7 +259,7 @@ pub async fn any_log_is_the_same_after_it_was_moved(subject: &dyn Subject, seed:
         let letters = letters.iter().find(|one| one.of == of).map_or(0, |one| one.count);
         assert_eq!((backlog.waiting, backlog.retrying, letters), counted, "{of:?}");
     }
-    // Into memory and back into another one, in two portions.
+    // Move the content to a memory log and back into another log, in two portions.
     let memory = Arc::new(MemoryLog::new(9));
     let other = subject.open().await;
     for of in 1..=12 {
@@ -283,7 +285,7 @@ pub async fn any_log_is_the_same_after_it_was_moved(subject: &dyn Subject, seed:
     }
 }
 
-/// Which event of which request it is.
+/// Number of the request, and index of the event in it, taken from the event's text.
 fn published(text: &str) -> (u64, u64) {
     let mut parts = text
         .trim_matches('"')

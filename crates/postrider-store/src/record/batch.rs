@@ -1,12 +1,12 @@
-//! How a publish request is stored: a head that says where in the body its events are and whom they matched, then the
-//! body as it came. Numbers take as few bytes as they need.
+//! Stored form of a publish request: a head with the events' places in the body and their match
+//! sets, followed by the body as received. Numbers are encoded with variable length.
 
 use bytes::Bytes;
 use postrider_core::event::{Batch, EventRef, Lacks, Schema, Span};
 use postrider_core::ids::{SubscriptionId, TopicId};
 use postrider_core::time::Timestamp;
 
-/// Appends a number in as few bytes as it takes.
+/// Appends a number in LEB128, seven bits per byte.
 pub fn put(out: &mut Vec<u8>, mut n: u64) {
     while n >= 0x80 {
         out.push(n as u8 | 0x80);
@@ -15,7 +15,7 @@ pub fn put(out: &mut Vec<u8>, mut n: u64) {
     out.push(n as u8);
 }
 
-/// Reads what `put` wrote.
+/// Reads values that `put` has written.
 pub struct Reader<'a> {
     bytes: &'a [u8],
 }
@@ -52,7 +52,8 @@ impl<'a> Reader<'a> {
         std::str::from_utf8(text).ok()
     }
 
-    /// A count of things that take at least one byte each.
+    /// A count of items that take at least one byte each, so that damaged input cannot cause a huge
+    /// allocation.
     pub fn count(&mut self) -> Option<usize> {
         let n = self.number()? as usize;
         (n <= self.bytes.len()).then_some(n)
@@ -62,13 +63,13 @@ impl<'a> Reader<'a> {
         self.bytes.is_empty()
     }
 
-    /// How many bytes have not been read.
+    /// Number of bytes that have not been read.
     pub fn left(&self) -> usize {
         self.bytes.len()
     }
 }
 
-/// Everything of a batch but its body, which follows in the payload as it is.
+/// Everything of a batch except the body, which follows unchanged in the payload.
 pub fn encode_batch_head(batch: &Batch) -> Vec<u8> {
     let mut out = Vec::with_capacity(64 + batch.events.len() * 12);
     match (batch.replay, batch.hops) {
@@ -131,7 +132,7 @@ pub fn encode_batch_head(batch: &Batch) -> Vec<u8> {
     out
 }
 
-/// The batch in a payload; none if it is not one.
+/// Decodes the batch in a payload; `None` if the payload is damaged.
 pub fn decode_batch(payload: &Bytes) -> Option<Batch> {
     let mut reader = Reader::new(payload);
     let (replay, hops) = match reader.number()? {
@@ -282,7 +283,8 @@ mod tests {
             prop_assert_eq!(decode_batch(&payload(&batch)), Some(batch));
         }
 
-        // Version 1 is version 2 without the number of replays, and what an older program reads; version 3 has hops.
+        // Version 1 is version 2 without the number of replays and readable by older programs;
+        // version 3 adds hops.
         #[test]
         fn only_a_replay_takes_version_2(batch in any_batch()) {
             let relayed = payload(&Batch { replay: 1, hops: 2, ..batch.clone() });

@@ -45,7 +45,7 @@ fn replica() -> Replica {
     replica
 }
 
-/// Whether one commit is refused while another of another node is not in force yet.
+/// Whether a commit is refused while another node's commit is not applied yet.
 fn refused(theirs: Change, ours: Change) -> bool {
     let mut replica = replica();
     replica.apply(vec![theirs], 2, false, 2);
@@ -72,7 +72,7 @@ fn changes_to_what_another_node_has_changed_are_refused_until_it_is_in_force() {
     check(PutTopic(topic(1, "x")), PutTopic(topic(1, "y")), true);
     check(PutTopic(topic(1, "x")), PutTopic(topic(2, "y")), false);
     check(PutTopic(topic(8, "New")), PutTopic(topic(9, "new")), true);
-    // The name that it lets go of.
+    // The old name of the renamed topic conflicts as well.
     check(PutTopic(topic(1, "x")), PutTopic(topic(9, "One")), true);
     check(DeleteTopic(TopicId(1)), PutTopic(topic(9, "one")), true);
     check(DeleteTopic(TopicId(1)), sub(9), true);
@@ -81,7 +81,8 @@ fn changes_to_what_another_node_has_changed_are_refused_until_it_is_in_force() {
     check(sub(3), sub(3), true);
     check(sub(3), DeleteSubscription(SubscriptionId(3)), true);
     check(sub(3), DeleteSubscription(SubscriptionId(4)), false);
-    // Of two subscriptions of a topic inside a domain one has to see that it is the last.
+    // Of two concurrent deletions in one domain topic, the second must know that it deletes the
+    // last.
     let (four, five) = (SubscriptionId(4), SubscriptionId(5));
     check(DeleteSubscription(four), DeleteSubscription(five), true);
     check(in_a(9), DeleteSubscription(four), true);
@@ -113,10 +114,10 @@ fn a_name_that_another_node_gave_is_not_given_again() {
     check(&[Change::PutTopic(topic(10, "news"))], true);
     check(&[Change::PutTopic(topic(7, "news"))], false);
     check(&[Change::PutSubscription(same.clone())], true);
-    // It goes in the same breath.
+    // The name is released in the same commit.
     let gone = Change::DeleteSubscription(SubscriptionId(8));
     check(&[gone, Change::PutSubscription(same)], false);
-    // Its own names this node looks after itself.
+    // Names that this node assigned itself are checked elsewhere.
     check(&[Change::PutTopic(topic(10, "one"))], false);
 }
 
@@ -159,20 +160,21 @@ fn random_change(random: &mut Seeded) -> Change {
     }
 }
 
-/// Applies what it is told to what it has loaded.
+/// Follower that applies changes to what it has loaded.
 struct Copy(Mutex<Resources>);
 
 #[async_trait]
 impl Follower for Copy {
     async fn changed(&self, changes: Vec<Change>, _: u64) {
-        // Others may go on meanwhile.
+        // Let the other tasks run.
         tokio::task::yield_now().await;
         let mut copy = self.0.lock().unwrap();
         changes.into_iter().for_each(|change| copy.apply(change, 0));
     }
 }
 
-// Three nodes change things at random; each keeps a copy by its own commits and what it is told, as an engine does.
+// Three nodes make random changes; each keeps a copy from its own commits and what it is told, like
+// an engine does.
 #[tokio::test]
 async fn whoever_follows_knows_what_is_there() {
     for seed in 0..20 {

@@ -1,8 +1,8 @@
-//! `$filter` of lists: a few words of OData, about names only.
+//! `$filter` of lists: a subset of OData, for names only.
 
 use super::ArmError;
 
-/// What a list is narrowed to.
+/// Condition on the names of listed resources.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum NameFilter {
     Contains(String),
@@ -12,7 +12,7 @@ pub enum NameFilter {
     Either(Box<NameFilter>, Box<NameFilter>),
 }
 
-/// Parentheses and `not` in each other; a hostile filter must not use up the stack.
+/// Limit of nested parentheses and `not`, so that a hostile filter cannot overflow the stack.
 const DEPTH_MAX: usize = 64;
 
 impl NameFilter {
@@ -39,7 +39,7 @@ impl NameFilter {
         }
     }
 
-    /// Names compare without case.
+    /// Whether the filter selects this name. Names compare without case.
     pub fn takes(&self, name: &str) -> bool {
         self.takes_lower(&name.to_lowercase())
     }
@@ -115,7 +115,7 @@ fn tokens(text: &str) -> Result<Vec<Token>, String> {
     Ok(tokens)
 }
 
-/// A text in quotes, which are doubled inside it, and how much it takes.
+/// Parses a quoted text, in which quotes are doubled. Returns the text and the length it takes.
 fn quoted(text: &str) -> Result<(String, usize), String> {
     let mut value = String::new();
     let mut at = 1;
@@ -263,7 +263,7 @@ mod tests {
             &["returns", "o'hara"],
         );
         check("name eq 'o''hara'", &["o'hara"]);
-        // `and` binds before `or`.
+        // `and` binds more tightly than `or`.
         check(
             "name eq 'returns' or name eq 'orders' and name ne 'orders'",
             &["returns"],

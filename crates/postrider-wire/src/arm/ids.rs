@@ -1,5 +1,5 @@
-//! Resource ids: what a path of the management API names. Words compare without case; names keep the case they
-//! were sent with.
+//! Resource ids and paths of the management API. Keywords compare without case; names keep the
+//! casing they were sent with.
 
 /// A topic, domain or system topic: its group and its name.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -8,7 +8,7 @@ pub struct GridId {
     pub name: String,
 }
 
-/// What event subscriptions hang on.
+/// Resource that event subscriptions belong to.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Scope {
     /// The Azure subscription.
@@ -25,18 +25,18 @@ pub enum Scope {
     Resource(String),
 }
 
-/// What a path names.
+/// Parsed path of the management API.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Found {
     /// `/subscriptions`
     Accounts,
-    /// `/providers/Microsoft.EventGrid/…`: what lies behind.
+    /// `/providers/Microsoft.EventGrid/…`: the remaining segments.
     Provider(Vec<String>),
-    /// One of the scopes that are not `Resource`, and what lies behind its id: `listKeys`,
+    /// A scope other than `Resource`, and the remaining segments: `listKeys`,
     /// `providers/Microsoft.EventGrid/topics`, `providers/Microsoft.Storage/storageAccounts/a`, …
     Scope { scope: Scope, rest: Vec<String> },
-    /// `{scope}/providers/Microsoft.EventGrid/eventSubscriptions[/{name}[/{action}]]`, or `nested`, without the
-    /// provider, under a resource of Event Grid.
+    /// `{scope}/providers/Microsoft.EventGrid/eventSubscriptions[/{name}[/{action}]]`, or `nested`,
+    /// without the provider, under a resource of Event Grid.
     EventSubscriptions {
         scope: Scope,
         nested: bool,
@@ -59,7 +59,8 @@ fn is(segment: Option<&String>, word: &str) -> bool {
     segment.is_some_and(|segment| segment.eq_ignore_ascii_case(word))
 }
 
-/// Reads a path, without percent escapes and empty segments. `account` is the only subscription id there is.
+/// Parses a path, given without percent escapes and empty segments. `account` is the only
+/// subscription id that exists.
 pub fn parse_path(segments: &[String], account: &str) -> Result<Found, IdError> {
     if is(segments.first(), "providers") && is(segments.get(1), PROVIDER) {
         return Ok(Found::Provider(segments[2..].to_vec()));
@@ -83,7 +84,7 @@ pub fn parse_path(segments: &[String], account: &str) -> Result<Found, IdError> 
     })
 }
 
-/// A scope by its id, `/subscriptions/…`; none if it is no resource id at all.
+/// Parses the id of a scope, `/subscriptions/…`; none if it is no resource id.
 pub fn parse_scope(id: &str, account: &str) -> Option<Scope> {
     let segments: Vec<String> = id.trim_matches('/').split('/').map(str::to_owned).collect();
     let ours = is(segments.first(), "subscriptions")
@@ -94,7 +95,7 @@ pub fn parse_scope(id: &str, account: &str) -> Option<Scope> {
 }
 
 fn event_subscriptions(segments: &[String]) -> Option<Found> {
-    // With nothing, a name, or a name and an action behind it.
+    // Followed by nothing, by a name, or by a name and an action.
     for behind in 0..=2 {
         let at = segments.len().checked_sub(behind + 1)?;
         if !is(segments.get(at), "eventSubscriptions") {
@@ -119,7 +120,7 @@ fn event_subscriptions(segments: &[String]) -> Option<Found> {
     None
 }
 
-/// The scope whose id is all of this.
+/// The scope that all segments together identify.
 fn whole_scope(segments: &[String]) -> Scope {
     match own_scope(segments) {
         (scope, taken) if taken == segments.len() => scope,
@@ -127,7 +128,8 @@ fn whole_scope(segments: &[String]) -> Scope {
     }
 }
 
-/// The longest beginning that is the subscription, a group or a resource of ours, and its length.
+/// The longest prefix that is the subscription, a group or a resource of Event Grid, and its
+/// length.
 fn own_scope(segments: &[String]) -> (Scope, usize) {
     let Some(group) = segments.get(3).filter(|_| is(segments.get(2), "resourceGroups")) else {
         return (Scope::Account, 2);
@@ -157,7 +159,8 @@ fn own_scope(segments: &[String]) -> (Scope, usize) {
     }
 }
 
-/// Provider and type segments in lower case, as `properties.topic` of a subscription has them except on a system topic.
+/// The id with provider and type segments in lower case, as `properties.topic` of a subscription
+/// has it except on a system topic.
 pub fn lower_provider(id: &str) -> String {
     let parts: Vec<&str> = id.split('/').collect();
     let is_word = |at: usize| {
@@ -165,7 +168,7 @@ pub fn lower_provider(id: &str) -> String {
         let provider = before
             .iter()
             .rposition(|word| word.eq_ignore_ascii_case("providers"));
-        // Behind the provider, types and names alternate.
+        // After the provider, types and names alternate.
         provider.is_some_and(|provider| at == provider + 1 || (at - provider).is_multiple_of(2))
     };
     let lowered = (0..parts.len()).map(|at| match is_word(at) {

@@ -1,4 +1,4 @@
-//! The management plane (Azure Resource Manager) on the wire: ids, resource bodies, lists, errors.
+//! Wire format of the management API (Azure Resource Manager): ids, resource bodies, lists, errors.
 
 mod filter;
 mod ids;
@@ -28,7 +28,7 @@ pub struct ArmError {
     pub status: u16,
     pub code: &'static str,
     pub message: String,
-    /// The member of the body or the parameter that is wrong.
+    /// The wrong member of the body, or the wrong parameter.
     pub target: Option<String>,
 }
 
@@ -47,13 +47,13 @@ impl ArmError {
         self
     }
 
-    /// `ResourceNotFound` in ARM's own words.
+    /// `ResourceNotFound` with ARM's message.
     pub fn not_found(kind: &str, name: &str, group: &str) -> ArmError {
         let message = format!("The Resource '{kind}/{name}' under resource group '{group}' was not found.");
         ArmError::new(404, "ResourceNotFound", message)
     }
 
-    /// The body that clients parse: az prints `(code) message`.
+    /// The error body that clients parse: az prints `(code) message`.
     pub fn body(&self) -> Vec<u8> {
         let mut error = json!({"code": self.code, "message": self.message});
         if let Some(target) = &self.target {

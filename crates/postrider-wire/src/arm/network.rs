@@ -1,8 +1,8 @@
-//! `inboundIpRules`: from where events may be published.
+//! `inboundIpRules`: addresses that may publish events.
 
 use std::net::IpAddr;
 
-/// Whether one of the rules lets this address in. No rules at all let everyone in.
+/// Whether one of the rules admits this address. Without rules every address is admitted.
 pub fn ip_allowed<S: AsRef<str>>(rules: &[S], address: IpAddr) -> bool {
     rules.is_empty() || rules.iter().any(|rule| is_within(rule.as_ref(), address))
 }
@@ -15,7 +15,7 @@ fn is_within(rule: &str, address: IpAddr) -> bool {
     let (Ok(network), Some(bits)) = (network.parse::<IpAddr>(), bits) else {
         return false;
     };
-    // An IPv4 peer on a listener for both comes with a longer name.
+    // On a listener for both families an IPv4 peer has an IPv4-mapped IPv6 address.
     let (same_family, differing) = match (network, address.to_canonical()) {
         (IpAddr::V4(a), IpAddr::V4(b)) => (true, (a.to_bits() ^ b.to_bits()).leading_zeros()),
         (IpAddr::V6(a), IpAddr::V6(b)) => (true, (a.to_bits() ^ b.to_bits()).leading_zeros()),

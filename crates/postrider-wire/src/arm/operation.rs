@@ -1,10 +1,10 @@
-//! Names of operations that were over before they were answered. Nothing is kept about them: a name proves by
-//! itself that this server gave it out, after a restart too.
+//! Names of operations that finished before they were answered. Nothing is stored about them: a
+//! name proves by itself that this server issued it, also after a restart.
 
 use ring::hmac;
 use ring::rand::{SecureRandom, SystemRandom};
 
-/// A new name: a GUID in lower case, half of it chance, half of it proof.
+/// A new name: a GUID in lower case, half random, half a signature of the random half.
 pub fn fresh_operation(key: &[u8]) -> String {
     let mut chance = [0; 8];
     SystemRandom::new()
@@ -13,7 +13,7 @@ pub fn fresh_operation(key: &[u8]) -> String {
     named(key, chance)
 }
 
-/// Whether a name, in any case, is one that was given out with this key.
+/// Whether a name, in any casing, was issued with this key.
 pub fn is_operation(key: &[u8], name: &str) -> bool {
     let digits: String = name.chars().filter(|c| *c != '-').collect();
     let chance: Option<Vec<u8>> = (0..8)
@@ -23,7 +23,8 @@ pub fn is_operation(key: &[u8], name: &str) -> bool {
     chance.is_some_and(|chance| named(key, chance).eq_ignore_ascii_case(name))
 }
 
-/// A GUID that nobody can guess or tell from chance without the key, the same for the same text.
+/// A GUID that is the same for the same text, and that cannot be guessed or told from a random one
+/// without the key.
 pub fn stable_guid(key: &[u8], text: &str) -> String {
     let tag = hmac::sign(&hmac::Key::new(hmac::HMAC_SHA256, key), text.as_bytes());
     let mut bytes = [0; 16];
@@ -40,7 +41,7 @@ fn named(key: &[u8], chance: [u8; 8]) -> String {
     guid(bytes)
 }
 
-/// Marked as a random one (version 4), as clients that look expect.
+/// Formats a GUID, marked as random (version 4), because some clients check that.
 fn guid(mut bytes: [u8; 16]) -> String {
     bytes[6] = bytes[6] & 0x0f | 0x40;
     bytes[8] = bytes[8] & 0x3f | 0x80;

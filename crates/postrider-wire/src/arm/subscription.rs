@@ -1,8 +1,8 @@
 //! Event subscriptions as the management API shows them.
 //!
-//! The URL of a webhook is shown without its query, secrets are masked; both have actions of their own. The first
-//! answer to a PUT is different: it has what was sent, no defaults but those of the retry policy, and the secrets that
-//! came with it.
+//! The URL of a webhook is shown without its query and secrets are masked; separate actions return
+//! both. The first answer to a PUT differs: it contains what was sent, no defaults except those of
+//! the retry policy, and the secrets that were sent.
 
 use super::{ApiVersion, Scope, lower_provider};
 use crate::resources::{DestinationBody, ShownSettings, delivery_schema_name, show_attribute};
@@ -13,7 +13,7 @@ use postrider_core::subscription::{Destination, Identity, Subscription};
 use postrider_core::time::Timestamp;
 use serde_json::{Map, Number, Value, json};
 
-/// How far a change has come.
+/// Progress of a change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ProvisioningState {
     Creating,
@@ -33,21 +33,23 @@ impl ProvisioningState {
     }
 }
 
-/// A subscription and how it was asked for.
+/// A subscription, and the form in which it was requested.
 #[derive(Clone, Copy, Debug)]
 pub struct SubscriptionView<'a> {
     pub subscription: &'a Subscription,
     pub state: ProvisioningState,
     pub scope: &'a Scope,
-    /// The whole id of what it hangs on, in the casing of its creation.
+    /// The whole id of the resource that it belongs to, in the casing of its creation.
     pub scope_id: &'a str,
-    /// Asked for under its resource (`…/topics/t/eventSubscriptions/s`), not as an extension of it.
+    /// Whether it was requested below its resource (`…/topics/t/eventSubscriptions/s`), not as an
+    /// extension of it.
     pub nested: bool,
     pub api_version: &'a ApiVersion,
     pub shown: ShownSettings,
 }
 
-/// What a PUT said, where the model does not tell it from a default.
+/// Members that a PUT contained explicitly, for values that the model does not distinguish from
+/// defaults.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Sent {
     pub delivery_schema: bool,
@@ -55,7 +57,7 @@ pub struct Sent {
 }
 
 impl Sent {
-    /// `body` is that of the PUT.
+    /// Reads the members from the body of the PUT.
     pub fn of(body: Raw<'_>) -> Sent {
         let properties = body.get_any_case("properties");
         let has = |name: &str| {
@@ -69,7 +71,7 @@ impl Sent {
     }
 }
 
-/// The segment of the type between the provider and `eventSubscriptions`.
+/// The type segments between the provider and `eventSubscriptions`.
 fn nesting(scope: &Scope) -> Option<&'static str> {
     match scope {
         Scope::Topic(_) => Some("topics"),
@@ -99,12 +101,12 @@ impl SubscriptionView<'_> {
         }
     }
 
-    /// As it is read: with its defaults, without its secrets.
+    /// The body of a read: with defaults, without secrets.
     pub fn body(&self) -> Value {
         self.show(None)
     }
 
-    /// The first answer to a PUT.
+    /// The body of the first answer to a PUT.
     pub fn first_answer(&self, sent: Sent) -> Value {
         self.show(Some(sent))
     }
@@ -169,7 +171,8 @@ impl SubscriptionView<'_> {
         })
     }
 
-    /// The id of what it hangs on, with provider and types in lower case except for a system topic.
+    /// The id of the resource that the subscription belongs to, with provider and types in lower
+    /// case except for a system topic.
     fn topic(&self) -> String {
         match self.scope {
             Scope::SystemTopic(_) => self.scope_id.to_owned(),
@@ -205,7 +208,7 @@ impl SubscriptionView<'_> {
         json!({"endpointType": endpoint_type, "properties": properties})
     }
 
-    /// With its defaults in the first answer too.
+    /// The retry policy, with defaults in the first answer too.
     fn retry_policy(&self) -> Value {
         let mut policy = json!({"maxDeliveryAttempts": self.shown.attempts_max});
         if let Some(minutes) = self.shown.time_to_live_minutes {
@@ -215,7 +218,7 @@ impl SubscriptionView<'_> {
     }
 }
 
-/// The answer to `getDeliveryAttributes`: with all secrets.
+/// The answer to `getDeliveryAttributes`, with all secrets.
 pub fn delivery_attributes(destination: &Destination) -> Value {
     json!({ "value": attributes(destination) })
 }
@@ -234,7 +237,7 @@ pub fn full_url(destination: &Destination) -> Option<Value> {
     }
 }
 
-/// A time as it is written by hand, mostly without parts of a second.
+/// A time without a fraction when that is zero, as times are usually written.
 fn time(at: Timestamp) -> String {
     let text = at.to_string();
     text.replace(".0000000Z", "Z")
@@ -300,7 +303,8 @@ fn operand(test: &Test) -> Option<Value> {
     }
 }
 
-/// The cloud shows every number as a float of 64 bits; one that none can hold is shown as the greatest.
+/// The cloud shows every number as a 64-bit float; a number outside its range is shown as the
+/// greatest float.
 fn number(value: &Decimal) -> Value {
     let float: f64 = value
         .to_string()

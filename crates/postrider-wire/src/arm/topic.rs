@@ -1,17 +1,17 @@
-//! Topics, domains, their topics, and system topics as the management plane shows them.
+//! Topics, domains, domain topics and system topics as the management API shows them.
 
 use super::{ApiVersion, stable_guid};
 use crate::resources::schema_name;
 use postrider_core::subscription::{DomainTopic, InputMapping, Mapped, Topic, TopicKind};
 use serde_json::{Map, Value, json};
 
-/// What an answer depends on beside the resource.
+/// Parameters of a resource body besides the resource.
 #[derive(Clone, Copy, Debug)]
 pub struct View<'a> {
     /// The Azure subscription's id.
     pub account: &'a str,
     pub tenant: &'a str,
-    /// What endpoints begin with.
+    /// Prefix of endpoints.
     pub base_url: &'a str,
     pub version: &'a ApiVersion,
     /// `provisioningState`
@@ -37,9 +37,9 @@ pub fn topic_id(account: &str, topic: &Topic) -> String {
     )
 }
 
-/// A topic, domain or system topic. What a version of the API did not know is left out of its answers, and so is what
-/// was never sent and has no default: as the service does it, `systemData`, `tags` and the members of an identity are
-/// null, everything else is absent.
+/// The body of a topic, domain or system topic. Members that the API version did not know are left
+/// out, and so are members that were never sent and have no default: as in the service,
+/// `systemData`, `tags` and the members of an identity are null, everything else is absent.
 pub fn topic_body(topic: &Topic, view: &View<'_>) -> Value {
     let id = topic_id(view.account, topic);
     let extras = extras(topic);
@@ -68,7 +68,8 @@ pub fn topic_body(topic: &Topic, view: &View<'_>) -> Value {
     body
 }
 
-/// The same without what nobody but the resource's own provider knows, as lists of all resources show it.
+/// The body in lists of resources of all types, without the members that only the resource's own
+/// provider knows.
 pub fn generic_body(topic: &Topic, account: &str) -> Value {
     json!({
         "id": topic_id(account, topic),
@@ -100,7 +101,7 @@ fn extras(topic: &Topic) -> Map<String, Value> {
 
 fn properties(topic: &Topic, extras: &Map<String, Value>, id: &str, view: &View<'_>) -> Value {
     let kept = |name: &str| extras.get(name).cloned();
-    // The same for as long as the resource lives.
+    // Stays the same for the lifetime of the resource.
     let metric = stable_guid(
         b"metricResourceId",
         &format!("{}\n{}", id.to_lowercase(), topic.created.nanos()),
@@ -137,7 +138,7 @@ fn properties(topic: &Topic, extras: &Map<String, Value>, id: &str, view: &View<
         properties["inboundIpRules"] = json!(rules);
     }
     let version = view.version;
-    // Shown as false only if somebody said so.
+    // Shown as false only if a client sent it.
     let local_auth_is_known = topic.local_auth_disabled || extras.contains_key("disableLocalAuth");
     if version.has_local_auth() && local_auth_is_known {
         properties["disableLocalAuth"] = json!(topic.local_auth_disabled);
@@ -166,7 +167,7 @@ fn properties(topic: &Topic, extras: &Map<String, Value>, id: &str, view: &View<
     properties
 }
 
-/// Our own extension, only where it is used.
+/// Our own extension, shown only where it is used.
 fn put_profile(properties: &mut Value, topic: &Topic) {
     if let Some(profile) = &topic.profile {
         properties["postrider"]["profile"] = json!(profile);
@@ -193,12 +194,12 @@ fn mapping(mapping: &InputMapping) -> Value {
     })
 }
 
-/// The identity as it was sent, with the ids that the service gives it.
+/// The identity as it was sent, with the ids that the service assigns.
 fn identity(sent: Option<Value>, id: &str, tenant: &str) -> Option<Value> {
     let Some(Value::Object(sent)) = sent else {
         return None;
     };
-    // Members are written in any case.
+    // Member names may be in any case.
     let member = |name: &str| {
         sent.iter()
             .find(|(key, _)| key.eq_ignore_ascii_case(name))
@@ -329,7 +330,7 @@ mod tests {
         assert_eq!(members(&body["properties"]), inside);
         assert_eq!(body["properties"]["minimumTlsVersionAllowed"], "1.0");
         assert_eq!((&body["systemData"], &body["tags"]), (&Value::Null, &Value::Null));
-        // Of a topic of an earlier version only the answer is known, not whether it was sent.
+        // For a topic of an earlier version only the value is known, not whether it was sent.
         made.local_auth_disabled = true;
         assert_eq!(shown(&made, "2025-02-15")["properties"]["disableLocalAuth"], true);
         let patched = patch_topic(
@@ -401,7 +402,7 @@ mod tests {
         });
         assert_eq!(properties["inputSchemaMapping"]["properties"], expected);
         assert_eq!(properties["inputSchemaMapping"]["inputSchemaMappingType"], "Json");
-        // What is read can be sent again.
+        // A body that was read can be sent again.
         let again = json!({ "properties": properties }).to_string();
         let again = parse_topic(Raw::parse(&again).unwrap(), Road::Azure, "Orders", Some(&made)).unwrap();
         assert_eq!(again.mapping, made.mapping);

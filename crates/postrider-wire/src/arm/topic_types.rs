@@ -1,19 +1,19 @@
-//! The kinds of sources that events come from, and the events of each.
+//! Topic types: the kinds of event sources, and the event types of each.
 
 use serde_json::{Value, json};
 
-/// A kind of source.
+/// A kind of event source.
 #[derive(Debug)]
 pub struct TopicType {
     pub name: &'static str,
     pub provider: &'static str,
     pub display_name: &'static str,
     pub description: &'static str,
-    /// Sources of this kind have no region.
+    /// Whether sources of this kind have no region.
     pub global: bool,
-    /// The resource id of a source, where sources are not Event Grid's own.
+    /// Format of a source's resource id; none if the sources are Event Grid's own.
     pub source_format: Option<&'static str>,
-    /// `AzureSubscription` for the one kind that says so.
+    /// `AzureSubscription` for the only kind that has a scope.
     pub scope: Option<&'static str>,
     pub event_types: &'static [EventType],
 }
@@ -23,11 +23,11 @@ pub struct EventType {
     pub name: &'static str,
     pub display_name: &'static str,
     pub description: &'static str,
-    /// A subscription that names no types gets it.
+    /// Whether a subscription that names no event types gets this one.
     pub in_default_set: bool,
 }
 
-/// The kind of this name, which compares without case.
+/// The topic type with this name, compared without case.
 pub fn topic_type(name: &str) -> Option<&'static TopicType> {
     TOPIC_TYPES
         .iter()
@@ -36,11 +36,11 @@ pub fn topic_type(name: &str) -> Option<&'static TopicType> {
 
 impl TopicType {
     fn id(&self) -> String {
-        // The service's own ids have no slash in front.
+        // Azure's ids of topic types have no leading slash.
         format!("providers/Microsoft.EventGrid/topicTypes/{}", self.name)
     }
 
-    /// `locations` by their display names.
+    /// `locations` are display names.
     pub fn body(&self, locations: &[&str]) -> Value {
         let mut properties = json!({
             "provider": self.provider,
@@ -82,7 +82,7 @@ impl TopicType {
     }
 }
 
-/// An event type of a topic type, whose id is given.
+/// The body of an event type of a topic type.
 pub fn event_type_body(
     topic_type: &str,
     name: &str,
@@ -117,7 +117,7 @@ const fn event(
     }
 }
 
-/// What happens to any resource.
+/// Event types that exist for resources of every kind.
 const RESOURCE_EVENTS: &[EventType] = &[
     event(
         "Microsoft.Resources.ResourceWriteSuccess",
@@ -175,7 +175,8 @@ const RESOURCE_EVENTS: &[EventType] = &[
     ),
 ];
 
-/// The types of events that subscriptions of a resource group or of the whole Azure subscription get which name none.
+/// Event types that subscriptions of a resource group or of the whole Azure subscription get if
+/// they name none.
 pub const RESOURCE_EVENT_TYPES: &[&str] = &{
     let mut names = [""; RESOURCE_EVENTS.len()];
     let mut at = 0;

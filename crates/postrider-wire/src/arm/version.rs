@@ -1,8 +1,8 @@
-//! `api-version`: a date, and whether it was a preview.
+//! `api-version`: a date, and whether the version is a preview.
 
 use std::fmt;
 
-/// A version of the management API. Every date is taken; what an answer shows depends on it.
+/// A version of the management API. Every date is accepted; the content of answers depends on it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ApiVersion {
     text: String,
@@ -12,7 +12,7 @@ pub struct ApiVersion {
 }
 
 impl ApiVersion {
-    /// Reads `2022-06-15` or `2021-10-15-preview`; none if it is neither.
+    /// Parses `2022-06-15` or `2021-10-15-preview`; none for anything else.
     pub fn parse(text: &str) -> Option<ApiVersion> {
         let (date, preview) = match text.get(10..) {
             Some("") => (text, false),
@@ -39,7 +39,7 @@ impl ApiVersion {
         &self.text
     }
 
-    /// Previews have `sku`, `kind` and `extendedLocation`; they never became stable.
+    /// Whether topics have `sku`, `kind` and `extendedLocation`, which only previews do.
     pub fn has_sku(&self) -> bool {
         self.preview && self.date >= 20_200_401
     }
@@ -52,7 +52,7 @@ impl ApiVersion {
         self.date >= 20_210_601
     }
 
-    /// `minimumTlsVersionAllowed` and `eventTypeInfo` of topics.
+    /// Whether topics have `minimumTlsVersionAllowed` and `eventTypeInfo`.
     pub fn has_minimum_tls(&self) -> bool {
         self.date >= 20_230_601
     }

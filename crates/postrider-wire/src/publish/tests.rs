@@ -1,4 +1,4 @@
-//! Tables of requests and what becomes of them, then properties.
+//! Tables of requests with their results, then property tests.
 
 use super::*;
 use serde_json::{Value, json};
@@ -106,7 +106,7 @@ fn event_grid_events_in_the_cloud() {
         check(&event, Ok(1));
     };
     let bad = |event: String, message: &str| {
-        // One bad event refuses the good ones beside it.
+        // A single invalid event makes the whole request fail.
         for body in [format!("[{event}]"), format!("[{base},{event},{base}]"), event] {
             check(&body, Err((400, "InputJsonInvalid", message)));
         }
@@ -257,7 +257,7 @@ fn bodies_that_are_no_array_of_objects() {
             .message
             .ends_with("It is not valid UTF-8 at byte 8.")
     );
-    // Whatever the content type, it is read as JSON.
+    // The body is parsed as JSON for any content type.
     for content_type in [None, Some(""), Some("text/plain"), CE_BATCH] {
         check(&grid, &head(content_type), &good, Ok(1));
     }
@@ -459,7 +459,7 @@ fn a_cloud_event_in_binary_mode_becomes_a_structured_one() {
                "datacontenttype": "application/json; charset=utf-8", "data": {"n": 1}})
     );
 
-    // Any one of the four switches it on.
+    // Any one of the four headers selects binary mode.
     for header in ["ce-specversion", "ce-type", "ce-source", "ce-id"] {
         let error = read(
             &rules,
@@ -963,7 +963,7 @@ fn times_that_publishers_write() {
     }
 }
 
-/// Every publish request that a real client was seen to send, and whether it was good.
+/// Every publish request that was recorded from a real client, and whether the server accepted it.
 #[test]
 fn recorded_requests() {
     macro_rules! recorded {
@@ -1010,7 +1010,7 @@ fn recorded_requests() {
             };
             let head = head(request["headers"]["Content-Type"].as_str());
             let body = &request["body"];
-            // The stand-in server let an empty list pass; the service does not.
+            // The stand-in server accepted an empty list; the service does not.
             let is_empty = body.as_array().is_some_and(Vec::is_empty);
             let is_good = exchange["response_needed"]["status"] != 400 && !is_empty;
             let found = read(&rules, &head, &body.to_string());
@@ -1030,7 +1030,7 @@ fn recorded_requests() {
     assert_eq!(read_count, 41);
 }
 
-/// A small generator, so that a failing case can be made again from its seed.
+/// A small generator, so that a failing case can be reproduced from its seed.
 struct Dice(u64);
 
 impl Dice {
@@ -1049,7 +1049,7 @@ impl Dice {
         choices[self.roll(choices.len())]
     }
 
-    /// An event of this schema: mostly good, in any order, with odd text and odd members.
+    /// An event of this schema: mostly valid, in any order, with unusual text and unusual members.
     fn event(&mut self, schema: Schema) -> String {
         let texts = [
             "\"a\"",
@@ -1114,7 +1114,7 @@ impl Dice {
     }
 }
 
-/// What is accepted reads as serde_json reads it, and every span holds the right text.
+/// Accepted bodies are parsed as serde_json parses them, and every span covers the right text.
 fn agrees_with_serde_json(rules: &Rules<'_>, head: &Head<'_>, body: &[u8]) -> bool {
     let mut seen: Vec<[Option<String>; 7]> = Vec::new();
     let parsed = parse(rules, head, Bytes::copy_from_slice(body), |event| {

@@ -1,4 +1,4 @@
-//! Destinations of subscriptions and of dead letters, in and out.
+//! Destinations of subscriptions and of dead letters: parsed and rendered.
 
 use super::read::Node;
 use super::subscription::{SubscriptionContext, count_or_shown};
@@ -16,10 +16,10 @@ use postrider_core::subscription::{
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 
-/// What stands in for a secret in an answer. Sent back, it means the secret that is already there.
+/// Replaces a secret in answers. When sent back, it means the existing secret.
 pub const HIDDEN: &str = "Hidden";
 
-/// The most delivery attributes of a subscription.
+/// Limit of the delivery attributes of a subscription.
 const ATTRIBUTES_MAX: usize = 10;
 /// Limits of a batch in the cloud.
 pub const CLOUD_BATCH_EVENTS_MAX: u32 = 5000;
@@ -38,8 +38,8 @@ enum Type {
     ServiceBusTopic,
 }
 
-/// The types of destinations, and whether the edge and the cloud know them. The configuration
-/// knows them all.
+/// The types of destinations, and whether the edge and the cloud have them. The configuration has
+/// all of them.
 const TYPES: [(&str, Type, bool, bool); 9] = [
     ("WebHook", Type::WebHook, true, true),
     ("EventGrid", Type::EventGrid, true, false),
@@ -80,14 +80,14 @@ impl Type {
         !matches!(self, Type::StorageQueue | Type::EventGrid | Type::EdgeHub)
     }
 
-    /// Attributes become HTTP headers rather than properties of a message.
+    /// Whether attributes become HTTP headers rather than properties of a message.
     fn is_http(self) -> bool {
         matches!(self, Type::WebHook | Type::AzureFunction | Type::HybridConnection)
     }
 }
 
-/// Reads `{"endpointType":…,"properties":{…}}`. `batching` holds what the edge's old
-/// `deliveryPolicy` said.
+/// Parses `{"endpointType":…,"properties":{…}}`. `batching` holds the limits of the edge's old
+/// `deliveryPolicy`.
 pub(super) fn parse_destination(
     node: &Node<'_>,
     batching: Batching,
@@ -96,8 +96,8 @@ pub(super) fn parse_destination(
     read_destination(node, batching, context, None)
 }
 
-/// Reads a change of a destination. What it does not mention stays as it is, unless the type changes:
-/// then nothing of the previous one is left.
+/// Parses a change of a destination. Members that are not mentioned stay unchanged, unless the type
+/// changes: then nothing of the previous destination is kept.
 pub(super) fn patch_destination(
     node: &Node<'_>,
     previous: &Destination,
@@ -179,8 +179,8 @@ fn read_destination(
     }
 }
 
-/// A property that exists, but for another type of destination, was surely meant to do something.
-/// The edge module passes over it.
+/// Refuses a property of another destination type: it was surely meant to have an effect. The edge
+/// module ignores such properties.
 fn refuse_foreign_members(properties: &Node<'_>, kind: Type, road: Road) -> Result<(), FieldError> {
     if road == Road::Edge {
         return Ok(());
@@ -218,7 +218,8 @@ struct Reader<'a> {
     properties: Node<'a>,
     kind: Type,
     context: &'a SubscriptionContext<'a>,
-    /// The destination of this type that is changed; what is not mentioned stays.
+    /// The destination of this type that is changed; members that are not mentioned are taken from
+    /// it.
     kept: Option<&'a Destination>,
 }
 
@@ -242,7 +243,7 @@ impl Reader<'_> {
         })
     }
 
-    /// What a webhook asked for in an earlier handshake holds until another one.
+    /// The rate that a webhook requested in an earlier handshake, valid until the next handshake.
     fn known_rate(&self, url: &Secret) -> Option<u32> {
         match self.previous_destination() {
             Some(Destination::WebHook(hook)) if hook.url == *url => hook.rate_max,
@@ -250,7 +251,8 @@ impl Reader<'_> {
         }
     }
 
-    /// The cloud never shows the URL, so a change that repeats what was read from it lacks it.
+    /// The webhook's URL. The cloud never shows the URL, so a change that repeats a read body lacks
+    /// it; the previous one is kept then.
     fn web_hook_url(&self) -> Result<Secret, FieldError> {
         let field = self.properties.at("endpointUrl");
         if let (true, Some(Destination::WebHook(hook))) = (field.value.is_null(), self.kept) {
@@ -279,7 +281,7 @@ impl Reader<'_> {
         let given = |text: Result<Option<String>, _>| Ok(text?.filter(|text| !text.is_empty()));
         let (mut tenant, mut application) = (given(tenant)?, given(application)?);
         if let Some(Destination::WebHook(hook)) = self.kept {
-            // An empty string takes it away.
+            // An empty string removes the value.
             let silent = |name| self.properties.get(name).is_none();
             if silent(names[0]) && silent(names[1]) {
                 (tenant, application) = (hook.aad_tenant.clone(), hook.aad_application.clone());
@@ -310,7 +312,7 @@ impl Reader<'_> {
         })
     }
 
-    /// The way from the edge to the cloud.
+    /// A destination of type EventGrid: forwards events from the edge to the cloud.
     fn event_grid(&self, batching: Batching) -> Result<Destination, FieldError> {
         let field = self.properties.at("endpointUrl");
         let text = self.properties.need_string("endpointUrl")?;
@@ -386,7 +388,8 @@ impl Reader<'_> {
         Err(self.properties.at("resourceId").fail(reason))
     }
 
-    /// The cloud gives a resource id, the edge a connection string; the configuration either.
+    /// The cloud uses a resource id, the edge a connection string; the configuration accepts
+    /// either.
     fn broker(&self, provider: &str, entity: &str) -> Result<Broker, FieldError> {
         if let Some(kept) = self.kept.and_then(broker_of)
             && self.properties.get("resourceId").is_none()
@@ -434,7 +437,7 @@ impl Reader<'_> {
     }
 
     fn storage_queue(&self) -> Result<Destination, FieldError> {
-        // The id of the queue itself is taken apart by clients; some send it whole.
+        // Clients usually split the id of the queue; some send it whole.
         let mut queue_in_id = None;
         let (kept_account, kept_queue, kept_ttl) = match self.kept {
             Some(Destination::StorageQueue {
@@ -510,7 +513,7 @@ impl Reader<'_> {
         self.attributes_beside(None, false)
     }
 
-    /// Reads the delivery attributes of a destination at `url`.
+    /// Parses the delivery attributes of a destination at `url`.
     fn attributes_beside(
         &self,
         url: Option<&Secret>,
@@ -556,7 +559,7 @@ impl Reader<'_> {
         Ok(attributes)
     }
 
-    /// Attributes stay, unless what is new beside them forbids one.
+    /// Keeps the previous attributes, unless another changed member forbids one of them.
     fn keep_attributes(&self, kept: &Destination, aad: bool) -> Result<Vec<DeliveryAttribute>, FieldError> {
         let attributes = kept.attributes().to_vec();
         let sets_authorization = attributes
@@ -596,15 +599,16 @@ impl Reader<'_> {
         })
     }
 
-    /// The secret value of an attribute as it was. It stays with the server it was given for: who
-    /// may change a subscription but not read its secrets must not be able to send them elsewhere. On the
-    /// Azure road whoever may change a subscription may read them too.
+    /// The previous secret value of an attribute. The value is kept only for the server that it was
+    /// given for: a client that may change a subscription but not read its secrets must not be able
+    /// to send them elsewhere. On the management API, clients that may change a subscription may
+    /// also read its secrets.
     fn previous_secret(&self, name: &str, url: Option<&Secret>) -> Option<Secret> {
         let previous = self
             .previous_destination()
             .filter(|previous| Type::of(previous) == self.kind)?;
         if self.context.road == Road::Azure {
-            // It goes where the change says.
+            // The secret goes wherever the change says.
         } else if let (Destination::WebHook(hook), Some(url)) = (previous, url) {
             let (before, now) = (
                 Url::parse(hook.url.expose()).ok()?,
@@ -717,7 +721,7 @@ fn broker_of(destination: &Destination) -> Option<&Broker> {
     }
 }
 
-/// Reads `{"endpointType":"StorageBlob","properties":{…}}`. The account may be given as the id of
+/// Parses `{"endpointType":"StorageBlob","properties":{…}}`. The account may be given as the id of
 /// the container.
 pub(super) fn parse_dead_letter(
     node: &Node<'_>,
@@ -779,8 +783,8 @@ pub(super) fn parse_identity(node: &Node<'_>, road: Road) -> Result<Identity, Fi
     })
 }
 
-/// A destination as the APIs write it: what was given, secrets masked, but the URL of a webhook in
-/// full.
+/// A destination as the APIs render it: as it was given, with secrets masked, but with the full URL
+/// of a webhook.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct DestinationBody {
@@ -851,7 +855,7 @@ impl DestinationBody {
 }
 
 impl DestinationBody {
-    /// Both limits of a batch as they are in force, where the destination has batches.
+    /// Adds the batch limits that are in force, if the destination supports batches.
     pub fn with_batch_limits(mut self, destination: &Destination, limits: BatchLimits) -> DestinationBody {
         if Type::of(destination).has_batches() {
             let pairs = [
@@ -869,7 +873,7 @@ fn attribute_body(attribute: &DeliveryAttribute) -> Value {
     show_attribute(attribute, false)
 }
 
-/// A delivery attribute as all APIs write it, a secret in clear or masked.
+/// A delivery attribute as all APIs render it, with a secret in clear or masked.
 pub(crate) fn show_attribute(attribute: &DeliveryAttribute, clear: bool) -> Value {
     let (kind, properties) = match &attribute.value {
         AttributeValue::Static { value, secret } => {
@@ -919,7 +923,7 @@ mod tests {
         Ok(spec.into_subscription(SubscriptionId(1), TopicId(1), None, now))
     }
 
-    /// Reads a destination and writes it as an answer; errors without the path to the destination.
+    /// Parses a destination and renders it as an answer; errors lack the path to the destination.
     fn written(road: Road, limits: &Limits, destination: &str, previous: Option<&Subscription>) -> String {
         match subscription(road, limits, destination, previous) {
             Ok(subscription) => {
@@ -1214,7 +1218,7 @@ mod tests {
         let destination = format!(r#"{{"endpointType":"EventGrid","properties":{local}}}"#);
         assert!(subscription(Road::Edge, &limits, &destination, None).is_ok());
 
-        // The one message of the module that is known.
+        // The only message of the module that is known.
         let destination = format!(
             r#"{{"endpointType":"EventGrid","properties":{}}}"#,
             with("https://a/", key)
@@ -1524,7 +1528,7 @@ mod tests {
         );
     }
 
-    // Make a subscription, then send its own answer back.
+    // Create a subscription, then send its own answer back.
     #[test]
     fn masks_stand_for_the_secrets_that_are_there() {
         let limits = Limits::default();
@@ -1543,12 +1547,13 @@ mod tests {
         let masked = hook("", &[fixed("x", "Hidden", true)]).replace("\"x\"", "\"X\"");
         assert_eq!(again(&masked), Ok(true));
         assert_eq!(again(&masked.replace("https://a/x", "https://a/y")), Ok(false));
-        // Only a change may leave the URL out.
+        // Only a change may omit the URL.
         assert_eq!(
             again(&masked.replace("\"https://a/x\"", "null")),
             Err("is required".into())
         );
-        // Where its secrets cannot be read, they do not follow a subscription to another server.
+        // Where clients cannot read secrets, the secrets do not follow a subscription to another
+        // server.
         let elsewhere = of("WebHook", &masked.replace("https://a/x", "https://evil/x"));
         for (road, follows) in [(Road::Azure, true), (Road::Edge, false), (Road::Config, false)] {
             let after = subscription(road, &limits, &elsewhere, Some(&before));

@@ -1,8 +1,8 @@
 //! Answers of the edge API.
 //!
-//! An answer has what was sent, in the API's own spelling, and what the server added: the id, the
-//! type and the schema. The URL of a webhook is shown with its query, as the module does: whoever
-//! may use this API owns the module. Keys and connection strings are masked.
+//! An answer contains what was sent, in the API's own spelling, and what the server added: the id,
+//! the type and the schema. The URL of a webhook is shown with its query, as in the module: clients
+//! of this API own the module. Keys and connection strings are masked.
 
 use super::filter::FilterBody;
 use super::{DestinationBody, schema_name};
@@ -143,7 +143,8 @@ pub fn edge_subscription(
 }
 
 impl EdgeSubscription {
-    /// The same for a caller who may not see secrets: a webhook's URL without its query, where keys are kept.
+    /// Removes secrets for callers that may not see them: the query of a webhook's URL, where keys
+    /// are kept.
     pub fn without_secrets(mut self) -> EdgeSubscription {
         let destination = &mut self.properties.destination;
         if destination.endpoint_type == "WebHook"
@@ -164,7 +165,7 @@ fn profile_body(profile: Option<&str>) -> Option<Value> {
     profile.map(|profile| json!({"profile": profile}))
 }
 
-/// The filter that is in force, and of what is at its default that which was sent.
+/// The filter in force. Values that equal their default are included only if they were sent.
 fn filter_body(subscription: &Subscription, sent: Option<Raw<'_>>) -> Option<FilterBody> {
     let mut body = FilterBody::of(&subscription.filter);
     let was_sent = |name: &str| sent.is_some_and(|sent| sent.get(name).is_some());
@@ -196,7 +197,7 @@ mod tests {
         spec.into_topic(TopicId(1), String::new(), Default::default(), Timestamp::MIN)
     }
 
-    /// Makes a subscription out of properties and answers with its properties.
+    /// Creates a subscription from properties and returns the properties of the answer.
     fn answer(road: Road, properties: &str) -> Value {
         let topic = topic("{}");
         let body = format!("{{\"properties\":{properties}}}");
@@ -246,8 +247,8 @@ mod tests {
         check("{}", "EventGridSchema");
     }
 
-    // The exchange that was recorded with a stand-in for the module, which adds a member `topic` of
-    // its own and spells ids in its own way.
+    // The exchange recorded with a stand-in for the module. The stand-in adds a member `topic` of
+    // its own and spells ids differently.
     #[test]
     fn the_recorded_subscription() {
         let sent = json!({

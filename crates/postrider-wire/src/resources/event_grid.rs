@@ -1,4 +1,5 @@
-//! Hosts that a destination of type EventGrid may have: Azure's, and other Event Grid servers that the operator allows.
+//! Hosts that a destination of type EventGrid may have: Azure's, and other Event Grid servers that
+//! the operator allows.
 
 use super::validate::Url;
 use std::net::IpAddr;
@@ -8,7 +9,7 @@ const AZURE_DOMAINS: [&str; 3] = ["eventgrid.azure.net", "eventgrid.azure.us", "
 /// Domains that are reserved for private networks (RFC 6761, 6762, 8375, and ICANN's `internal`).
 const PRIVATE_DOMAINS: [&str; 4] = ["localhost", "local", "internal", "home.arpa"];
 
-/// What the operator allows besides Azure's hosts over https.
+/// Hosts that the operator allows besides Azure's hosts over https.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct EventGridHosts {
     /// `edge.event_grid_hosts`
@@ -26,7 +27,7 @@ pub enum PlainHttp {
     /// `outbound__eventgrid__httpsOnly` is true, or the egress policy forbids http.
     #[default]
     Never,
-    /// Those that are listed or private.
+    /// Hosts that are listed or private.
     OwnHosts,
     /// `outbound__eventgrid__httpsOnly` is false.
     AnyHost,
@@ -57,7 +58,8 @@ impl EventGridHosts {
     }
 }
 
-/// An entry of `edge.event_grid_hosts`: a name or an address, or every name below a domain; of one port or of all.
+/// An entry of `edge.event_grid_hosts`: a name or an address, or every name below a domain; with
+/// one port or all.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EventGridHostPattern {
     host: String,
@@ -66,7 +68,8 @@ pub struct EventGridHostPattern {
 }
 
 impl EventGridHostPattern {
-    /// Reads `grid.example`, `*.dc.example:4438`, `10.0.0.7` or `[fd00::7]:4438`. The error is a reason.
+    /// Parses `grid.example`, `*.dc.example:4438`, `10.0.0.7` or `[fd00::7]:4438`. The error is a
+    /// reason.
     pub fn parse(text: &str) -> Result<EventGridHostPattern, &'static str> {
         const FORM: &str = "must be a host such as \"grid.example\", \"*.dc.example\" or \"10.0.0.7\", with a port \
                             (\"grid.example:4438\") or without one for all ports";
@@ -77,7 +80,8 @@ impl EventGridHostPattern {
         if rest.contains(['/', '?', '@']) {
             return Err(FORM);
         }
-        // A port that is the scheme's default must be told from none.
+        // Parsed as a URL; a port that is the scheme's default must still be distinguished from no
+        // port.
         let given = format!("http://{rest}");
         let url = Url::parse(&given).map_err(|_| FORM)?;
         let port = match rest.rsplit_once(':') {
@@ -118,8 +122,8 @@ fn is_same_address(one: &str, other: &str) -> bool {
     matches!((one.parse::<IpAddr>(), other.parse::<IpAddr>()), (Ok(one), Ok(other)) if one == other)
 }
 
-/// Whether a host is of this machine or a private network by what it is called. Where a name leads is judged by the
-/// egress policy when it is dialled.
+/// Whether a host is on this machine or a private network, judged by its name. The egress policy
+/// judges the address it resolves to when it is dialled.
 fn is_private(host: &str) -> bool {
     if let Ok(address) = host.parse::<IpAddr>() {
         return match address.to_canonical() {
@@ -131,7 +135,7 @@ fn is_private(host: &str) -> bool {
         };
     }
     let host = plain_name(host);
-    // A name without a dot is looked up in the network that the server is in: another container, a NAS.
+    // A name without a dot is resolved in the server's own network: another container, a NAS.
     !host.contains('.') || PRIVATE_DOMAINS.iter().any(|domain| is_below(&host, domain))
 }
 

@@ -1,4 +1,4 @@
-//! Filters of subscriptions, in and out.
+//! Filters of subscriptions: parsed and rendered.
 
 use super::read::{Node, check_chars};
 use super::{FieldError, Limits, Road};
@@ -9,7 +9,7 @@ use postrider_core::filter::{
 use serde::Serialize;
 use serde_json::value::RawValue;
 
-/// How large the filter of one subscription may be.
+/// Limits of the filter of one subscription.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FilterLimits {
     pub filters_max: usize,
@@ -18,7 +18,7 @@ pub struct FilterLimits {
     pub value_chars_max: usize,
 }
 
-/// As in the cloud.
+/// The cloud's limits.
 impl Default for FilterLimits {
     fn default() -> FilterLimits {
         FilterLimits {
@@ -33,9 +33,9 @@ const EVENT_TYPES_MAX: usize = 500;
 const EVENT_TYPE_CHARS_MAX: usize = 512;
 const KEY_CHARS_MAX: usize = 512;
 const SUBJECT_CHARS_MAX: usize = 1024;
-/// The most characters of a number.
+/// Limit of the characters of a number.
 const NUMBER_CHARS_MAX: usize = 512;
-/// The greatest size of a number's exponent.
+/// Limit of the absolute value of a number's exponent.
 const EXPONENT_MAX: u32 = 9999;
 
 pub(super) fn parse_filter(
@@ -44,7 +44,7 @@ pub(super) fn parse_filter(
     origin: Road,
     limits: &Limits,
 ) -> Result<Filter, FieldError> {
-    // The articles of 2018 call it `subjectIsCaseSensitive`.
+    // Articles of 2018 call it `subjectIsCaseSensitive`.
     let case_sensitive = match node.bool("isSubjectCaseSensitive")? {
         None => node.bool("subjectIsCaseSensitive")?,
         given => given,
@@ -95,7 +95,7 @@ fn parse_advanced(
 
 fn parse_entry(entry: &Node<'_>, road: Road, limits: &FilterLimits) -> Result<AdvancedFilter, FieldError> {
     let entry = entry.clone().of_kind(postrider_core::json::Kind::Object)?;
-    // The articles of 2018 call it `Operator`.
+    // Articles of 2018 call it `Operator`.
     let word = match entry.get("operatorType") {
         None if entry.get("operator").is_some() => "operator",
         _ => "operatorType",
@@ -195,8 +195,8 @@ fn quoted(text: &str) -> String {
     serde_json::to_string(text).expect("strings can always be written")
 }
 
-/// A filter as every API writes it. Numbers keep all their digits. What is at its default is left
-/// out.
+/// A filter as every API renders it. Numbers keep all their digits. Values that equal their default
+/// are left out.
 #[derive(Clone, Debug, Default, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct FilterBody {
@@ -300,7 +300,7 @@ mod tests {
         .map_err(|error| error.to_string())
     }
 
-    /// Reads one advanced filter and writes it again.
+    /// Parses one advanced filter and renders it again.
     fn check(entry: &str, road: Road, expected: Result<&str, &str>) {
         let filter = parse(&format!("{{\"advancedFilters\":[{entry}]}}"), road);
         let written = filter.map(|filter| {

@@ -1,40 +1,41 @@
-//! Members that bodies of resources may have, at every depth, in the spelling of the APIs.
+//! Members that resource bodies may have, at every depth, in the spelling of the APIs.
 //!
-//! The parsers read members that they know and pass over others, as the cloud does. Where a person writes the body,
-//! an unknown member is a mistake: [`unknown_members`] finds it.
+//! The parsers ignore members that they do not know, as the cloud does. In a body that a person has
+//! written an unknown member is a mistake: [`unknown_members`] finds it.
 
 use serde_json::Value;
 
-/// The shape of one place of a body.
+/// Allowed members of a value in a body.
 #[derive(Debug)]
 pub enum Shape {
-    /// Anything: a plain value, or an object whose members the user names.
+    /// Anything: a plain value, or an object with arbitrary members.
     Any,
     Object(&'static [Members]),
     List(&'static Shape),
 }
 
-/// Members of an object: names and the shape that each of them has.
+/// Members of an object: several names, and the shape that each of them has.
 pub type Members = (&'static [&'static str], &'static Shape);
 
 /// A member that no API knows in its place.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct UnknownMember {
-    /// The place in the body, such as `properties.filter.subjectStartsWith`.
+    /// The path in the body, such as `properties.filter.subjectStartsWith`.
     pub path: String,
-    /// The last part of the path.
+    /// The last segment of the path.
     pub name: String,
-    /// The members that are known in its place.
+    /// The members that are known there.
     pub known: Vec<&'static str>,
 }
 
-/// The most unknown members that are told of at once.
+/// Limit of the unknown members that are reported at once.
 const UNKNOWN_MAX: usize = 20;
-/// The most letters of a name that are repeated.
+/// Limit of the characters of a name that are repeated.
 const NAME_CHARS_MAX: usize = 64;
 
-/// The members of `body` that `shape` does not know, at most [`UNKNOWN_MAX`] of them. Names compare without case, as
-/// the parsers compare them. A value of another kind than its shape has is the parsers' to refuse.
+/// The members of `body` that `shape` does not know, at most [`UNKNOWN_MAX`]. Names compare without
+/// case, as in the parsers. A value of another type than its shape is ignored here: the parsers
+/// refuse it.
 pub fn unknown_members(body: &Value, shape: &Shape) -> Vec<UnknownMember> {
     let mut found = Vec::new();
     collect("", body, shape, &mut found);
@@ -79,7 +80,8 @@ fn collect(path: &str, value: &Value, shape: &Shape, found: &mut Vec<UnknownMemb
 
 const ANY: Shape = Shape::Any;
 
-/// An event subscription's `properties`, with what only answers have, which clients send back.
+/// An event subscription's `properties`, including members that only answers have, because clients
+/// send them back.
 pub static SUBSCRIPTION_PROPERTIES: Shape = Shape::Object(&[
     (&["destination"], &DESTINATION),
     (
@@ -197,7 +199,7 @@ static FILTER: Shape = Shape::Object(&[
     ),
 ]);
 
-/// A topic's or domain's `properties`, with what only answers have.
+/// A topic's or domain's `properties`, including members that only answers have.
 pub static TOPIC_PROPERTIES: Shape = Shape::Object(&[
     TOPIC_MEMBERS,
     MAPPING_MEMBER,
@@ -206,7 +208,7 @@ pub static TOPIC_PROPERTIES: Shape = Shape::Object(&[
     OWN_MEMBER,
 ]);
 
-/// A topic or domain as files declare it: properties and what stands beside them in one object.
+/// A topic or domain as files declare it: the properties and the members beside them in one object.
 pub static DECLARED_TOPIC: Shape = Shape::Object(&[
     TOPIC_MEMBERS,
     MAPPING_MEMBER,
@@ -268,7 +270,7 @@ const RULES_MEMBER: Members = (
     &Shape::List(&Shape::Object(&[(&["ipMask", "action"], &ANY)])),
 );
 
-/// The types themselves are the user's.
+/// The event types inside are named by the user.
 const TYPES_MEMBER: Members = (
     &["eventTypeInfo"],
     &Shape::Object(&[(&["kind", "inlineEventTypes"], &ANY)]),
@@ -326,7 +328,7 @@ mod tests {
                 "input_schema",
             ],
         );
-        // Values of the wrong kind are for the parsers to refuse.
+        // Values of the wrong type are for the parsers to refuse.
         check(
             json!({"filter": 3, "labels": {"a": 1}}),
             &SUBSCRIPTION_PROPERTIES,

@@ -1,9 +1,9 @@
 //! Resource bodies: topics and event subscriptions as the edge API, the configuration and the
-//! Azure API write them, read into the core's model and written back.
+//! management API write them, parsed into the core's model and rendered again.
 //!
-//! One reader serves all roads. Names of properties and words such as `WebHook` may be written in
-//! any case, members nobody knows are passed over, and null is the same as absent. What is refused
-//! is refused with the path of the field and the reason.
+//! One parser serves all of these. Property names and words such as `WebHook` may be written in any
+//! case, unknown members are ignored, and null is the same as absent. A refusal names the path of
+//! the field and the reason.
 
 mod destination;
 mod edge;
@@ -37,23 +37,23 @@ pub use topic::{TopicSpec, parse_domain, parse_resource_tags, parse_system_topic
 use postrider_core::event::Schema;
 use postrider_core::json::Raw;
 use postrider_core::subscription::BatchDefaults;
-/// Which API a body came through; it is kept as the resource's origin.
+/// The API that a body came through; stored as the resource's origin.
 pub use postrider_core::subscription::Origin as Road;
 use read::Node;
 
-/// What the operator allows, beyond what the road's documents say.
+/// Limits that the operator sets, in addition to those that the API's documents define.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// `api__deliveryPolicyLimits__maxEventsPerBatch`; the edge road only.
+    /// `api__deliveryPolicyLimits__maxEventsPerBatch`; only for the edge API.
     pub edge_batch_events_max: u32,
-    /// `api__deliveryPolicyLimits__maxpreferredBatchSizeInKilobytes`; the edge road only.
+    /// `api__deliveryPolicyLimits__maxpreferredBatchSizeInKilobytes`; only for the edge API.
     pub edge_batch_kilobytes_max: u32,
-    /// Refuse webhooks over plain HTTP. The cloud always does; the edge module does unless
-    /// `outbound__webhook__httpsOnly` is false.
+    /// Whether webhooks over plain HTTP are refused. The cloud always refuses them; the edge module
+    /// does unless `outbound__webhook__httpsOnly` is false.
     pub web_hook_https_only: bool,
-    /// Of destinations of type EventGrid.
+    /// For destinations of type EventGrid.
     pub event_grid_hosts: EventGridHosts,
-    /// Of subscriptions that the configuration declares. The cloud's own hold for all others.
+    /// For subscriptions that the configuration declares. The cloud's limits apply to all others.
     pub declared_filters: FilterLimits,
     pub batch_defaults: BatchDefaults,
 }
@@ -67,7 +67,7 @@ impl Limits {
     }
 }
 
-/// The edge module's own values, but for webhooks on a laptop, which may use plain HTTP.
+/// The edge module's own values, except that webhooks on a laptop may use plain HTTP.
 impl Default for Limits {
     fn default() -> Limits {
         Limits {
@@ -92,7 +92,7 @@ pub const PROFILES: [&str; 7] = [
     "custom",
 ];
 
-/// `properties.postrider.profile`
+/// Parses `properties.postrider.profile`.
 fn parse_profile(properties: &Node<'_>) -> Result<Option<String>, FieldError> {
     let Some(ours) = properties.object("postrider")? else {
         return Ok(None);
@@ -101,7 +101,7 @@ fn parse_profile(properties: &Node<'_>) -> Result<Option<String>, FieldError> {
     Ok(ours.word("profile", &words)?.map(str::to_owned))
 }
 
-/// Every spelling of a schema: topics and the edge module say `CustomEventSchema`, subscriptions in
+/// Every spelling of a schema: topics and the edge module use `CustomEventSchema`, subscriptions in
 /// the cloud `CustomInputSchema`, and some articles `CustomSchema`.
 const SCHEMAS: [(&str, Schema); 5] = [
     ("EventGridSchema", Schema::EventGrid),
@@ -128,8 +128,7 @@ pub fn delivery_schema_name(schema: Schema) -> &'static str {
     }
 }
 
-/// A resource's name in the body must be the one in the URL, if it is there at all. Azure compares
-/// names without regard to case.
+/// A name in the body must be the one in the URL. Azure compares names without case.
 fn check_same_name(node: &Node<'_>, member: &str, road: Road, name: &str) -> Result<(), FieldError> {
     let Some(given) = node.string(member)? else {
         return Ok(());
@@ -145,7 +144,7 @@ fn check_same_name(node: &Node<'_>, member: &str, road: Road, name: &str) -> Res
     Err(node.at(member).fail(reason))
 }
 
-/// Properties that are kept only to be echoed, as the text of a JSON object.
+/// Properties that are stored only to be echoed, as the text of a JSON object.
 #[derive(Default)]
 struct Extras(Vec<(&'static str, String)>);
 
@@ -168,7 +167,7 @@ impl Extras {
         Ok(())
     }
 
-    /// Takes some members over from what was kept before.
+    /// Copies some members of the previous extras.
     fn keep_all(&mut self, kept: Option<Raw<'_>>, names: &[&'static str]) {
         for name in names {
             if let Some(value) = kept.and_then(|kept| kept.get(name)) {

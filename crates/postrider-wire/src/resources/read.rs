@@ -1,4 +1,4 @@
-//! A lenient reader of JSON that knows where it is.
+//! A lenient JSON reader that keeps track of the path of each value.
 
 use postrider_core::json::{self, Kind, Raw};
 use std::fmt;
@@ -7,11 +7,11 @@ use std::ops::RangeInclusive;
 /// A field that was refused.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FieldError {
-    /// Where in the body: `properties.filter.advancedFilters[0].key`. Empty for the body itself.
+    /// Path in the body: `properties.filter.advancedFilters[0].key`. Empty for the body itself.
     pub path: String,
-    /// What is wrong, to be read after the path.
+    /// The reason, worded to follow the path.
     pub reason: String,
-    /// The error code of the API: `InvalidDestination` for destinations on the edge, otherwise
+    /// The error code of the API: `InvalidDestination` for destinations at the edge, otherwise
     /// `InvalidRequest`.
     pub code: &'static str,
     /// The message of the original service, where it is known.
@@ -28,7 +28,7 @@ impl FieldError {
         }
     }
 
-    /// Speaks in the original service's own words; path and reason stay for those who ask.
+    /// Replaces the message by the original service's own. Path and reason stay available.
     pub(super) fn saying(self, message: impl Into<String>) -> FieldError {
         FieldError {
             said: Some(message.into()),
@@ -36,7 +36,8 @@ impl FieldError {
         }
     }
 
-    /// As the cloud refuses event subscriptions, and with the field that is wrong.
+    /// Uses the message with which the cloud refuses event subscriptions, followed by path and
+    /// reason.
     pub fn of_event_subscription(self) -> FieldError {
         if self.said.is_some() {
             return self;
@@ -45,7 +46,7 @@ impl FieldError {
         self.saying(message)
     }
 
-    /// As the edge module refuses destinations.
+    /// Uses the code and message with which the edge module refuses destinations.
     pub(super) fn of_edge_destination(self) -> FieldError {
         let message = format!("EventSubscription.Properties.Destination failed validation. Reason: {self}.");
         FieldError {
@@ -56,7 +57,7 @@ impl FieldError {
     }
 }
 
-/// The message to answer with.
+/// The message of the answer.
 impl fmt::Display for FieldError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.said {
@@ -77,10 +78,10 @@ pub fn read_body(bytes: &[u8]) -> Result<Raw<'_>, FieldError> {
     Raw::parse(text).map_err(|error: json::Error| refused(error.to_string()))
 }
 
-/// The most characters of any text in a body that has no narrower limit of its own.
+/// Limit of the characters of any text that has no narrower limit.
 pub(super) const TEXT_CHARS_MAX: usize = 8192;
 
-/// A value and where it stands.
+/// A value and its path.
 #[derive(Clone, Debug)]
 pub(super) struct Node<'a> {
     pub path: String,
@@ -103,7 +104,7 @@ impl<'a> Node<'a> {
         FieldError::new(&self.path, reason)
     }
 
-    /// The member of this name, which may be absent: then it is null.
+    /// The member with this name; null if absent.
     pub fn at(&self, name: &str) -> Node<'a> {
         let path = if self.path.is_empty() {
             name.to_owned()
@@ -114,12 +115,12 @@ impl<'a> Node<'a> {
         Node { path, value }
     }
 
-    /// The member of this name, unless it is absent or null.
+    /// The member with this name, unless it is absent or null.
     pub fn get(&self, name: &str) -> Option<Node<'a>> {
         Some(self.at(name)).filter(|member| !member.value.is_null())
     }
 
-    /// Whether one of these members is there, if only as null.
+    /// Whether one of these members is present, even as null.
     pub fn has_any(&self, names: &[&str]) -> bool {
         names.iter().any(|name| self.value.get_any_case(name).is_some())
     }
@@ -142,13 +143,13 @@ impl<'a> Node<'a> {
         self.get(name).map(|member| member.as_string()).transpose()
     }
 
-    /// A string of at most so many characters.
+    /// A string of at most `chars_max` characters.
     pub fn short_string(&self, name: &str, chars_max: usize) -> Result<Option<String>, FieldError> {
         let member = self.get(name);
         member.map(|member| member.as_short_string(chars_max)).transpose()
     }
 
-    /// A string that must be there and not empty.
+    /// A string that must be present and not empty.
     pub fn need_string(&self, name: &str) -> Result<String, FieldError> {
         let text = self.need(name)?.as_string()?;
         if text.is_empty() {
@@ -186,7 +187,7 @@ impl<'a> Node<'a> {
         Ok(number.map(|number| u32::try_from(number).expect("the range was checked")))
     }
 
-    /// One of a few words, in any case.
+    /// A member whose value is one of `words`, in any case.
     pub fn word<T: Copy>(&self, name: &str, words: &[(&str, T)]) -> Result<Option<T>, FieldError> {
         let Some(given) = self.string(name)? else {
             return Ok(None);
@@ -205,7 +206,7 @@ impl<'a> Node<'a> {
         self.get(name).map(|member| member.elements()).transpose()
     }
 
-    /// A list of at most so many strings, each of at most so many characters.
+    /// A list of at most `items_max` strings, each of at most `chars_max` characters.
     pub fn strings(
         &self,
         name: &str,
@@ -246,7 +247,7 @@ impl<'a> Node<'a> {
         Ok(text.into())
     }
 
-    /// A truth value; the words may be written as strings, as the edge articles do.
+    /// A boolean. Strings are accepted too, because the edge articles use them.
     pub fn as_bool(&self) -> Result<bool, FieldError> {
         let written = self.value.as_str();
         match (self.value.as_bool(), written.as_deref()) {
@@ -264,13 +265,14 @@ impl<'a> Node<'a> {
         Err(self.not(name_of(kind)))
     }
 
-    /// The value is of the wrong type. It is not shown: it might be a secret in the wrong place.
+    /// An error for a value of the wrong type. The value is not shown: it might be a secret in the
+    /// wrong place.
     pub fn not(&self, wanted: &str) -> FieldError {
         self.fail(format!("must be {wanted}, was {}", name_of(self.value.kind())))
     }
 }
 
-/// The reason for refusing a text that is too long.
+/// Refuses a text that is too long, with the reason.
 pub(super) fn check_chars(text: &str, chars_max: usize) -> Result<(), String> {
     // Only a text with more bytes than allowed characters needs counting.
     let chars = match text.len() > chars_max {

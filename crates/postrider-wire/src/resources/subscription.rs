@@ -1,4 +1,4 @@
-//! Event subscriptions, on the way in.
+//! Parsing of event subscriptions.
 
 use super::destination::{parse_dead_letter, parse_destination, parse_identity, patch_destination};
 use super::filter::{key_style, parse_filter};
@@ -19,7 +19,7 @@ use postrider_core::time::Timestamp;
 const LABELS_MAX: usize = 100;
 const LABEL_CHARS_MAX: usize = 256;
 
-/// What a body says about a subscription; the rest is the server's to give.
+/// The properties of a subscription that a body defines; the server assigns the others.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SubscriptionSpec {
     pub name: String,
@@ -82,17 +82,17 @@ impl SubscriptionSpec {
     }
 }
 
-/// The topic that a subscription is made for.
+/// Facts about the topic that a subscription is made for.
 #[derive(Clone, Copy, Debug)]
 pub struct TopicContext<'a> {
     pub name: &'a str,
     pub input_schema: Schema,
     pub mapping: Option<&'a InputMapping>,
-    /// The types of events that a subscription gets which does not name any; all if this is empty.
+    /// Event types that a subscription gets if it names none; empty means all.
     pub default_types: &'a [&'a str],
 }
 
-/// What must be known to judge a body.
+/// Facts that are needed to validate a body.
 #[derive(Clone, Copy, Debug)]
 pub struct SubscriptionContext<'a> {
     pub road: Road,
@@ -103,13 +103,13 @@ pub struct SubscriptionContext<'a> {
     pub now: Timestamp,
     /// The subscription that is replaced. Masked secrets are taken from it.
     pub previous: Option<&'a Subscription>,
-    /// The version of the cloud's API that was asked for; empty on the other roads.
+    /// The version of the management API that was requested; empty for other APIs.
     pub api_version: &'a str,
-    /// Values that reads of the previous subscription show: they may always be sent back.
+    /// Values that reads of the previous subscription show: a client may always send these back.
     pub shown: Option<ShownSettings>,
 }
 
-/// Settings of a subscription as reads show them: what it sets itself, and defaults where it sets nothing.
+/// Settings of a subscription as reads show them: its own, and defaults where it sets nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ShownSettings {
     pub batch: BatchLimits,
@@ -132,7 +132,8 @@ impl ShownSettings {
     }
 }
 
-/// A whole number between 1 and a limit, or above the limit the one that is shown: nobody is refused what they read.
+/// Parses a whole number between 1 and a limit. Above the limit only the shown value is accepted: a
+/// client may send back what it has read.
 pub(super) fn count_or_shown(
     node: &Node<'_>,
     member: &str,
@@ -147,15 +148,16 @@ pub(super) fn count_or_shown(
 }
 
 impl SubscriptionContext<'_> {
-    /// The API that made the subscription. It stays when another one changes it: the spelling of its events and of
-    /// its filters' keys, and its defaults, belong to it.
+    /// The API that created the subscription. It stays the origin when another API changes the
+    /// subscription, since the spelling of its events, the spelling of its filters' keys and its
+    /// defaults depend on it.
     fn origin(&self) -> Road {
         self.previous.map_or(self.road, |previous| previous.origin)
     }
 }
 
-/// Reads a subscription that is made or replaced as a whole. Destinations of every type are read;
-/// whether events can be delivered to them is for the caller to judge.
+/// Parses a subscription that is created or replaced as a whole. Destinations of every type are
+/// accepted; the caller decides whether events can be delivered to them.
 pub fn parse_subscription(
     body: Raw<'_>,
     context: &SubscriptionContext<'_>,
@@ -236,7 +238,7 @@ pub fn parse_subscription(
     })
 }
 
-/// Members of a PATCH. Others that answers have may be sent back with them.
+/// Members that a PATCH can change. Other members of answers may be sent back with them.
 const CHANGEABLE: [&str; 10] = [
     "destination",
     "deliveryWithResourceIdentity",
@@ -250,9 +252,10 @@ const CHANGEABLE: [&str; 10] = [
     "postrider",
 ];
 
-/// Reads a change of the subscription that `context` names as the previous one. What a change does not
-/// mention, or mentions as null, stays as it is; filters and lists are replaced whole. The properties stand in
-/// the body itself, or as in an answer in its member `properties`. Nothing but what was sent is judged again.
+/// Parses a change of the subscription that `context` names as the previous one. Members that the
+/// change does not mention, or mentions as null, stay as they are; filters and lists are replaced
+/// whole. The properties are in the body itself or, as in an answer, in its member `properties`.
+/// Only what was sent is validated again.
 pub fn patch_subscription(
     body: Raw<'_>,
     context: &SubscriptionContext<'_>,
@@ -306,7 +309,7 @@ pub fn patch_subscription(
     }
     spec.expires = parse_expiry(&properties, context)?.or(previous.expires);
     if properties.get("eventDeliverySchema").is_some() {
-        // Its place is here alone; nothing is looked for beside the URL.
+        // A PATCH has it only in this place; it is not searched beside the URL.
         spec.delivery_schema = parse_delivery_schema(&properties, &properties, context)?;
     }
     let retry = parse_retry(&properties, context)?;
@@ -321,7 +324,8 @@ pub fn patch_subscription(
     Ok(spec)
 }
 
-/// Which types of events are meant. `["All"]` was the word for every type until a version of the cloud's API.
+/// Sets the event types of a filter. `["All"]` meant every type before a certain version of the
+/// cloud's API.
 fn name_event_types(
     filter: &mut Filter,
     node: &Node<'_>,
@@ -341,7 +345,7 @@ fn name_event_types(
     match filter.included_event_types.as_deref() {
         None | Some([]) => filter.included_event_types = default_types(context),
         Some([word]) if word.eq_ignore_ascii_case("All") => {
-            // The day decides, a preview or not.
+            // Only the date counts, whether or not the version is a preview.
             if context
                 .api_version
                 .get(..10)
@@ -370,7 +374,8 @@ fn default_types(context: &SubscriptionContext<'_>) -> Option<Vec<String>> {
 
 const TLS_VERSION: &str = "minimumTlsVersionAllowed";
 
-/// The oldest TLS that a webhook may speak is checked and echoed; none as old as those is spoken here.
+/// The oldest TLS version for a webhook is validated and echoed; this server uses none as old as
+/// those.
 fn keep_tls_version(extras: &mut Extras, place: &Node<'_>, kept: Option<Raw<'_>>) -> Result<(), FieldError> {
     let properties = place.at("properties");
     let words = [("1.0", "\"1.0\""), ("1.1", "\"1.1\""), ("1.2", "\"1.2\"")];
@@ -381,8 +386,8 @@ fn keep_tls_version(extras: &mut Extras, place: &Node<'_>, kept: Option<Raw<'_>>
     Ok(())
 }
 
-/// The topic's name in the body, if it is there, must be the one in the URL. It may be the last
-/// part of an id, as answers have it. In the cloud the member is an id that only answers have.
+/// A topic name in the body must be the one in the URL. It may be the last segment of an id, as in
+/// answers. In the cloud the member is an id that only answers have.
 fn check_topic(properties: &Node<'_>, context: &SubscriptionContext<'_>) -> Result<(), FieldError> {
     if context.road == Road::Azure {
         return Ok(());
@@ -404,7 +409,7 @@ fn check_topic(properties: &Node<'_>, context: &SubscriptionContext<'_>) -> Resu
     Ok(())
 }
 
-/// A destination is given as it is, or inside an object that adds an identity.
+/// The destination, given directly or inside an object that adds an identity.
 fn one_of_two<'a>(
     properties: &Node<'a>,
     plain: &str,
@@ -421,7 +426,7 @@ fn one_of_two<'a>(
     }
 }
 
-/// The old place of the batching limits on the edge, in bytes.
+/// The batch limits in their old place at the edge, in bytes.
 fn old_batching(properties: &Node<'_>, context: &SubscriptionContext<'_>) -> Result<Batching, FieldError> {
     let policy = match context.road {
         Road::Edge => properties.object("deliveryPolicy")?,
@@ -430,7 +435,8 @@ fn old_batching(properties: &Node<'_>, context: &SubscriptionContext<'_>) -> Res
     let Some(policy) = policy else {
         return Ok(Batching::default());
     };
-    // The documented most is 1058576 bytes, a little more than the 1033 kilobytes it became.
+    // The documented maximum is 1058576 bytes, slightly more than the 1033 kilobytes that replaced
+    // it.
     let bytes_max = context
         .limits
         .edge_batch_kilobytes_max
@@ -444,8 +450,8 @@ fn old_batching(properties: &Node<'_>, context: &SubscriptionContext<'_>) -> Res
     })
 }
 
-/// The members of a filter that were sent with the value they have anyway. The model does not keep
-/// them, but an answer has what was sent.
+/// The members of a filter that were sent with their default value. The model does not keep them,
+/// but answers contain what was sent.
 fn sent_defaults(node: &Node<'_>, filter: &Filter) -> String {
     let mut sent = Extras::default();
     let flag = |name| node.get(name).is_some();
@@ -461,7 +467,8 @@ fn sent_defaults(node: &Node<'_>, filter: &Filter) -> String {
     sent.into_text().unwrap_or_else(|| "{}".into())
 }
 
-/// Events are always kept on disk here; the edge's policy is checked and echoed. It cannot change.
+/// Validates and echoes the edge's persistence policy, which cannot change: events are always
+/// stored on disk here.
 fn parse_persistence(
     properties: &Node<'_>,
     context: &SubscriptionContext<'_>,
@@ -518,7 +525,7 @@ fn parse_expiry(
     })
 }
 
-/// Events are delivered as the topic takes them, or in another form that they can be turned into.
+/// Parses the delivery schema: the topic's own, or another one that its events can be converted to.
 fn parse_delivery_schema(
     properties: &Node<'_>,
     destination: &Node<'_>,
@@ -533,7 +540,7 @@ fn parse_delivery_schema(
     let input = context.topic.input_schema;
     let unmapped = input == Schema::Custom && context.topic.mapping.is_none();
     let Some(given) = place.word(member, &SCHEMAS)? else {
-        // The one thing that a PUT in the cloud keeps without being told.
+        // The only property that a PUT in the cloud keeps although it is absent.
         if let (Road::Azure, Some(previous)) = (context.road, context.previous) {
             return Ok(previous.delivery_schema);
         }
@@ -567,8 +574,9 @@ fn parse_delivery_schema(
     Err(place.at(member).fail(reason))
 }
 
-/// The cloud has `eventTimeToLiveInMinutes` and narrow limits, the edge `eventExpiryInMinutes` and none. Every API
-/// takes either name: ignoring one silently would change how long events live.
+/// Parses the retry policy. The cloud has `eventTimeToLiveInMinutes` and narrow limits, the edge
+/// `eventExpiryInMinutes` and none. Every API accepts either name: ignoring one silently would
+/// change how long events live.
 fn parse_retry(properties: &Node<'_>, context: &SubscriptionContext<'_>) -> Result<RetryChoice, FieldError> {
     let Some(policy) = properties.object("retryPolicy")? else {
         return Ok(RetryChoice::default());
@@ -632,7 +640,7 @@ mod tests {
         parse_subscription(Raw::parse(body).unwrap(), &context)
     }
 
-    /// Properties beside a webhook.
+    /// A webhook with these further properties.
     fn parse_with(road: Road, properties: &str) -> Result<SubscriptionSpec, FieldError> {
         let body = format!("{{\"properties\":{{{HOOK}{properties}}}}}");
         parse_for(road, (Schema::EventGrid, false), &body, None)
@@ -837,7 +845,7 @@ mod tests {
             Err("CloudEventSchemaV1_0: the topic's input schema is EventGridSchema"),
         );
 
-        // Beside the URL, as two samples of the edge have it; the usual place is preferred.
+        // Beside the URL, as in two samples of the edge; the usual place takes precedence.
         let body = |outside: &str, inside: &str| {
             let hook = HOOK.replace(
                 "\"https://a/x\"",
@@ -1181,7 +1189,8 @@ mod tests {
         );
     }
 
-    // Damage a body that uses everything, one byte at a time: it is read or refused, never a panic.
+    // Damage a body that uses everything, one byte at a time: it is accepted or refused, and never
+    // causes a panic.
     #[test]
     fn damaged_bodies_never_panic() {
         let account = "/subscriptions/s/resourceGroups/g/providers/Microsoft.Storage/storageAccounts/a";

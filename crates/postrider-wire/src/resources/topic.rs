@@ -1,4 +1,4 @@
-//! Topics, domains and system topics, on the way in.
+//! Parsing of topics, domains and system topics.
 
 use super::read::{Node, check_chars};
 use super::validate::{check_azure_topic_name, check_ip_mask, check_name};
@@ -10,10 +10,10 @@ use postrider_core::subscription::{InputMapping, Mapped, Topic, TopicKind};
 use postrider_core::time::Timestamp;
 use std::collections::BTreeMap;
 
-/// The most inbound IP rules of a topic.
+/// Limit of the inbound IP rules of a topic.
 const IP_RULES_MAX: usize = 128;
 
-/// What a body says about a topic; the rest is the server's to give.
+/// The properties of a topic that a body defines; the server assigns the others.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TopicSpec {
     pub name: String,
@@ -33,7 +33,7 @@ pub struct TopicSpec {
 }
 
 impl TopicSpec {
-    /// What a topic would be again if nothing were said about it.
+    /// The properties that the topic has now.
     fn of(topic: &Topic) -> TopicSpec {
         TopicSpec {
             name: topic.name.clone(),
@@ -79,8 +79,8 @@ impl TopicSpec {
     }
 }
 
-/// Members that are kept to be echoed, beside the properties and inside them. The last one is also read: whether it was
-/// sent decides whether answers have it.
+/// Members that are stored only to be echoed, beside the properties and inside them. The last one
+/// is also parsed; that it was sent is what makes answers contain it.
 const BESIDE: [&str; 4] = ["sku", "identity", "kind", "extendedLocation"];
 const INSIDE: [&str; 4] = [
     "dataResidencyBoundary",
@@ -103,8 +103,8 @@ const CHANGED_INSIDE: [&str; 9] = [
     "topicType",
 ];
 
-/// Reads a custom topic. With a previous state the input schema must stay as it was; a body that
-/// leaves it or its mapping out does not change them.
+/// Parses a custom topic. The input schema must be that of the previous state; a body that omits
+/// the schema or its mapping does not change them.
 pub fn parse_topic(
     body: Raw<'_>,
     road: Road,
@@ -114,7 +114,7 @@ pub fn parse_topic(
     parse(body, road, name, previous, |_| Ok(TopicKind::Custom))
 }
 
-/// Reads a domain.
+/// Parses a domain.
 pub fn parse_domain(
     body: Raw<'_>,
     road: Road,
@@ -133,7 +133,7 @@ pub fn parse_domain(
     })
 }
 
-/// Reads a system topic.
+/// Parses a system topic.
 pub fn parse_system_topic(
     body: Raw<'_>,
     road: Road,
@@ -168,7 +168,7 @@ fn parse(
     previous: Option<&Topic>,
     kind: impl Fn(&Node<'_>) -> Result<TopicKind, FieldError>,
 ) -> Result<TopicSpec, FieldError> {
-    // Everything about a topic on the edge may be left out, and so may the body.
+    // At the edge, every property of a topic is optional, and so is the body.
     let body = if road == Road::Edge && body.is_null() {
         Raw::trusted("{}")
     } else {
@@ -194,7 +194,7 @@ fn parse(
         Road::Config if root.get(name).is_none() => properties.clone(),
         _ => root.clone(),
     };
-    // Documented as required; az leaves it out unless it is told where.
+    // Documented as required, but az omits it unless it is told a location.
     let location = match beside("location").string("location")? {
         Some(location) => location.replace(' ', "").to_lowercase(),
         None => String::new(),
@@ -247,7 +247,8 @@ fn parse(
     })
 }
 
-/// Reads what a PATCH changes; everything else stays as it was. What cannot be changed may be repeated.
+/// Parses a PATCH; members that it does not mention stay unchanged. Members that cannot be changed
+/// may be repeated.
 pub fn patch_topic(body: Raw<'_>, previous: &Topic) -> Result<TopicSpec, FieldError> {
     let root = Node::root(body)?;
     let properties = match root.object("properties")? {
@@ -303,7 +304,8 @@ pub fn patch_topic(body: Raw<'_>, previous: &Topic) -> Result<TopicSpec, FieldEr
     let mut extras = Extras::default();
     for (members, given) in [(&BESIDE[..], &root), (&INSIDE[..], &properties)] {
         for member in members {
-            // Two of them cannot be changed, only spelled otherwise.
+            // These two members cannot be changed, so another spelling of the same value is
+            // ignored.
             let fixed = matches!(*member, "kind" | "extendedLocation");
             let from = if !fixed && given.get(member).is_some() {
                 given
@@ -317,7 +319,7 @@ pub fn patch_topic(body: Raw<'_>, previous: &Topic) -> Result<TopicSpec, FieldEr
     Ok(spec)
 }
 
-/// `properties.postrider.edge`; in the configuration also `edge` beside the name.
+/// Parses `properties.postrider.edge`; in the configuration also `edge` beside the name.
 fn parse_edge(properties: &Node<'_>, road: Road, kind: &TopicKind) -> Result<Option<bool>, FieldError> {
     let beside = match road {
         Road::Config => properties.bool("edge")?.map(|edge| (edge, properties.at("edge"))),
@@ -333,7 +335,7 @@ fn parse_edge(properties: &Node<'_>, road: Road, kind: &TopicKind) -> Result<Opt
     }
 }
 
-/// What is fixed at creation.
+/// Refuses changes of members that are fixed at creation.
 fn check_unchanged(root: &Node<'_>, properties: &Node<'_>, previous: &Topic) -> Result<(), FieldError> {
     let same = |node: &Node<'_>, name: &str, kept: &str| match node.string(name)? {
         Some(given) if !given.eq_ignore_ascii_case(kept) => Err(node
@@ -372,7 +374,7 @@ fn check_unchanged(root: &Node<'_>, properties: &Node<'_>, previous: &Topic) -> 
     Ok(())
 }
 
-/// Words that are only echoed still have to be ones that the service knows.
+/// Members that are only echoed must still have values that the service knows.
 fn check_extras(root: &Node<'_>, properties: &Node<'_>) -> Result<(), FieldError> {
     if let Some(sku) = root.object("sku")? {
         sku.word("name", &[("Basic", ()), ("Premium", ())])?;
@@ -414,7 +416,7 @@ fn parse_public_network(properties: &Node<'_>) -> Result<Option<bool>, FieldErro
     properties.word("publicNetworkAccess", &[("Enabled", true), ("Disabled", false)])
 }
 
-/// Azure's rules for names, and its words where they are known.
+/// Azure's rules for names, with its messages where they are known.
 fn check_azure_resource_name(name: &str, kind: &TopicKind) -> Result<(), FieldError> {
     let what = match kind {
         TopicKind::Custom => "Topic",
@@ -515,7 +517,7 @@ const TAGS_MAX: usize = 50;
 const TAG_NAME_CHARS_MAX: usize = 512;
 const TAG_VALUE_CHARS_MAX: usize = 256;
 
-/// Reads the tags of a resource that has nothing else to be read here, such as a resource group.
+/// Parses the tags of a resource of which nothing else is stored, such as a resource group.
 pub fn parse_resource_tags(body: Raw<'_>) -> Result<BTreeMap<String, String>, FieldError> {
     parse_tags(&Node::root(body)?)
 }
@@ -645,7 +647,7 @@ mod tests {
                 "{body}"
             );
         };
-        // As the command line sends it.
+        // As az sends it.
         check(
             r#"{"location":"Central US","sku":{"name":"Basic"},"identity":{"type":"None"},"kind":"Azure",
                 "name":"ORDERS","tags":{"a":"b","c":null},
@@ -899,7 +901,7 @@ mod tests {
                 ..spec.clone()
             }),
         );
-        // What cannot be changed may be repeated.
+        // Members that cannot be changed may be repeated.
         check(
             r#"{"name":"ORDERS","location":"Here","kind":"azure","properties":{"inputSchema":"cloudEventSchemaV1_0"}}"#,
             Ok(spec.clone()),

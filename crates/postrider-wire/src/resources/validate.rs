@@ -1,12 +1,12 @@
-//! Rules about single values: names, URLs, headers, resource ids, connection strings.
+//! Rules for single values: names, URLs, headers, resource ids, connection strings.
 //!
-//! Each returns the reason for a refusal, to be read after the path of the field.
+//! Each function returns the reason for a refusal, worded to follow the path of the field.
 
 use super::FieldError;
 pub use postrider_core::connection::part as connection_part;
 use std::net::{Ipv4Addr, Ipv6Addr};
 
-/// The name of a topic or subscription on the edge and in the configuration.
+/// Checks the name of a topic or subscription at the edge or in the configuration.
 pub fn check_name(name: &str) -> Result<(), FieldError> {
     let letters = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-');
     let good = (1..=128).contains(&name.len())
@@ -17,7 +17,7 @@ pub fn check_name(name: &str) -> Result<(), FieldError> {
         .ok_or_else(|| FieldError::new("name", format!("{reason}, was {name:?}")))
 }
 
-/// The name of a custom topic or domain in Azure.
+/// Checks the name of a custom topic or domain in Azure.
 pub fn check_azure_topic_name(name: &str) -> Result<(), FieldError> {
     check_azure_name(name, 50)?;
     for reserved in ["Microsoft", "EventGrid", "System"] {
@@ -30,7 +30,7 @@ pub fn check_azure_topic_name(name: &str) -> Result<(), FieldError> {
     Ok(())
 }
 
-/// The name of an event subscription in Azure.
+/// Checks the name of an event subscription in Azure.
 pub fn check_azure_subscription_name(name: &str) -> Result<(), FieldError> {
     check_azure_name(name, 64)
 }
@@ -44,19 +44,19 @@ fn check_azure_name(name: &str, most: usize) -> Result<(), FieldError> {
     Err(FieldError::new("name", reason))
 }
 
-/// An absolute http or https URL, taken apart.
+/// The parts of an absolute http or https URL.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Url<'a> {
     pub https: bool,
     /// As written; an IPv6 address without brackets.
     pub host: &'a str,
     pub port: u16,
-    /// With its slash; empty if the URL ends with the host.
+    /// With its leading slash; empty if the URL ends with the host.
     pub path: &'a str,
     pub query: Option<&'a str>,
 }
 
-/// Longer URLs than this are refused.
+/// Limit of the length of a URL.
 const URL_BYTES_MAX: usize = 4096;
 
 impl<'a> Url<'a> {
@@ -99,7 +99,7 @@ impl<'a> Url<'a> {
         })
     }
 
-    /// Whether both lead to the same server.
+    /// Whether both URLs have the same scheme, host and port.
     pub fn same_origin(&self, other: &Url<'_>) -> bool {
         let origin = |url: &Url<'_>| (url.https, url.host.to_ascii_lowercase(), url.port);
         origin(self) == origin(other)
@@ -116,7 +116,7 @@ impl<'a> Url<'a> {
 }
 
 fn split_port(authority: &str) -> Result<(&str, Option<u16>), &'static str> {
-    // The colons inside an IPv6 address's brackets separate no port.
+    // Colons inside the brackets of an IPv6 address do not separate a port.
     let colon = authority.rfind(':').filter(|at| !authority[*at..].contains(']'));
     let Some(colon) = colon else {
         return Ok((authority, None));
@@ -142,7 +142,8 @@ fn check_host(host: &str) -> Result<(), &'static str> {
     }
     let name = host.strip_suffix('.').unwrap_or(host);
     let last = name.rsplit('.').next().unwrap_or_default();
-    // Some resolvers read 2130706433 or 0x7f.1 as addresses. Only the usual form passes here.
+    // Some resolvers accept 2130706433 or 0x7f.1 as addresses. Only the usual form is accepted
+    // here.
     if last.starts_with(|c: char| c.is_ascii_digit()) {
         let number =
             last.bytes().all(|b| b.is_ascii_digit()) || last.starts_with("0x") || last.starts_with("0X");
@@ -163,7 +164,7 @@ fn check_host(host: &str) -> Result<(), &'static str> {
         .ok_or(BAD)
 }
 
-/// Names of delivery attributes are HTTP header names for every kind of destination.
+/// Checks the name of a delivery attribute: an HTTP header name for every type of destination.
 pub fn check_attribute_name(name: &str) -> Result<(), String> {
     let token = |b: u8| b.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&b);
     if name.is_empty() || name.len() > 256 || !name.bytes().all(token) {
@@ -213,7 +214,7 @@ pub fn check_header_not_reserved(name: &str) -> Result<(), String> {
     Ok(())
 }
 
-/// The most bytes of a delivery attribute's value.
+/// Limit of the length of a delivery attribute's value.
 pub const ATTRIBUTE_BYTES_MAX: usize = 4096;
 
 pub fn check_attribute_value(value: &str) -> Result<(), String> {
@@ -232,8 +233,8 @@ pub fn check_attribute_value(value: &str) -> Result<(), String> {
     Ok(())
 }
 
-/// Takes the id of an Azure resource apart: the names that follow the `types` of `provider`, and
-/// what is left of the id after them.
+/// Parses the id of an Azure resource: the names that follow the `types` of `provider`, and the
+/// rest of the id after them.
 pub fn resource_names<'a>(
     id: &'a str,
     provider: &str,
@@ -257,7 +258,7 @@ pub fn resource_names<'a>(
     Some((names, segments.collect()))
 }
 
-/// The name of a storage container or queue.
+/// Checks the name of a storage container or queue.
 pub fn check_storage_name(name: &str) -> Result<(), String> {
     let letters = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-';
     let good = (3..=63).contains(&name.len())
@@ -270,7 +271,7 @@ pub fn check_storage_name(name: &str) -> Result<(), String> {
         .ok_or_else(|| format!("{reason}, was {name:?}"))
 }
 
-/// The name of a storage account.
+/// Checks the name of a storage account.
 pub fn check_account_name(name: &str) -> Result<(), String> {
     let good =
         (3..=24).contains(&name.len()) && name.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit());
@@ -279,7 +280,7 @@ pub fn check_account_name(name: &str) -> Result<(), String> {
         .ok_or_else(|| format!("{reason}, was {name:?}"))
 }
 
-/// An address or a network such as `10.0.0.0/8`.
+/// Checks an address or a network such as `10.0.0.0/8`.
 pub fn check_ip_mask(mask: &str) -> Result<(), String> {
     let (address, bits) = match mask.split_once('/') {
         Some((address, bits)) => (address, Some(bits)),

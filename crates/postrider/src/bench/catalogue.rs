@@ -1,5 +1,6 @@
-//! `postrider bench --catalogue TOPICSxSUBSCRIPTIONS`: how fast resources are made, how long a server with all of
-//! them takes to start, what memory they cost, and what they cost the one topic that is published to.
+//! `postrider bench --catalogue TOPICSxSUBSCRIPTIONS`: the rate at which resources are created, the
+//! start time and memory of a server that holds them all, and their effect on the one topic that is
+//! published to.
 
 use super::http::Connection;
 use super::procfs;
@@ -13,9 +14,9 @@ use std::rc::Rc;
 use tokio::task::{JoinSet, LocalSet};
 use tokio::time::Instant;
 
-/// Connections over which resources are made: a handful of clients.
+/// Connections over which resources are created, like a handful of clients.
 const CONNECTIONS: u64 = 8;
-/// One client alone makes this many subscriptions, one after the other.
+/// Subscriptions that a single client creates, one after the other.
 const ALONE: u64 = 200;
 const API: &str = "api-version=2019-01-01-preview";
 
@@ -43,22 +44,24 @@ pub fn parse_size(text: &str) -> Result<Size, String> {
 #[derive(Clone, Debug, Serialize)]
 pub struct Catalogue {
     pub topics: u64,
-    /// Of each topic.
+    /// Subscriptions of each topic.
     pub subscriptions: u64,
     pub connections: u64,
     pub creates_per_s: f64,
-    /// The slowest tenth of them all, one after the other in time.
+    /// Rate of the slowest consecutive tenth of all creates.
     pub creates_per_s_slowest_tenth: f64,
-    /// By one client that waits for each answer.
+    /// Rate of a single client that waits for each answer.
     pub creates_per_s_alone: f64,
-    /// From starting the process to its saying that it is ready, with nothing and with all of them.
+    /// From the start of the process until it reports ready, with no resources and with all of
+    /// them.
     pub ready_empty_ms: f64,
     pub ready_ms: f64,
     pub resident_empty_mib: Option<f64>,
     pub resident_mib: Option<f64>,
     pub bytes_per_subscription: Option<f64>,
     pub catalogue_file_mib: f64,
-    /// One event per request to one topic with one subscription, before and beside them.
+    /// Load of one event per request on one topic with one subscription, without and with the other
+    /// resources.
     pub alone: Run,
     pub beside: Run,
 }
@@ -153,7 +156,7 @@ impl Catalogue {
     }
 }
 
-/// Starts the server and says how many milliseconds that took.
+/// Starts the server and returns how many milliseconds that took.
 async fn start(bench: &Bench<'_>, dir: &Path, log: &str) -> Result<(Ready, f64)> {
     let (config, data) = (dir.join("postrider.toml"), dir.join("data"));
     let began = Instant::now();
@@ -161,7 +164,7 @@ async fn start(bench: &Bench<'_>, dir: &Path, log: &str) -> Result<(Ready, f64)>
     Ok((ready, began.elapsed().as_secs_f64() * 1000.0))
 }
 
-/// Makes so many topics with so many subscriptions each.
+/// Creates `topics` topics with `subscriptions` subscriptions each.
 pub async fn make(to: SocketAddr, topics: u64, subscriptions: u64) -> Result<()> {
     let size = Size {
         topics,
@@ -170,7 +173,8 @@ pub async fn make(to: SocketAddr, topics: u64, subscriptions: u64) -> Result<()>
     make_all(to, size).await.map(|_| ())
 }
 
-/// Makes everything over several connections. Resources per second, in all and in the slowest tenth.
+/// Creates everything over several connections. Returns resources per second, in all and in the
+/// slowest tenth.
 async fn make_all(to: SocketAddr, size: Size) -> Result<(f64, f64)> {
     let began = Instant::now();
     let next = Rc::new(std::cell::Cell::new(1));
@@ -254,7 +258,8 @@ async fn put_subscription(
     subscription: u64,
 ) -> Result<()> {
     let path = format!("/topics/t{topic}/eventSubscriptions/s{subscription}?{API}");
-    // Nothing is ever sent there. Each is an endpoint of its own, on one of a hundred hosts.
+    // Nothing is ever sent to these URLs. Each is an endpoint of its own, on one of a hundred
+    // hosts.
     let body = format!(
         r#"{{"properties":{{"destination":{{"endpointType":"WebHook","properties":{{"endpointUrl":"https://receiver{}.invalid/hooks/t{topic}/s{subscription}"}}}}}}}}"#,
         topic % 100

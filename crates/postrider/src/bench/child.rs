@@ -1,4 +1,5 @@
-//! The processes of a measurement: each its own, so that only the server's CPU is counted as the server's.
+//! Processes of a measurement: the bench's parts run apart from the server so that its CPU time is
+//! counted alone.
 
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read};
@@ -17,7 +18,7 @@ pub struct Running {
 
 impl Drop for Running {
     fn drop(&mut self) {
-        // Either fails only for a child that has ended already.
+        // Both calls fail only for a child that has ended already.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
@@ -36,7 +37,8 @@ impl Running {
     pub fn part(subcommand: &str, args: &[String]) -> Result<Running> {
         let mut command = this_program()?;
         command.arg(subcommand).args(args);
-        // The part holds the other end of this pipe and goes when it closes, even if we are killed.
+        // The part holds the other end of this pipe and exits when it closes, even if the bench is
+        // killed.
         command.stdin(Stdio::piped()).stdout(Stdio::piped());
         let child = command.spawn();
         let child = child.with_context(|| format!("starting {subcommand}"))?;
@@ -59,13 +61,13 @@ impl Running {
         Ok(Running { child })
     }
 
-    /// Starts another program, set up by whoever asks.
+    /// Starts another program as configured by the caller.
     pub fn other(mut command: Command) -> Result<Running> {
         let child = command.spawn()?;
         Ok(Running { child })
     }
 
-    /// `kill -9`, and nobody is left.
+    /// Kills the process (`kill -9`) and waits for it.
     pub fn kill(&mut self) -> Result<()> {
         self.child.kill()?;
         self.child.wait()?;
@@ -112,11 +114,13 @@ pub fn announce(address: SocketAddr) {
     println!("{ANNOUNCED}{address}");
 }
 
-/// Ends this process when its standard input does, which the bench holds open for as long as it lives.
+/// Ends this process when its standard input does, which the bench holds open for as long as it
+/// lives.
 pub fn exit_with_parent() {
     std::thread::spawn(|| {
         let mut input = std::io::stdin().lock();
-        // Nothing is ever sent: this returns at the end of input, or on an error that means the same.
+        // Nothing is ever sent: this returns at the end of input, or on an error that means the
+        // same.
         let _ = std::io::copy(&mut input, &mut std::io::sink());
         std::process::exit(0);
     });

@@ -1,5 +1,6 @@
-//! `postrider bench --store jetstream`: the same loads on the embedded store and on JetStream in turns, what JetStream
-//! alone does, what more nodes do, what an idle node costs, and how long it takes until others go on for one that dies.
+//! `postrider bench --store jetstream`: the same loads on the embedded store and on JetStream in
+//! turns, JetStream alone, several nodes, the cost of an idle node, and the time until other nodes
+//! take over for one that was killed.
 
 use super::http::{self, Connection};
 use super::nats::{self, Nats};
@@ -19,15 +20,15 @@ use std::time::Duration;
 use tempfile::TempDir;
 use tokio::time::Instant;
 
-/// How long an idle node is watched, and left alone before.
+/// How long an idle node is observed, and how long it rests before.
 const IDLE_SECS: f64 = 30.0;
 const IDLE_AFTER: Duration = Duration::from_secs(10);
 const SHARED_WITHIN: Duration = Duration::from_secs(60);
 const LOOK_EVERY: Duration = Duration::from_millis(5);
-/// Longest the others may take to go on for a node that died.
+/// Longest a take-over by the other nodes may take.
 const TAKEOVER_MAX: Duration = Duration::from_secs(120);
 const TAKEOVER_NODES: usize = 3;
-/// The groups in which Postrider writes under load, and how many are on their way.
+/// Size and number in flight of the groups that Postrider writes under load.
 const GROUP_BYTES: usize = 128 << 10;
 const GROUPS_IN_FLIGHT: usize = 4;
 /// Subscriptions of each topic of an idle node.
@@ -48,7 +49,8 @@ pub struct ClusterArgs {
     #[arg(long, value_name = "N", requires = "store", num_args = 1.., value_delimiter = ',', default_value = "1",
           value_parser = parse_replicas)]
     replicas: Vec<usize>,
-    /// Whether the NATS servers that are started flush every message to disk, as the embedded store does.
+    /// Whether the NATS servers that are started flush every message to disk, as the embedded store
+    /// does.
     #[arg(long, value_enum, requires = "store", num_args = 1.., value_delimiter = ',', default_value = "interval,always")]
     sync: Vec<Sync>,
     /// How often each load is run on each store; the run in the middle counts.
@@ -131,7 +133,7 @@ impl Serialize for Store {
 #[derive(Clone, Debug, Serialize)]
 pub struct Clustered {
     machine: Machine,
-    /// What else the machine had to do when this began: the kernel's load average of one minute.
+    /// Kernel's load average of the last minute when the bench began: other work on the machine.
     load_average: Option<f64>,
     fdatasync_ms: Percentiles,
     secs: f64,
@@ -151,13 +153,13 @@ pub struct Clustered {
     takeovers: Vec<Takeover>,
 }
 
-/// One load on one store: the run in the middle of its rounds.
+/// Result of one load on one store: the median run of its rounds.
 #[derive(Clone, Debug, Serialize)]
 struct Cell {
     store: Store,
     #[serde(flatten)]
     run: Run,
-    /// Of each round, in the order in which they were run.
+    /// Rates of all rounds, in the order in which they were run.
     rounds_deliveries_per_s: Vec<f64>,
 }
 
@@ -170,13 +172,13 @@ struct Ratio {
     end_to_end_p50: Option<f64>,
     end_to_end_p99: Option<f64>,
     cpu_us_per_delivery: Option<f64>,
-    /// With the CPU time of the NATS servers.
+    /// CPU time including that of the NATS servers.
     cpu_us_per_delivery_all: Option<f64>,
     /// Events per second as a share of the messages of one event each that JetStream alone takes.
     of_raw: Option<f64>,
 }
 
-/// What JetStream alone does with messages of one size.
+/// Rate of JetStream alone with messages of one size.
 #[derive(Clone, Copy, Debug, Serialize)]
 struct Raw {
     store: Store,
@@ -188,7 +190,7 @@ struct Raw {
     store_cpu_us_per_message: Option<f64>,
 }
 
-/// One load on several nodes.
+/// Result of one load on several nodes.
 #[derive(Clone, Debug, Serialize)]
 struct Point {
     nodes: usize,
@@ -196,7 +198,7 @@ struct Point {
     #[serde(flatten)]
     run: Run,
     per_node: Vec<Share>,
-    /// What the node with the most has delivered, as a multiple of the one with the least.
+    /// Deliveries of the busiest node divided by those of the least busy.
     most_to_least: Option<f64>,
 }
 
@@ -207,7 +209,7 @@ struct Share {
     cpu_us_per_delivery: Option<f64>,
 }
 
-/// Nothing to do.
+/// Cost of a node with nothing to do.
 #[derive(Clone, Copy, Debug, Serialize)]
 struct Idle {
     store: Store,
@@ -215,21 +217,21 @@ struct Idle {
     secs: f64,
     /// Per cent of one core.
     cpu_percent: Option<f64>,
-    /// Of the busiest NATS server.
+    /// CPU of the busiest NATS server, in per cent of one core.
     store_cpu_percent: Option<f64>,
     resident_mib: Option<f64>,
 }
 
-/// One node killed.
+/// Result of killing one node.
 #[derive(Clone, Copy, Debug, Serialize)]
 struct Takeover {
     store: Store,
     nodes: usize,
-    /// That waited at the node that was killed.
+    /// Events that waited at the node that was killed.
     waiting: u64,
-    /// From the kill until the first of them arrived.
+    /// From the kill until the first of those events arrived.
     first_ms: Option<f64>,
-    /// … and until the last did.
+    /// From the kill until the last of those events arrived.
     last_ms: Option<f64>,
     missing: u64,
     duplicates: u64,
@@ -286,13 +288,14 @@ pub async fn measure(args: &BenchArgs) -> Result<Clustered> {
     Ok(measured)
 }
 
-/// Every way in which JetStream is to be run.
+/// All configurations of JetStream to measure.
 fn stores(wanted: &ClusterArgs) -> Vec<Store> {
     let mut stores = Vec::new();
     for replicas in &wanted.replicas {
         for sync in &wanted.sync {
             let always = *sync == Sync::Always;
-            // How servers flush that somebody else runs is not for us to say.
+            // `always` does not apply to servers that somebody else runs: their sync setting is not
+            // ours.
             let store = Store::JetStream {
                 replicas: *replicas,
                 always: always && wanted.nats.is_none(),
@@ -305,18 +308,18 @@ fn stores(wanted: &ClusterArgs) -> Vec<Store> {
     stores
 }
 
-/// Where it is measured.
+/// The bench with what a cluster measurement needs besides.
 struct Grounds<'a> {
     bench: Bench<'a>,
     program: Option<PathBuf>,
 }
 
-/// Nodes that are ready, and what keeps their log.
+/// Nodes that are ready, and the NATS servers that keep their log.
 struct Crew {
     nodes: Vec<Ready>,
     nats: Option<Nats>,
     prefix: String,
-    /// Gone with them.
+    /// Data directory, removed with the nodes.
     _dir: TempDir,
 }
 
@@ -325,7 +328,7 @@ impl Crew {
         self.nats.as_ref().map(Nats::pids).unwrap_or_default()
     }
 
-    /// Ends the nodes, and removes what they have left at servers that are not ours.
+    /// Stops the nodes and removes their streams and buckets from servers that are not ours.
     async fn end(self) -> Result<()> {
         drop(self.nodes);
         match self.nats {
@@ -354,7 +357,8 @@ impl Grounds<'_> {
         Ok(Some(nats))
     }
 
-    /// Starts so many nodes on a store that holds nothing; `config` stands before that of the load.
+    /// Starts `nodes` nodes on an empty store; `config` is put before the configuration of the
+    /// load.
     async fn crew(&self, store: Store, nodes: usize, load: Load, config: &str) -> Result<Crew> {
         let dir = tempfile::tempdir_in(self.bench.dir)?;
         let nats = self.nats(store, dir.path()).await?;
@@ -504,7 +508,7 @@ impl Grounds<'_> {
             IDLE_PER_TOPIC,
         )
         .await?;
-        // One that has had something to do, and has it no more.
+        // The node is warmed up first: a node that has delivered is the usual idle one.
         let mut warm_up = self.bench.publish_args(Load::Single, node, None);
         warm_up.secs = 1.0;
         self.bench.publish(warm_up, node).await?;
@@ -535,8 +539,9 @@ impl Grounds<'_> {
         })
     }
 
-    /// Events wait at every node because their subscription is paused. One node is killed, the pause ended at
-    /// another, and the events that waited at the dead one are counted as they arrive.
+    /// Events wait at every node because their subscription is paused. One node is killed, the
+    /// pause ended at another, and the events that waited at the dead one are counted as they
+    /// arrive.
     async fn take_over(&mut self, waiting: u64, store: Store) -> Result<Takeover> {
         self.say(&format!(
             "{waiting} events wait at a node that is killed: {store}"
@@ -550,7 +555,7 @@ impl Grounds<'_> {
         }
         for node in &crew.nodes {
             let mut args = self.bench.publish_args(Load::Single, node, None);
-            // Nothing is expected to arrive.
+            // No delivery is expected: the subscription is paused.
             (args.count, args.secs, args.fan_out) = (waiting, super::BACKLOG_SECS_MAX, 0);
             let published = self.bench.publish(args, node).await?;
             ensure!(
@@ -559,7 +564,7 @@ impl Grounds<'_> {
                 published.events
             );
         }
-        // The sink counts only what was published to the last node, which is the one to die.
+        // The sink counts only the events of the last node, which is the one to be killed.
         let control_of_sink = &mut self.bench.control;
         control_of_sink.start_run(self.bench.run_last).await?;
         let mut dead = crew.nodes.pop().context("there are nodes")?;
@@ -600,7 +605,7 @@ fn store_config(nats: &Nats, replicas: usize, prefix: &str, node: usize) -> Stri
     )
 }
 
-/// Waits until the nodes serve all partitions, none two more than another.
+/// Waits until the nodes own all partitions, with numbers that differ by at most one.
 async fn shared_evenly(nodes: &[Ready]) -> Result<()> {
     let began = Instant::now();
     loop {
@@ -627,7 +632,7 @@ async fn shared_evenly(nodes: &[Ready]) -> Result<()> {
     }
 }
 
-/// What each node owns, of how many.
+/// Whether the nodes own all partitions evenly; `shares` has each node's owned and total number.
 fn are_even(shares: &[(Option<u64>, Option<u64>)]) -> bool {
     let owned: Option<Vec<u64>> = shares.iter().map(|(owned, _)| *owned).collect();
     let (Some(owned), Some((_, Some(total)))) = (owned, shares.first().copied()) else {
@@ -637,7 +642,7 @@ fn are_even(shares: &[(Option<u64>, Option<u64>)]) -> bool {
     owned.iter().sum::<u64>() == total && most.zip(least).is_some_and(|(most, least)| most - least <= 1)
 }
 
-/// What one node has done so far.
+/// Work of one node so far.
 #[derive(Clone, Copy, Debug)]
 struct Counted {
     deliveries: u64,
@@ -659,7 +664,7 @@ impl Counted {
     }
 }
 
-/// The sum of a family over all its labels.
+/// Sum of a metric family over all its labels.
 fn metric(page: &str, name: &str) -> u64 {
     let values = page.lines().filter_map(|line| {
         let rest = line.strip_prefix(name)?;
@@ -686,7 +691,7 @@ fn shares(before: &[Counted], after: &[Counted]) -> Vec<Share> {
     before.iter().zip(after).map(share).collect()
 }
 
-/// The round in the middle by its rate.
+/// The median round by its rate.
 fn middle(store: Store, mut runs: Vec<Run>) -> Cell {
     let rounds_deliveries_per_s = runs.iter().map(|run| run.deliveries_per_s).collect();
     runs.sort_by(|one, other| one.deliveries_per_s.total_cmp(&other.deliveries_per_s));
@@ -744,7 +749,7 @@ async fn control(to: SocketAddr, secret: &str, verb: &str) -> Result<()> {
     Ok(())
 }
 
-/// Waits until a node knows that the subscription is paused.
+/// Waits until a node sees the subscription as paused.
 async fn paused(at: SocketAddr, secret: &str) -> Result<()> {
     let began = Instant::now();
     loop {

@@ -1,7 +1,7 @@
 //! Just enough HTTP/1.1 for the ends of a loopback measurement.
 //!
-//! Hand-written on the sockets because it shares the cores with the server under test: what the harness
-//! saves, the measurement gains. Bodies need a `content-length`; anything else is refused.
+//! Hand-written on the sockets because it shares the cores with the server under test: what the
+//! harness saves, the measurement gains. Bodies need a `content-length`; anything else is refused.
 
 use std::net::SocketAddr;
 use std::ops::Range;
@@ -19,7 +19,7 @@ const READ_BYTES: usize = 16 * 1024;
 
 pub const OK: &[u8] = b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n";
 
-/// One kept-alive connection, from either end.
+/// A kept-alive connection, as client or as server.
 pub struct Connection {
     stream: TcpStream,
     input: BytesMut,

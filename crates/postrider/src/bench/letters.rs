@@ -1,5 +1,5 @@
-//! `postrider bench --dead-letters N`: that many dead letters written to a local directory, beside the same bytes
-//! in the same blobs written there directly.
+//! `postrider bench --dead-letters N`: that many dead letters written to a local directory, beside
+//! the same bytes in the same blobs written there directly.
 
 use super::BenchArgs;
 use crate::outgoing::StoreConnector;
@@ -35,9 +35,9 @@ const EVENTS_PER_REQUEST: u64 = 100;
 /// Publish requests under way.
 const PUBLISHING_MAX: usize = 64;
 const CONTAINER: &str = "letters";
-/// How often it is looked whether everything is done.
+/// How often completion is checked.
 const LOOK_EVERY: Duration = Duration::from_millis(1);
-/// Either half of the measurement takes no longer than this, or something is wrong.
+/// Longest either half of the measurement may take.
 const PATIENCE: Duration = Duration::from_secs(600);
 /// Longer than dead letters wait before they are written.
 const AHEAD: Duration = Duration::from_secs(301);
@@ -47,14 +47,15 @@ pub struct Letters {
     pub letters: u64,
     pub blobs: usize,
     pub blob_bytes: u64,
-    /// From the instant at which they are due until the last one is in its blob and forgotten by the log.
+    /// From the instant at which the dead letters are due until the last is in its blob and removed
+    /// from the log.
     pub letters_per_s: f64,
-    /// The same blobs, each flushed, and nothing else.
+    /// Rate of writing and flushing the same blobs directly.
     pub direct_letters_per_s: f64,
     pub ratio: f64,
 }
 
-/// Finds fault with every event.
+/// Transport that refuses every event.
 struct Refusing;
 
 #[async_trait]
@@ -67,8 +68,9 @@ impl Transport for Refusing {
     }
 }
 
-/// The machine's clock, which can be put ahead: nobody wants to wait for five minutes. Not the test clock, because
-/// that one looks all the time whether it may move on, at the expense of what is measured.
+/// The machine's clock, which can be put ahead to skip the five minutes that dead letters wait. The
+/// test clock is not used because its constant checks whether it may move would distort the
+/// measurement.
 struct AheadClock {
     by: watch::Sender<Duration>,
 }
@@ -92,7 +94,7 @@ impl Clock for AheadClock {
     }
 }
 
-/// Looks again and again until it is so.
+/// Polls until `it_is_so` returns true.
 async fn wait_until(it_is_so: impl Fn() -> bool) {
     while !it_is_so() {
         SystemClock.sleep_until(SystemClock.now() + LOOK_EVERY).await;
@@ -107,7 +109,7 @@ pub async fn measure(args: &BenchArgs, count: u64) -> Result<Letters> {
     let root = dir.path().join("blobs");
     let (engine, clock) = start(dir.path(), &root).await?;
     publish(&engine, count, args.size as usize).await?;
-    // Everything fails at once and waits for its five minutes.
+    // Every delivery fails at once, and its dead letter waits for five minutes.
     let waiting = || {
         engine
             .log()
@@ -122,7 +124,7 @@ pub async fn measure(args: &BenchArgs, count: u64) -> Result<Letters> {
         "{} of {count} events became dead letters",
         waiting()
     );
-    // Counted once the log has forgotten them.
+    // A dead letter counts as written once the log has removed it.
     let written = || engine.dispatcher.counters.dead_letters_written.load(Relaxed);
     let began = Instant::now();
     clock.by.send_replace(AHEAD);

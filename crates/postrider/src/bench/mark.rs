@@ -1,6 +1,7 @@
-//! The mark by which an event is followed: which run it belongs to, its number and when it was published.
+//! Mark inside each event: the run, the event's number and its publish time.
 //!
-//! It has a fixed width and no character that JSON escapes, so the sink finds it in any envelope without parsing.
+//! The mark has a fixed width and no character that JSON escapes, so the sink finds it in any
+//! envelope without parsing.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -44,7 +45,8 @@ pub fn scan(body: &[u8]) -> impl Iterator<Item = Mark> {
     memmem::find_iter(body, PREFIX).filter_map(|at| Mark::read(&body[at..]))
 }
 
-/// The machine's wall clock. Publisher and sink share it, so a difference of two readings is a latency.
+/// The machine's wall clock. Publisher and sink share it, so a difference of two readings is a
+/// latency.
 #[expect(
     clippy::disallowed_methods,
     reason = "the measurement compares real times across processes"

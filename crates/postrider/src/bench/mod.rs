@@ -1,8 +1,8 @@
 //! `postrider bench`: publish → durable → delivered, measured on this machine.
 //!
-//! A publisher, the server under test and a sink run as processes of their own. Each load runs first on the
-//! relay, which does the least any durable relay must do, and then on Postrider: rates depend on the machine,
-//! the ratio of the two much less.
+//! A publisher, the server under test and a sink run as processes of their own. Each load runs
+//! first on the relay, which does the least any durable relay must do, and then on Postrider: rates
+//! depend on the machine, the ratio of the two much less.
 
 mod catalogue;
 mod child;
@@ -48,12 +48,14 @@ use sink::{Control, Percentiles};
 
 const READY_WITHIN: Duration = Duration::from_secs(60);
 const READY_EVERY: Duration = Duration::from_millis(20);
-/// Longest a backlog may take to be accepted.
+/// Longest that publishing a backlog may take.
 const BACKLOG_SECS_MAX: f64 = 600.0;
 const FDATASYNC_SECS: f64 = 0.5;
-/// Keeps the queue short enough for its wait to stay bounded and long enough for nobody to idle.
+/// Bounds the deliveries outstanding: few enough that the wait in the queue stays short, enough
+/// that no connection idles.
 const DELIVERIES_OUTSTANDING_MAX: u64 = 10_000;
-/// Only events with this subject wait for the dead endpoint: those that are measured do not add to them.
+/// Subject of backlog events. Only they wait for the dead endpoint; measured events do not add to
+/// them.
 const BACKLOG_SUBJECT: &str = "backlog";
 const LOCAL: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
 
@@ -86,28 +88,28 @@ pub struct BenchArgs {
     /// Instead of the loads, write this many dead letters to a local directory.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=100_000_000))]
     dead_letters: Option<u64>,
-    /// Instead of the loads, make this many topics with so many subscriptions each, restart the server with them,
-    /// and publish beside them.
+    /// Instead of the loads, create this many topics with so many subscriptions each, restart the
+    /// server with them, and publish beside them.
     #[arg(long, value_name = "TOPICSxSUBSCRIPTIONS", value_parser = catalogue::parse_size, conflicts_with = "dead_letters")]
     catalogue: Option<catalogue::Size>,
     #[command(flatten)]
     cluster: cluster::ClusterArgs,
-    /// In text, the line of JSON follows.
+    /// Text output ends with the line of JSON, too.
     #[command(flatten)]
     output: OutputFlags,
 }
 
-/// What is asked of a server.
+/// Load that a server is measured with.
 #[derive(clap::ValueEnum, Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Load {
-    /// One event per request, one event per delivery.
+    /// 1 event per request, 1 event per delivery.
     Single,
     /// 100 events per request, one event per delivery.
     BatchIn,
     /// 100 events per request, up to 100 events per delivery.
     BatchInOut,
-    /// One event per request, delivered to 10 subscriptions.
+    /// 1 event per request, delivered to 10 subscriptions.
     FanOut,
 }
 
@@ -118,7 +120,7 @@ enum Recording {
     Both,
 }
 
-/// What is measured.
+/// Server under test.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub enum Server {
     #[serde(rename = "relay")]
@@ -128,7 +130,7 @@ pub enum Server {
     /// Postrider, with its flight recorder off.
     #[serde(rename = "postrider-unrecorded")]
     Unrecorded,
-    /// Postrider, with events waiting for an endpoint that is dead.
+    /// Postrider, with a backlog for a dead endpoint.
     #[serde(rename = "postrider+backlog")]
     Backlogged,
 }
@@ -180,7 +182,7 @@ impl fmt::Display for Server {
     }
 }
 
-/// Measures and prints. Interrupted, it ends its processes and removes its files first.
+/// Measures and prints. An interrupt ends the child processes and removes the files first.
 pub fn run(args: BenchArgs) -> Result<()> {
     if let Some(count) = args.dead_letters {
         let measured = crate::serve::runtime(None)?.block_on(letters::measure(&args, count))?;
@@ -249,7 +251,8 @@ async fn measure(args: &BenchArgs) -> Result<Report> {
             runs.push(bench.measure(*load, *server, None).await?);
         }
     }
-    // At its highest rate a server's latency is that of its queue; at half of it, its own.
+    // At its highest rate a server's latency is that of its queue; half the rate shows the server's
+    // own latency.
     let highest: Vec<Run> = runs
         .iter()
         .filter(|run| run.load == Load::Single)
@@ -290,7 +293,7 @@ fn servers(args: &BenchArgs) -> Vec<Server> {
     servers
 }
 
-/// What all runs share.
+/// State that all runs share.
 struct Bench<'a> {
     args: &'a BenchArgs,
     dir: &'a Path,
@@ -301,12 +304,13 @@ struct Bench<'a> {
     run_last: u32,
 }
 
-/// A server that is ready.
+/// A server that has reported ready.
 struct Ready {
     process: Running,
     address: SocketAddr,
     log: Option<PathBuf>,
-    /// Holds the dead endpoint's port: bound and not listening, so that every connection is refused.
+    /// Holds the dead endpoint's port: bound and not listening, so that every connection is
+    /// refused.
     _dead: Option<TcpSocket>,
 }
 
@@ -328,7 +332,7 @@ impl<'a> Bench<'a> {
         })
     }
 
-    /// One run: a fresh server, a short run to warm up, then the one that counts.
+    /// Measures one run: starts a fresh server, warms it up briefly, then counts.
     async fn measure(&mut self, load: Load, server: Server, rate: Option<f64>) -> Result<Run> {
         if !self.args.output.is_json() {
             let rate = rate.map(|rate| format!(" at {rate:.0}/s")).unwrap_or_default();
@@ -350,7 +354,7 @@ impl<'a> Bench<'a> {
         self.measure_ready(load, server, rate, &ready).await
     }
 
-    /// One run on a server that is ready.
+    /// Measures one run on a server that is ready.
     async fn measure_ready(
         &mut self,
         load: Load,
@@ -362,7 +366,8 @@ impl<'a> Bench<'a> {
             .await
     }
 
-    /// One run on servers that are ready and share the load; `stores` are the processes that keep their log.
+    /// Measures one run on ready servers that share the load; `stores` are the processes that keep
+    /// their log.
     async fn measure_nodes(
         &mut self,
         load: Load,
@@ -431,7 +436,7 @@ impl<'a> Bench<'a> {
         }
     }
 
-    /// Starts the server with what it finds there, and waits until it is ready.
+    /// Starts the server on the existing files in its directory and waits until it is ready.
     async fn serve(
         &self,
         config: &Path,
@@ -482,7 +487,7 @@ impl<'a> Bench<'a> {
         }
     }
 
-    /// Publishes as a run of its own, in a process of its own.
+    /// Publishes in a process of its own, under a new run number.
     async fn publish(&mut self, mut args: PublishArgs, ready: &Ready) -> Result<Published> {
         self.run_last += 1;
         args.run = self.run_last;
@@ -536,7 +541,7 @@ impl Ready {
     }
 }
 
-/// What the kernel has counted so far.
+/// CPU counters of the kernel at one instant.
 struct Counters {
     at: Instant,
     server_cpu_s: Option<f64>,
@@ -566,7 +571,7 @@ impl Counters {
         let used = |now: Option<f64>, before: Option<f64>| Some(now? - before?);
         let server_cpu_s = used(self.server_cpu_s, before.server_cpu_s);
         let sink_cpu_s = used(self.sink_cpu_s, before.sink_cpu_s);
-        // Ours includes the publisher's, which has ended and been waited for.
+        // Our own CPU time includes that of the publisher, which has ended and been reaped.
         let own_cpu_s = used(self.own_cpu_s, before.own_cpu_s);
         let machine_busy_s = used(self.machine_busy_s, before.machine_busy_s);
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
@@ -690,7 +695,7 @@ mod tests {
         A::from_arg_matches(&command.get_matches_from(options)).unwrap()
     }
 
-    // The whole path in one process, bounded by a number of events and not by time.
+    // The whole path in one process, bounded by a number of events instead of time.
     async fn relay_everything(load: Load, count: u64, rate: Option<f64>) -> (Published, sink::Stats) {
         let dir = tempfile::tempdir().unwrap();
         let mut parts = JoinSet::new();

@@ -14,16 +14,16 @@ const READY_WITHIN: Duration = Duration::from_secs(60);
 const READY_EVERY: Duration = Duration::from_millis(50);
 const PROGRAM: &str = "nats-server";
 
-/// The servers that keep the log.
+/// NATS servers that keep the log.
 pub struct Nats {
     pub urls: Vec<String>,
     pub monitors: Vec<String>,
-    /// None if they were there before.
+    /// Empty if the servers were running before.
     processes: Vec<Running>,
 }
 
 impl Nats {
-    /// Those that somebody else runs.
+    /// Servers at `url` that somebody else runs.
     pub fn at(url: &str) -> Nats {
         Nats {
             urls: vec![url.to_owned()],
@@ -32,7 +32,7 @@ impl Nats {
         }
     }
 
-    /// Starts so many servers that know each other.
+    /// Starts `count` servers as one cluster.
     pub async fn start(program: &Path, count: usize, always: bool, dir: &Path) -> Result<Nats> {
         let addresses = || -> Vec<SocketAddr> { (0..count).map(|_| ports::own()).collect() };
         let (clients, monitors, routes) = (addresses(), addresses(), addresses());
@@ -77,7 +77,7 @@ impl Nats {
         Ok(nats)
     }
 
-    /// Whose CPU time is counted as the log's.
+    /// Processes whose CPU time is counted as the log's.
     pub fn pids(&self) -> Vec<u32> {
         self.processes.iter().map(Running::pid).collect()
     }
@@ -87,7 +87,8 @@ impl Nats {
     }
 }
 
-/// Where the server program is: where it is said to be, where the tests have it, or on the path.
+/// Path of the server program: the given one, the one that the tests installed, or the one on the
+/// path.
 pub fn find(said: Option<&Path>) -> Result<PathBuf> {
     if let Some(path) = said {
         ensure!(

@@ -1,16 +1,18 @@
-//! Ports for those that are told where to listen, or that end and come back. The tests take theirs here, too.
+//! Ports for servers that must be told where to listen, or that restart on the same port. Tests use
+//! them too.
 
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
-/// Below those that systems give to whoever asks for any. From among those, a server that begins, or is away for a moment,
-/// loses its port now and then to a connection that somebody makes, even to one that is tried to itself.
+/// Below the range from which systems assign ephemeral ports. A server that starts or restarts in
+/// that range can lose its port to somebody's outgoing connection, even to one that tries to reach
+/// the server itself.
 const FIRST: u32 = 10_000;
 const COUNT: u32 = 20_000;
-/// Each process begins elsewhere: one that was just killed may hold ports for a moment.
+/// Processes start at different offsets: one that was just killed may hold its ports for a moment.
 const APART: u32 = 997;
 
-/// An address of this machine that nobody else gets for as long as this process runs.
+/// An address of this machine that no other call returns while this process runs.
 pub fn own() -> SocketAddr {
     static NEXT: AtomicU32 = AtomicU32::new(0);
     let begin = std::process::id().wrapping_mul(APART);

@@ -1,4 +1,4 @@
-//! What the kernel counted: CPU time and peak memory of a process, and of the whole machine.
+//! Readings from the kernel: CPU time and peak memory of a process, and of the whole machine.
 //!
 //! Every reading is `None` where there is no `/proc`.
 
@@ -24,7 +24,7 @@ pub fn rss_mib(pid: u32) -> Option<f64> {
     Some(kib(field(&status, "VmRSS")?)? as f64 / 1024.0)
 }
 
-/// CPU seconds during which any core of this machine was busy, or taken away by its host.
+/// CPU seconds during which any core of this machine was busy or taken away by its host.
 pub fn machine_busy_seconds() -> Option<f64> {
     let stat = fs::read_to_string("/proc/stat").ok()?;
     Some(busy_ticks(&stat)? as f64 / ticks_per_second())
@@ -36,7 +36,7 @@ pub fn load_average() -> Option<f64> {
     averages.split_ascii_whitespace().next()?.parse().ok()
 }
 
-/// The machine that made the numbers.
+/// Description of the machine that was measured.
 #[derive(Clone, Debug, Serialize)]
 pub struct Machine {
     pub cpu: String,

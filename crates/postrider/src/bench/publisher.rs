@@ -1,9 +1,9 @@
-//! `bench-publish`: publishes marked events over kept-alive connections, waits until the sink has them, and
-//! prints one JSON line about it.
-//!
-//! Without a rate every connection publishes again as soon as it is answered, unless too many deliveries are
-//! outstanding: the highest rate that can be sustained end to end. With a rate it keeps to a plan, and an
-//! event that could not be sent on time counts from when it was due: a server that stalls does not look fast.
+//! `bench-publish`: publishes marked events over kept-alive connections, waits until the sink has
+//! them, and prints one JSON line about it. Without a rate every connection publishes again as soon
+//! as it is answered, unless too many deliveries are outstanding: the highest rate that can be
+//! sustained end to end. With a rate the connections keep to a schedule, and the latency of an
+//! event that was sent late counts from when it was due, so that a server that stalls does not look
+//! fast.
 
 use std::cell::{Cell, RefCell};
 use std::io::Write;
@@ -117,7 +117,7 @@ impl PublishArgs {
     }
 }
 
-/// What was published.
+/// Result of publishing.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Published {
     /// Events answered with success.
@@ -126,9 +126,9 @@ pub struct Published {
     pub error_first: Option<String>,
     /// Seconds spent publishing.
     pub secs: f64,
-    /// Deliveries that had arrived when publishing ended: what was sustained, without the drain.
+    /// Deliveries that had arrived when publishing ended: the sustained rate, without the drain.
     pub delivered_meanwhile: u64,
-    /// Request to answer, in milliseconds.
+    /// Time from request to answer, in milliseconds.
     pub ack_ms: Percentiles,
 }
 
@@ -170,7 +170,7 @@ pub(super) async fn publish(args: PublishArgs) -> Result<Published> {
     })
 }
 
-/// Keeps the connections informed of how much has arrived.
+/// Keeps `count` at the number of deliveries that the sink has counted.
 async fn follow(mut sink: Control, count: watch::Sender<u64>) -> Result<()> {
     loop {
         count.send_replace(sink.count().await?);
@@ -193,10 +193,10 @@ async fn drain(sink: &mut Control, expected: u64) -> Result<()> {
     }
 }
 
-/// What the connections share.
+/// State that the connections share.
 struct Publisher {
     args: PublishArgs,
-    /// One for each server.
+    /// Head of the publish request, by server.
     heads: Vec<String>,
     padding: Vec<u8>,
     started: Instant,
@@ -233,7 +233,8 @@ impl Publisher {
         }
     }
 
-    /// One connection: wait for the turn → send → read the answer, until the time or the events are used up.
+    /// Runs one connection: wait for the turn, send, read the answer, until the time or the events
+    /// are used up.
     async fn publish(self: Rc<Self>, index: u32) {
         let mut delivered = self.delivered.clone();
         let mut connection = None;
@@ -279,7 +280,8 @@ impl Publisher {
         }
     }
 
-    /// Waits until this connection may publish, and says as of when; `None` when the time is up.
+    /// Waits until this connection may publish. Returns the time its latency counts from; `None`
+    /// when the time is up.
     async fn turn(&self, index: u32, turn: u64, delivered: &mut watch::Receiver<u64>) -> Option<u64> {
         let end = self.started + Duration::from_secs_f64(self.args.secs);
         if let Some(rate) = self.args.rate {
@@ -291,14 +293,14 @@ impl Publisher {
             if at <= Instant::now() {
                 return Some(self.started_nanos + due.as_nanos() as u64);
             }
-            // Timers wake up to a millisecond late. That is the bench's delay, not the server's.
+            // Timers fire up to a millisecond late. That is the bench's delay, not the server's.
             sleep_until(at).await;
         } else {
             let has_room = |delivered: &u64| {
                 let expected = self.acked.get() * self.args.fan_out;
                 expected.saturating_sub(*delivered) <= self.args.outstanding
             };
-            // The count stops only when the sink has gone, which then shows as missing deliveries.
+            // The count stops only when the sink has ended, which shows as missing deliveries.
             timeout_at(end, delivered.wait_for(has_room)).await.ok()?.ok()?;
         }
         (Instant::now() < end).then(now_nanos)
@@ -314,7 +316,8 @@ impl Publisher {
     }
 }
 
-/// When a connection's turn comes, so that all of them together make `requests_per_s` evenly.
+/// When turn `turn` of connection `index` is due, so that all connections together send
+/// `requests_per_s` evenly.
 fn due(requests_per_s: f64, conns: u32, index: u32, turn: u64) -> Duration {
     let before = turn as f64 * f64::from(conns) + f64::from(index);
     Duration::from_secs_f64(before / requests_per_s)
@@ -349,7 +352,7 @@ fn write_event(mark: Mark, subject: &str, size: usize, padding: &[u8], out: &mut
     out.extend_from_slice(b"\",\"padding\":\"");
     let end = b"\"}}";
     let missing = size.saturating_sub(out.len() - start + end.len());
-    // Another part of the padding for each event, so that no two compress to one.
+    // Each event gets another part of the padding, so that no two compress to one.
     let from = seq as usize % (padding.len() - missing + 1);
     out.extend_from_slice(&padding[from..from + missing]);
     out.extend_from_slice(end);

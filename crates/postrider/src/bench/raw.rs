@@ -1,5 +1,5 @@
-//! `bench-raw`: what JetStream alone does: messages published to one stream with so many in flight, as fast as they
-//! are acknowledged. Prints one JSON line about it.
+//! `bench-raw`: the limit of JetStream alone: messages published to one stream with a fixed number
+//! in flight, as fast as they are acknowledged. Prints one JSON line.
 
 use super::sink::Percentiles;
 use super::{child, latency_histogram, single_threaded};
@@ -13,7 +13,7 @@ use std::future::IntoFuture;
 use std::time::Duration;
 use tokio::time::Instant;
 
-/// How long servers may take to agree on who leads a stream.
+/// Longest an election of the stream's leader may take.
 const LEADER_PATIENCE: Duration = Duration::from_secs(60);
 const STREAM: &str = "postrider-bench-raw";
 
@@ -48,7 +48,7 @@ impl RawArgs {
     }
 }
 
-/// What was acknowledged.
+/// Result of a run: acknowledged messages.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Acknowledged {
     pub messages: u64,
@@ -79,7 +79,7 @@ async fn publish(args: RawArgs) -> Result<Acknowledged> {
         .await
         .context("making a stream for raw publishes")?;
     let published = flood(&js, &args).await;
-    // It is only in the way of whoever measures next.
+    // The stream is removed because it would disturb later measurements.
     js.delete_stream(STREAM).await.context("removing the stream")?;
     published
 }
@@ -111,7 +111,7 @@ async fn flood(js: &jetstream::Context, args: &RawArgs) -> Result<Acknowledged> 
     let mut micros = latency_histogram();
     let mut flying = VecDeque::with_capacity(args.depth);
     let (mut messages, mut from) = (0, 0);
-    // A stream of several replicas does not have its leader at once.
+    // A replicated stream has no leader until its election has ended.
     let leading = async {
         while js.publish(STREAM, Bytes::new()).await?.await.is_err() {
             tokio::task::yield_now().await;

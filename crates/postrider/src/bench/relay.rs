@@ -1,8 +1,9 @@
 //! `bench-relay`: the least that any durable relay must do, as a limit to compare with.
 //!
-//! Accepts a POST, appends its body to a file, answers 200 after an `fdatasync` shared by all that wait, and
-//! forwards every event over kept-alive connections. No routing, keys, filters, retry schedule, dead letters
-//! or recovery, so it is a floor for CPU and memory and a ceiling for the rate.
+//! Accepts a POST, appends its body to a file, answers 200 after an `fdatasync` shared by all that
+//! wait, and forwards every event over kept-alive connections. No routing, keys, filters, retry
+//! schedule, dead letters or recovery, so it is a floor for CPU and memory and a ceiling for the
+//! rate.
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
@@ -62,7 +63,8 @@ pub fn run(args: RelayArgs) -> Result<()> {
     }))
 }
 
-/// Serves until the log or the listener fails. Needs a `LocalSet`: one thread, and another for the log.
+/// Serves until the log or the listener fails. Needs a `LocalSet`: one thread for the network, and
+/// another for the log.
 pub(super) async fn serve(listener: TcpListener, args: RelayArgs) -> Result<()> {
     let log = File::create(&args.log);
     let log = log.with_context(|| format!("creating {}", args.log.display()))?;
@@ -95,7 +97,7 @@ pub(super) async fn serve(listener: TcpListener, args: RelayArgs) -> Result<()> 
                 let connection = Connection::new(accepted?.0)?;
                 publishers.spawn_local(accept(relay.clone(), connection));
             }
-            // A publisher that broke off has no answer, and counts its events as failed.
+            // A publisher that disconnected counts its events as failed.
             Some(_) = publishers.join_next() => {}
             Some(ended) = parts.join_next() => return ended.expect("a part of the relay panicked"),
         }
@@ -110,13 +112,13 @@ struct Relay {
     delivered: Arc<AtomicU64>,
 }
 
-/// A publish request's body, and whom to tell once it is durable.
+/// Body of a publish request, and the channel to signal once it is durable.
 struct Record {
     body: Bytes,
     durable: oneshot::Sender<()>,
 }
 
-/// One publisher: body → log → queue of every endpoint → 200.
+/// Serves one publisher: body → log → queue of every endpoint → 200.
 async fn accept(relay: Rc<Relay>, mut publisher: Connection) -> Result<()> {
     while let Some(request) = publisher.request().await? {
         let events = split(&request.body);
@@ -146,8 +148,8 @@ async fn accept(relay: Rc<Relay>, mut publisher: Connection) -> Result<()> {
     Ok(())
 }
 
-/// Writes all that waits in one go, makes it durable with one `fdatasync`, and hands the commit over whole:
-/// one wake-up of the other thread per commit, not one per request.
+/// Writes all waiting records at once, makes them durable with one `fdatasync` and hands the commit
+/// over as a whole: one wake-up of the other thread per commit, not one per request.
 fn write_log(
     mut log: File,
     mut records: mpsc::Receiver<Record>,
@@ -159,7 +161,7 @@ fn write_log(
         if records.blocking_recv_many(&mut commit, RECORDS_PER_COMMIT_MAX) == 0 {
             return Ok(());
         }
-        // How far the deliveries have come rides along with the next commit.
+        // The delivery progress is written along with the next commit.
         let progress = delivered.load(Relaxed).to_le_bytes();
         let length = |record: &Record| (record.body.len() as u64).to_le_bytes();
         let lengths: Vec<[u8; 8]> = commit.iter().map(length).collect();
@@ -184,14 +186,14 @@ fn write_log(
 async fn acknowledge(mut commits: mpsc::Receiver<Vec<Record>>) -> Result<()> {
     while let Some(commit) = commits.recv().await {
         for record in commit {
-            // A publisher that has gone needs no answer.
+            // A publisher that has disconnected needs no answer.
             let _ = record.durable.send(());
         }
     }
     Ok(())
 }
 
-/// One webhook and what waits for it.
+/// A webhook and the events that wait for it.
 struct Endpoint {
     address: SocketAddr,
     head: String,
@@ -238,7 +240,8 @@ impl Endpoint {
     }
 }
 
-/// One connection to a webhook: take → send → read the answer. Keeps trying until the events have arrived.
+/// Runs one connection to a webhook: take, send, read the answer. Retries until the events have
+/// arrived.
 async fn forward(relay: Rc<Relay>, index: usize) -> Result<()> {
     let endpoint = &relay.endpoints[index];
     let mut connection = None;
@@ -307,7 +310,7 @@ fn split(body: &Bytes) -> Vec<Bytes> {
     events
 }
 
-/// Where the string that begins at `at` ends.
+/// Position of the quote that ends the string which begins at `at`.
 fn closing_quote(body: &[u8], mut at: usize) -> usize {
     while let Some(found) = body.get(at..).and_then(|rest| memchr2(b'"', b'\\', rest)) {
         at += found;

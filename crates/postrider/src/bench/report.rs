@@ -1,4 +1,4 @@
-//! What the measurement found: a table for people and a line of JSON for programs.
+//! Report of a measurement: a table for people and a line of JSON for programs.
 
 use comfy_table::{Cell, CellAlignment, Table, presets};
 use serde::Serialize;
@@ -8,7 +8,7 @@ use super::publisher::Published;
 use super::sink::{Percentiles, Stats};
 use super::{Load, Server};
 
-/// Everything, as printed by `--output json`.
+/// All results, as printed by `--output json`.
 #[derive(Clone, Debug, Serialize)]
 pub struct Report {
     pub machine: Machine,
@@ -22,18 +22,18 @@ pub struct Report {
     pub recorder: Vec<Recorder>,
 }
 
-/// One load on one server.
+/// Result of one load on one server.
 #[derive(Clone, Debug, Serialize)]
 pub struct Run {
     pub load: Load,
     pub server: Server,
-    /// Events per second that were offered; none in a run for the highest rate.
+    /// Events offered per second; `None` in a run for the highest rate.
     pub offered_per_s: Option<f64>,
     pub deliveries_per_s: f64,
     pub ack_ms: Percentiles,
     pub end_to_end_ms: Percentiles,
     pub cpu_us_per_delivery: Option<f64>,
-    /// Of the servers that keep the log, where they are processes of their own.
+    /// CPU time of the servers that keep the log, where they are processes of their own.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub store_cpu_us_per_delivery: Option<f64>,
     pub rss_peak_mib: Option<f64>,
@@ -45,16 +45,17 @@ pub struct Run {
     pub events_per_delivery_request: f64,
     pub deliveries_per_second: Vec<u64>,
     pub deliveries_per_endpoint: Vec<u64>,
-    /// Share of the machine's CPU that neither the server nor the bench used: somebody else was at work.
+    /// Share of the machine's CPU that neither the server nor the bench used: other programs were
+    /// running.
     pub cpu_share_others: Option<f64>,
     pub error_first: Option<String>,
 }
 
-/// What the kernel counted during a run.
+/// Kernel readings of a run.
 #[derive(Clone, Copy, Debug)]
 pub struct Usage {
     pub server_cpu_s: Option<f64>,
-    /// Of the servers that keep the log, where they are processes of their own.
+    /// CPU time of the servers that keep the log, where they are processes of their own.
     pub store_cpu_s: Option<f64>,
     pub server_rss_peak_mib: Option<f64>,
     pub cpu_share_others: Option<f64>,
@@ -151,7 +152,8 @@ impl Run {
             load: self.load,
             server: self.server,
             at_half_rate: self.offered_per_s.is_some(),
-            // At half rate each was offered half of its own.
+            // At half rate, both servers are offered half of their own highest rate, so the rates
+            // are not compared.
             deliveries_per_s: of(self.deliveries_per_s, relay.deliveries_per_s)
                 .filter(|_| self.offered_per_s.is_none()),
             end_to_end_p50: of(self.end_to_end_ms.p50, relay.end_to_end_ms.p50),
@@ -162,7 +164,7 @@ impl Run {
     }
 }
 
-/// Every run but the relay's own, beside the relay's run of the same load.
+/// Ratios of every run, except the relay's own, to the relay's run of the same load.
 pub fn ratios(runs: &[Run]) -> Vec<Ratio> {
     let compared = |run: &Run| {
         let same_load = |other: &&Run| {
@@ -176,7 +178,7 @@ pub fn ratios(runs: &[Run]) -> Vec<Ratio> {
     runs.iter().filter_map(compared).collect()
 }
 
-/// What the flight recorder costs, where a load was run with it and without it.
+/// Cost of the flight recorder, for loads that were run with it and without it.
 pub fn recorder(runs: &[Run]) -> Vec<Recorder> {
     let of = |server: Server| runs.iter().filter(move |run| run.server == server);
     let compared = |with: &Run| {
@@ -307,7 +309,7 @@ impl Report {
     }
 }
 
-/// What a reader must know before believing the numbers.
+/// Remarks on conditions that distort the numbers.
 pub(super) fn remarks<'a>(runs: impl Iterator<Item = (&'a str, &'a Run)>) -> Vec<String> {
     const OTHERS_MAX: f64 = 0.05;
     let mut remarks = Vec::new();

@@ -1,7 +1,8 @@
-//! `bench-sink`: the webhooks of a measurement. Counts what arrives, once per event and endpoint, and how late.
+//! `bench-sink`: the webhooks of a measurement. Counts deliveries once per event and endpoint, and
+//! their latency.
 //!
-//! `/hook/<n>` is endpoint n. `POST /control/run/<hex>` starts counting a run afresh, `GET /control/count`
-//! says how many deliveries have arrived and `GET /control/stats` says everything.
+//! `/hook/<n>` is endpoint n. `POST /control/run/<hex>` starts counting a run afresh, `GET
+//! /control/count` says how many deliveries have arrived and `GET /control/stats` says everything.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -38,7 +39,7 @@ pub fn run(args: SinkArgs) -> Result<()> {
     }))
 }
 
-/// What arrived during one run.
+/// Deliveries of one run.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Stats {
     /// Deliveries: an event counts once at each endpoint.
@@ -129,7 +130,7 @@ struct Sink {
 #[derive(Default)]
 struct Endpoint {
     delivered: u64,
-    /// One bit per event of the run.
+    /// Bitmap with one bit per event of the run.
     seen: Vec<u64>,
 }
 
@@ -221,7 +222,7 @@ impl Sink {
 }
 
 impl Endpoint {
-    /// True the first time an event is seen.
+    /// True the first time an event arrives.
     fn see(&mut self, seq: u64) -> bool {
         let word = (seq / 64) as usize;
         if word >= self.seen.len() {
@@ -245,7 +246,7 @@ impl Control {
         Ok(Control { connection })
     }
 
-    /// Forgets what was counted, and counts the marks of `run` from now on.
+    /// Resets the counts and counts the marks of `run` from now on.
     pub async fn start_run(&mut self, run: u32) -> Result<()> {
         self.call("POST", &format!("run/{run:08x}")).await?;
         Ok(())

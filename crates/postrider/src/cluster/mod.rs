@@ -1,4 +1,5 @@
-//! What a server does as one node of several: it joins the others, shares their secrets, and cares for what they leave.
+//! The server as a node of a cluster: joining, sharing secrets, and cleaning up after nodes that
+//! are gone.
 
 pub mod peers;
 pub mod view;
@@ -22,19 +23,20 @@ use std::time::Duration;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-/// Where a node keeps its own number.
+/// File with the node's id.
 const NODE_ID: &str = "node-id";
-/// A node that begins has partitions within milliseconds, or others have them, or it takes longer for a reason.
+/// Longest wait for partitions after the start. A node gets them within milliseconds, unless other
+/// nodes own them or something delays it for longer anyway.
 const SETTLE_PATIENCE: Duration = Duration::from_secs(2);
 const SETTLE_LOOK: Duration = Duration::from_millis(5);
 
-/// How the store is reached and laid out; none with the embedded store.
+/// Connection and layout of the JetStream store; `None` with the embedded store.
 pub fn settings(config: &Config) -> Option<Settings> {
     let clustered = config.store.kind == StoreKind::Jetstream;
     clustered.then(|| config.store.jetstream.settings())
 }
 
-/// Joins the cluster. `url` is where this node can be reached.
+/// Joins the cluster. `url` is the address at which this node is reachable.
 pub async fn join(config: &Config, mut settings: Settings, url: String) -> Result<Arc<Cluster>> {
     settings.keys = secrets::configured(config)?.map(Arc::new);
     let id = own_id(&config.data_dir)?;
@@ -53,7 +55,7 @@ pub async fn join(config: &Config, mut settings: Settings, url: String) -> Resul
     Ok(Arc::new(cluster))
 }
 
-/// The node's own number, made at its first start.
+/// The node's id, created at its first start.
 fn own_id(data_dir: &Path) -> Result<NodeId> {
     let path = data_dir.join(NODE_ID);
     match material::read_if_there(&path)? {
@@ -72,7 +74,8 @@ fn own_id(data_dir: &Path) -> Result<NodeId> {
     }
 }
 
-/// What people call the node. Several may run on one machine, so its name alone does not do.
+/// Display name of the node: as configured, or the machine's name with a part of the id, since
+/// several nodes may run on one machine.
 fn name(config: &Config, id: NodeId) -> String {
     let configured = config.store.jetstream.node_name.clone();
     configured.unwrap_or_else(|| {
@@ -87,8 +90,9 @@ fn name(config: &Config, id: NodeId) -> String {
     })
 }
 
-/// Makes the secrets of this node those of the cluster: any node takes the tokens, keys and certificates of any other.
-/// Whoever comes first gives its own. Says whether a file has changed.
+/// Makes the cluster's secrets those of this node, so that any node takes the tokens, keys and
+/// certificates of any other. The first node provides its own secrets. Returns whether a file has
+/// changed.
 pub async fn share_secrets(cluster: &Cluster, config: &Config, keys: &Keyring) -> Result<bool> {
     let mut changed = false;
     for shared in material::shared(config) {
@@ -103,7 +107,7 @@ pub async fn share_secrets(cluster: &Cluster, config: &Config, keys: &Keyring) -
     Ok(changed)
 }
 
-/// The node as the engine knows it, and who tells it how many share the work.
+/// The node as the engine sees it, and the sender of its share of the work.
 pub fn node(cluster: &Cluster) -> (node::Node, watch::Sender<Sharing>) {
     let me = cluster.members.node().id;
     let (share, sharing) = watch::channel(sharing(me, &cluster.members.membership()));
@@ -115,14 +119,15 @@ pub fn node(cluster: &Cluster) -> (node::Node, watch::Sender<Sharing>) {
     (node, share)
 }
 
-/// Which of the nodes that deliver this one is. One that is about to counts itself.
+/// This node's index among the nodes that deliver. A node that is about to own partitions counts
+/// itself.
 fn sharing(me: NodeId, membership: &Membership) -> Sharing {
     let mut all: BTreeSet<NodeId> = membership.owners().collect();
     all.insert(me);
     Sharing::new(all.range(..me).count(), all.len())
 }
 
-/// Cares for what other nodes leave, until it is told to stop.
+/// Takes up work that other nodes leave behind, until `stop`.
 pub async fn tend(
     cluster: Arc<Cluster>,
     engine: Arc<Engine>,
@@ -153,7 +158,7 @@ pub async fn tend(
     }
 }
 
-/// What fails is tried again at the next change, and a heartbeat is one.
+/// Failures are retried at the next membership change; every heartbeat is one.
 async fn look_after(
     cluster: &Cluster,
     engine: &Arc<Engine>,
@@ -192,7 +197,8 @@ async fn sweep(
         *swept = served;
         return Ok(());
     }
-    // A subscription that is not known here yet is not one that is deleted.
+    // A subscription that is unknown here may be new rather than deleted, so the catalog catches up
+    // first.
     let exists = |id| engine.directory.subscription_by_id(id).is_some();
     let mut strays = cluster.log.strays(exists);
     let head = cluster.catalog.head().await?;
@@ -203,8 +209,8 @@ async fn sweep(
     Ok(())
 }
 
-/// Waits for a moment until somebody takes events in: what is published first need not be refused.
-/// Without it, too, the node serves whoever asks.
+/// Waits briefly until some node accepts events, so that the first publish requests are not
+/// refused. The node serves requests even when that takes longer.
 pub async fn settle_in(cluster: &Cluster, clock: &dyn Clock) {
     let me = cluster.members.node().id;
     let others = || cluster.members.membership().owners().any(|owner| owner != me);
@@ -215,7 +221,7 @@ pub async fn settle_in(cluster: &Cluster, clock: &dyn Clock) {
     }
 }
 
-/// Where others reach this node: as configured, or as it listens.
+/// Address of this node for the others: as configured, or that of its listener.
 pub fn url(
     config: &Config,
     http: Option<std::net::SocketAddr>,
@@ -230,7 +236,7 @@ pub fn url(
     configured.or_else(listening).unwrap_or_default()
 }
 
-/// Says what a test clock cannot do.
+/// Refuses a test clock in a cluster.
 pub fn check_clock(test_clock: bool) -> Result<()> {
     if test_clock {
         bail!("--test-clock: a clock that a test moves belongs to one server; use store.kind = \"embedded\"");

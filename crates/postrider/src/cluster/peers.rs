@@ -1,4 +1,4 @@
-//! The other nodes, as the API asks them.
+//! The other nodes of the cluster, as the API asks them.
 
 use async_trait::async_trait;
 use bytes::Bytes;
@@ -17,13 +17,13 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-/// How long the others have to answer. People wait for it.
+/// Time for a peer reply. A person is waiting for the answer.
 const PATIENCE: Duration = Duration::from_secs(1);
-/// Pieces of news that wait for whoever hears them.
+/// Messages that wait for a subscriber; more are dropped.
 const NEWS: usize = 64;
-/// A node that is not known this long after the start is not there.
+/// A node that is unknown this long after our start does not exist.
 const KNOWN_BY: Duration = Duration::from_secs(60);
-/// What could not be deleted is tried again after this.
+/// Pause before another try to delete what could not be deleted.
 const LEFT_OVER_PAUSE: Duration = Duration::from_secs(5);
 
 pub struct Others {
@@ -47,7 +47,7 @@ impl Others {
     }
 }
 
-/// What people call a node. Two may have been given the same name.
+/// Display name of a node, with its id if another node has the same name.
 fn name_of(membership: &Membership, node: NodeId) -> String {
     let name = membership.name_of(node);
     let same = membership
@@ -84,7 +84,7 @@ impl Peers for Others {
         let asked = self.asker.ask(question, body, PATIENCE).await;
         let membership = self.asker.handle().membership();
         let name = |node: NodeId| name_of(&membership, node);
-        // What a node knew is not heard from it while it is away, either.
+        // A dead node's records are missing as well: it cannot reply until it is back.
         let dead = membership
             .nodes
             .iter()
@@ -131,7 +131,7 @@ impl Peers for Others {
                     next = heard.next() => next,
                 };
                 let Some(next) = next else { return };
-                // Who is too slow misses something, rather than everyone waiting.
+                // A slow subscriber loses messages so that it does not hold up the others.
                 let _ = news.try_send(next);
             }
         });
@@ -139,7 +139,7 @@ impl Peers for Others {
     }
 }
 
-/// Answers the questions of other nodes, for as long as the server is there.
+/// Replies to peer requests while the server exists.
 struct Answering(Weak<Server>);
 
 #[async_trait]
@@ -152,13 +152,14 @@ impl Answers for Answering {
     }
 }
 
-/// From now on this node answers.
+/// Starts to reply to peer requests.
 pub fn answer_with(cluster: &Cluster, server: &Arc<Server>) {
     let answering = Answering(Arc::downgrade(server));
     cluster.asker.answer_with(Arc::new(answering));
 }
 
-/// Deletes what listeners of nodes that have gone leave behind, until it is told to stop. The steward does it.
+/// Deletes the subscriptions of listen sessions whose node is gone, until `stop`. Only the
+/// coordinator does so.
 pub async fn tend_listeners(cluster: Arc<Cluster>, server: Arc<Server>, stop: CancellationToken) {
     let mut changes = cluster.members.changes();
     let mut steward = cluster.members.steward();

@@ -1,4 +1,4 @@
-//! The cluster as the API shows it.
+//! Cluster state for the API.
 
 use async_trait::async_trait;
 use postrider_api::Server;
@@ -17,19 +17,19 @@ use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
-/// What was seen of JetStream is good for this long.
+/// Time for which a report about JetStream is reused.
 const FRESH: Duration = Duration::from_secs(2);
-/// How long after the start a partition may have an owner that has not made its stream yet.
+/// How long after the start a partition's owner may not have created its stream yet.
 const STARTING_MAX: Duration = Duration::from_secs(10);
 
 type Look = Option<(Instant, Arc<Report>)>;
 
-/// Looks at JetStream only when somebody wants to know, and lets nobody wait for a look that takes long.
+/// Examines JetStream only on request, and makes no caller wait for a slow examination.
 pub struct View {
     cluster: Arc<Cluster>,
     started: Instant,
     last: watch::Sender<Look>,
-    /// The look that is under way, if one is.
+    /// The examination that is running, if any.
     looking: Mutex<JoinSet<()>>,
 }
 
@@ -43,7 +43,7 @@ impl View {
         })
     }
 
-    /// What the servers promise, once they have been asked; said at the start.
+    /// Logs what JetStream guarantees; called at the start.
     pub async fn greet(&self) {
         let report = self.cluster.health.look().await;
         let (replicas, sync, version) = (report.replicas, report.sync, report.version.as_deref());
@@ -59,14 +59,15 @@ impl View {
         }
     }
 
-    /// Makes the next look a new one: what was seen while the node started is not how it is.
+    /// Discards the report that was made while the node started: it is out of date.
     pub async fn forget(&self) {
         self.looking.lock().expect("no panic holds it").abort_all();
         self.cluster.health.forget().await;
         self.last.send_replace(None);
     }
 
-    /// Partitions whose stream need not be there: nobody has owned them yet, or their first owner is just making it.
+    /// Partitions whose stream may be missing: never owned, or just being created by their first
+    /// owner.
     fn starting(&self) -> BTreeSet<u8> {
         let is_new = self.started.elapsed() < STARTING_MAX;
         let own = members::serves(&self.cluster.log);
@@ -83,13 +84,13 @@ impl View {
         look.as_ref().is_some_and(|(when, _)| when.elapsed() < FRESH)
     }
 
-    /// Begins to look, unless that is under way.
+    /// Starts an examination unless one is running.
     fn begin(&self) {
         let mut looking = self.looking.lock().expect("no panic holds it");
         while looking.try_join_next().is_some() {}
         if looking.is_empty() {
             let (health, last) = (self.cluster.health.clone(), self.last.clone());
-            // Before the look: a stream that is made meanwhile may have been missed.
+            // Read before the examination, which may miss a stream that is created meanwhile.
             let starting = self.starting();
             looking.spawn(async move {
                 let report = health.look().await.without_missing(&starting);
@@ -133,7 +134,7 @@ impl ClusterView for View {
         let membership = self.cluster.members.membership();
         let last = self.last.borrow().clone();
         let me = self.cluster.members.node().id;
-        // Of itself a node knows more than its last heartbeat says.
+        // The node knows its own partitions better than its last heartbeat says.
         let own = members::serves(&self.cluster.log);
         let as_it_is = |of: &Ownership| match own.get(&of.number) {
             Some(_) => partition(&Ownership {
@@ -177,9 +178,9 @@ impl ClusterView for View {
     }
 }
 
-/// Lets the other nodes know what this one has to do.
+/// Reports this node's workload to the other nodes.
 pub fn report(cluster: &Cluster, server: &Arc<Server>) {
-    // The server knows the cluster already: each would keep the other alive.
+    // A weak reference: the server holds the cluster already, and a cycle would leak both.
     let server = Arc::downgrade(server);
     let report = move || server.upgrade().map(|server| rates(&server)).unwrap_or_default();
     cluster.members.report_with(Arc::new(report));

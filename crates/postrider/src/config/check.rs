@@ -1,4 +1,4 @@
-//! What a type alone cannot refuse.
+//! Checks that types cannot express.
 
 use super::declared::DeclaredSubscription;
 use super::edge::{EdgeConfig, event_grid_hosts};
@@ -22,7 +22,8 @@ pub fn refuse(key: impl Into<String>, reason: impl Into<String>) -> Checked {
     Err(ConfigError::new(key, reason))
 }
 
-/// Refuses a configuration that could not work or would not be safe: the first mistake of each kind.
+/// Refuses a configuration that could not work or would not be safe. Reports the first mistake of
+/// each kind.
 pub fn check(config: &Config, edge: &EdgeConfig) -> Vec<ConfigError> {
     let checked = [
         check_listeners(config),
@@ -143,7 +144,7 @@ fn check_others(config: &Config) -> Checked {
     Ok(())
 }
 
-/// What may be started with, but was probably not meant.
+/// Warnings about settings that are valid but probably unintended.
 pub fn warnings(config: &Config, edge: &EdgeConfig) -> Vec<String> {
     let mut warnings = Vec::new();
     if config.edge.require_auth == Some(false) && edge.sas_keys.enabled {
@@ -171,7 +172,7 @@ pub fn warnings(config: &Config, edge: &EdgeConfig) -> Vec<String> {
     warnings
 }
 
-/// Secrets that can be guessed, by the keys of the configuration that hold them.
+/// Guessable secrets, by the configuration keys that hold them.
 fn short_secrets(config: &Config, edge: &EdgeConfig) -> Vec<String> {
     let mut all: Vec<(String, &Secret)> = Vec::new();
     for client in &config.clients {
@@ -214,12 +215,13 @@ fn short_secrets(config: &Config, edge: &EdgeConfig) -> Vec<String> {
         .collect()
 }
 
-/// Whether the edge API asks nobody for a key.
+/// Whether the edge API requires no key.
 pub fn edge_is_open(config: &Config, edge: &EdgeConfig) -> bool {
     !config.edge.require_auth.unwrap_or(false) && !edge.sas_keys.enabled
 }
 
-/// The listener for plain http, if others than this machine can reach it and that was not allowed by name.
+/// The plain http listener, if other machines can reach it and `listen.allow_plain_http` is not
+/// set.
 pub fn plain_http_exposed(config: &Config) -> Option<SocketAddr> {
     let listen = &config.listen;
     let at = listen.http.filter(|at| !at.ip().to_canonical().is_loopback());
@@ -257,7 +259,8 @@ fn check_listeners(config: &Config) -> Checked {
     Ok(())
 }
 
-/// An API that anyone may use must not be reachable by everyone unless that was said by name.
+/// An edge API without keys must not be reachable from other machines unless `edge.allow_open` is
+/// set.
 fn check_edge_access(config: &Config, edge: &EdgeConfig) -> Checked {
     if !edge_is_open(config, edge) || config.edge.allow_open {
         return Ok(());
@@ -309,7 +312,8 @@ fn check_clients(config: &Config) -> Checked {
     Ok(())
 }
 
-/// Whoever can reach us gets a token without a secret: that must be this machine alone.
+/// Any client that reaches a listener gets a token without a secret: only this machine may reach
+/// them.
 fn check_managed_identity(config: &Config) -> Checked {
     let key = "azure.managed_identity";
     let Some(id) = &config.azure.managed_identity else {
@@ -360,7 +364,7 @@ fn check_oidc(config: &Config) -> Checked {
     Ok(())
 }
 
-/// How long a client may keep a request or a response from going on.
+/// How long a client may stall a request or a response.
 const STALL_RANGE: std::ops::RangeInclusive<Duration> = Duration::from_secs(1)..=Duration::from_secs(600);
 const THROTTLE_WAIT_MIN: Duration = Duration::from_secs(1);
 const THROTTLE_WAIT_MAX: Duration = Duration::from_secs(86_400);
@@ -407,7 +411,8 @@ fn check_numbers(config: &Config) -> Checked {
         let least = format!("must be at least {BUDGET_BYTES_MIN}");
         return refuse("limits.in_flight_bytes_max", least);
     }
-    // One client gets at most half of the room, and two of them must find some.
+    // A single client can take half of the memory, and a second one half of the rest: the largest
+    // request must fit in that quarter.
     if limits.publish_body_bytes_max / 4 < limits.request_bytes_max {
         let reason =
             "must be at least 4 times limits.request_bytes_max: the largest request would find no room";
@@ -429,11 +434,12 @@ fn check_numbers(config: &Config) -> Checked {
     Ok(())
 }
 
-/// It is dropped in pieces of half as much.
+/// Recordings are dropped in pieces of half this size.
 const RECORDER_BYTES_LEAST: u64 = 64 << 20;
-/// A piece spans this much time.
+/// Shortest interval between two scrubs.
 const SCRUB_EVERY_LEAST: Duration = Duration::from_secs(60);
 const SCRUB_RATE_LEAST: u64 = 64 << 10;
+/// Recordings are dropped in pieces that span this much time.
 const RECORDER_KEEP_LEAST: Duration = Duration::from_secs(10 * 60);
 
 fn check_secrets(config: &Config) -> Checked {
@@ -516,7 +522,8 @@ pub const JITTER_PERCENT_MOST: u32 = 50;
 /// Statuses that may be about the request as a whole rather than about one of its events.
 const SPLIT_STATUSES: [u16; 2] = [400, 413];
 
-/// Refuses a status that says nothing of a request's size or content: halves would fare no better.
+/// Refuses statuses other than those about a request's size or content: halves of a batch would
+/// fare no better.
 pub fn check_split_batches_on(key: &str, statuses: Option<&[u16]>) -> Checked {
     let statuses = statuses.unwrap_or_default();
     for (index, status) in statuses.iter().enumerate() {
@@ -588,7 +595,7 @@ pub fn wait_within(key: impl Into<String>, wait: Duration, most: Duration) -> Ch
     refuse(key, format!("must be more than 0 and at most {most}, was {was}"))
 }
 
-/// Whoever declares more than a quota allows has to raise it too: otherwise nobody could tell which of them holds.
+/// Declared resources must fit the quotas: with both in the file, neither could be said to win.
 fn check_quotas(config: &Config) -> Checked {
     let quotas = config.quotas_in_force();
     let within = |count: usize, most: usize, key: &str, what: &str| match count > most {

@@ -1,4 +1,4 @@
-//! `[profile_custom]`: the operator's own profile as it is written, and what is refused in it.
+//! `[profile_custom]`: the operator's own profile as written, and the checks on it.
 
 use super::check::{
     Checked, JITTER_PERCENT_MOST, PROBATION_FAILURES_MOST, WAIT_MOST, check_split_batches_on, refuse,
@@ -19,42 +19,43 @@ pub const EDGE_SUCCESS_STRICT: &[u16] = &[200];
 const WAITS_MOST: usize = 100;
 const ANSWER_WITHIN_MOST: Duration = Duration::from_secs(3600);
 
-/// What differs from the base; `None` is as there.
+/// Differences from the base profile; `None` keeps the base's value.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct ProfileCustom {
     /// The name of a standard profile.
     #[serde(deserialize_with = "model::standard_profile")]
     pub base: String,
-    /// The waits between attempts; the last one repeats.
+    /// Waits between attempts; the last one repeats.
     #[serde(with = "duration::optional_list")]
     pub schedule: Option<Vec<Duration>>,
     #[serde(with = "duration::optional")]
     pub response_timeout: Option<Duration>,
-    /// The same for subscriptions with batches; as `response_timeout` where only that is given.
+    /// Response timeout for subscriptions with batches; defaults to `response_timeout` if only that
+    /// is set.
     #[serde(with = "duration::optional")]
     pub batch_response_timeout: Option<Duration>,
     /// How long after sending a late answer counts.
     #[serde(with = "duration::optional_or_off")]
     pub late_window: Option<OrOff<Duration>>,
     pub success: Option<Vec<u16>>,
-    /// Never retried. Those of the base that are not listed are retried.
+    /// Statuses that are never retried. Those of the base that are not listed are retried.
     #[serde(rename = "final")]
     pub finals: Option<Vec<u16>>,
-    /// Never retried where there is a dead-letter destination. Those of the base that are not listed are
-    /// retried.
+    /// Statuses that are never retried where there is a dead-letter destination. Those of the base
+    /// that are not listed are retried.
     pub final_if_dead_lettered: Option<Vec<u16>>,
-    /// The least wait after any other failure.
+    /// Least wait after any other failure.
     #[serde(with = "duration::optional")]
     pub other_floor: Option<Duration>,
     pub jitter_percent: Option<u32>,
-    /// Answers to a batch after which it is sent again in halves.
+    /// Statuses after which a batch is sent again in halves.
     pub split_batches_on: Option<Vec<u16>>,
     pub attempts_max: Option<u32>,
     #[serde(with = "duration::optional")]
     pub time_to_live: Option<Duration>,
     pub time_to_live_check: Option<TimeToLiveCheck>,
-    /// Retried, but not sooner than this; merged over those of the base.
+    /// Least waits by status; merged over those of the base.
     #[serde(with = "floors")]
     pub floors: Option<BTreeMap<u16, Duration>>,
     pub probation: Option<OrOff<ProbationCustom>>,
@@ -83,7 +84,7 @@ impl Default for ProfileCustom {
     }
 }
 
-/// When an event's time to live is looked at.
+/// When an event's time to live is checked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum TimeToLiveCheck {
@@ -91,17 +92,17 @@ pub enum TimeToLiveCheck {
     BeforeWaiting,
 }
 
-/// Delayed delivery. `None`: what `[probation]` says, and what is documented.
+/// Probation. `None`: the value of `[probation]`, or else the documented one.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct ProbationCustom {
     pub failures: Option<u32>,
     #[serde(with = "duration::optional")]
     pub max: Option<Duration>,
-    /// How long an endpoint is left alone at first, for a cause that is not listed.
+    /// First probation delay for a cause that is not listed.
     #[serde(with = "duration::optional")]
     pub other: Option<Duration>,
-    /// The same by what went wrong; merged over the documented ones.
+    /// First probation delays by cause; merged over the documented ones.
     #[serde(with = "causes")]
     pub causes: Option<BTreeMap<Outcome, Duration>>,
 }
@@ -196,7 +197,7 @@ mod causes {
     struct Cause(Outcome);
 
     impl<'de> Deserialize<'de> for Cause {
-        /// Case does not matter, since the names of variables have none.
+        /// Case is ignored, since names of environment variables have none.
         fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Cause, D::Error> {
             let text = String::deserialize(from)?;
             let failures = || {
@@ -246,7 +247,7 @@ fn by_text<K>(durations: &BTreeMap<K, Duration>, text: fn(&K) -> String) -> BTre
 
 const STATUSES: std::ops::RangeInclusive<u16> = 100..=599;
 
-/// Refuses a profile that no engine could follow, or that says two things about one status.
+/// Refuses a profile that no engine could follow, or that contradicts itself about a status.
 pub fn check(custom: &ProfileCustom, edge_strict_success: bool) -> Checked {
     let profiles = Profiles::default();
     let base = profiles
@@ -303,7 +304,8 @@ fn check_waits(custom: &ProfileCustom, base: &Profile) -> Checked {
         wait_within("profile_custom.batch_response_timeout", batch, ANSWER_WITHIN_MOST)?;
     }
     let key = "profile_custom.late_window";
-    // An inherited wait for batches may be longer than the window: late answers to batches do not count then.
+    // An inherited batch timeout may exceed the late window: late answers to batches do not count
+    // then.
     let (longest, timeout) = match custom.batch_response_timeout {
         Some(batch) if batch > single => ("batch_response_timeout", batch),
         _ => ("response_timeout", single),

@@ -1,6 +1,6 @@
 //! Topics, domains, system topics and subscriptions declared in the configuration.
 //!
-//! They carry the management API's own properties, which this module does not judge. A property
+//! Declarations carry the management API's own properties, which are not validated here. A property
 //! may stand beside `name` or inside a `properties` table, in snake_case or as the API spells it.
 
 use super::secret::{MASK, Secret};
@@ -42,7 +42,7 @@ pub struct DeclaredDomain {
     pub topics: Vec<DeclaredTopic>,
 }
 
-/// A `[[system_topic]]`: what a resource tells of itself.
+/// A `[[system_topic]]`: events that a resource emits about itself.
 #[derive(Clone, PartialEq, Serialize, Deserialize)]
 #[serde(try_from = "WrittenSystemTopic")]
 pub struct DeclaredSystemTopic {
@@ -56,7 +56,7 @@ pub struct DeclaredSystemTopic {
     pub subscriptions: Vec<DeclaredSubscription>,
 }
 
-/// What system topics are about unless they say.
+/// Default topic type of system topics.
 const STORAGE_ACCOUNTS: &str = "Microsoft.Storage.StorageAccounts";
 
 /// A `[[topic.subscription]]`, or a `[[subscription]]` that names its topic.
@@ -68,7 +68,7 @@ pub struct DeclaredSubscription {
     pub properties: Value,
 }
 
-/// A topic or domain as it stands in the file.
+/// A topic or domain as written in the file.
 #[derive(Deserialize)]
 struct Written {
     name: String,
@@ -114,7 +114,7 @@ struct WrittenSubscription {
     beside: Map<String, Value>,
 }
 
-/// A subscription that names its topic.
+/// A top-level subscription, which names its topic.
 #[derive(Deserialize)]
 struct WrittenFlat {
     topic: String,
@@ -142,7 +142,7 @@ impl TryFrom<Written> for DeclaredTopic {
 }
 
 impl DeclaredTopic {
-    /// Whether the edge API is to reach it, if that is said as it must be.
+    /// Whether the edge API may reach the topic: `postrider.edge` is the boolean true.
     pub fn is_edge(&self) -> bool {
         let ours = self.properties.get("postrider").and_then(|ours| ours.get("edge"));
         ours.or(self.properties.get("edge")) == Some(&Value::Bool(true))
@@ -272,7 +272,7 @@ impl fmt::Debug for DeclaredSubscription {
     }
 }
 
-/// Properties may hold secrets, which serializing masks.
+/// Formats with secrets masked: properties may hold some, and serializing masks them.
 fn debug_masked(declared: &impl Serialize, f: &mut fmt::Formatter<'_>) -> fmt::Result {
     f.write_str(&serde_json::to_string(declared).map_err(|_| fmt::Error)?)
 }
@@ -285,7 +285,7 @@ fn named(name: String) -> Result<String, String> {
     }
 }
 
-/// One object out of the properties written in their own table and those beside `name`.
+/// Merges the `properties` table with the properties that stand beside `name`.
 fn properties(inside: Map<String, Value>, beside: Map<String, Value>) -> Result<Value, String> {
     let (mut all, beside) = (camel_keys(inside)?, camel_keys(beside)?);
     // Answers of the server show a subscription's topic there, by its id.
@@ -300,7 +300,7 @@ fn properties(inside: Map<String, Value>, beside: Map<String, Value>) -> Result<
     Ok(Value::Object(all))
 }
 
-/// Maps whose keys are user data and stay as they are written.
+/// Maps whose keys are user data and are not respelled.
 const USER_KEYED: [&str; 3] = ["tags", "userAssignedIdentities", "inlineEventTypes"];
 
 /// Spells every key as the API does, at every depth.
@@ -328,7 +328,7 @@ fn camel_values(value: Value) -> Result<Value, String> {
     })
 }
 
-/// `input_schema` becomes `inputSchema`; what has no underscore stays.
+/// `input_schema` becomes `inputSchema`; keys without an underscore are unchanged.
 fn camel(key: &str) -> String {
     let mut words = key.split('_');
     let mut spelled = words.next().unwrap_or_default().to_owned();
@@ -346,8 +346,8 @@ fn masked<S: Serializer>(properties: &Value, to: S) -> Result<S::Ok, S::Error> {
     shown.serialize(to)
 }
 
-/// Hides what the API itself never shows again: the query of an endpoint's URL, which carries
-/// function keys, and the values of secret delivery attributes; and anything called a key.
+/// Masks values that the API never returns: the query of an endpoint's URL, which carries function
+/// keys, the values of secret delivery attributes, and anything called a key.
 fn mask(value: &mut Value) {
     match value {
         Value::Array(items) => items.iter_mut().for_each(mask),

@@ -1,4 +1,5 @@
-//! `[[destination]]`: where functions, brokers and relays are, which subscriptions name by resource id alone.
+//! `[[destination]]`: addresses of functions, brokers and relays, which subscriptions name by
+//! resource id alone.
 
 use super::check::{Checked, refuse};
 use super::model::Config;
@@ -11,18 +12,18 @@ use std::fmt;
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct RegisteredDestination {
-    /// Its resource id, compared without regard to case.
+    /// Resource id, compared without regard to case.
     pub resource: String,
-    /// Of a function, the URL that events are posted to; of anything else, that of the entity.
+    /// URL that events are posted to for a function; URL of the entity otherwise.
     pub url: SecretUrl,
-    /// Not for functions.
+    /// Not used for functions.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub key_name: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub key: Option<Secret>,
 }
 
-/// A URL whose query is not shown: a function's key may be in it.
+/// A URL whose query is masked: it may hold a function's key.
 #[derive(Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(transparent)]
 pub struct SecretUrl(String);
@@ -52,7 +53,7 @@ impl Serialize for SecretUrl {
     }
 }
 
-/// The kinds of resources there can be: the provider, the types, and whether it is a function.
+/// Supported resource types: provider, type segments, and whether it is a function.
 const KINDS: [(&str, &[&str], bool); 6] = [
     ("Microsoft.Web", &["sites", "functions"], true),
     ("Microsoft.Web", &["sites", "slots", "functions"], true),

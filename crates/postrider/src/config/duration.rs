@@ -10,7 +10,7 @@ pub use postrider_core::duration::{NEVER, parse, print};
 
 const HOUR: u64 = 3600;
 
-/// As [`print()`], but a day is `24h`: schedules are spoken of in hours.
+/// Like [`print()`], but a day is `24h`: schedules are documented in hours.
 pub fn print_hours(duration: Duration) -> String {
     let hours = duration.as_secs() / HOUR;
     if duration == NEVER || hours == 0 {
@@ -31,7 +31,7 @@ pub fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Duration, D::Er
     from.deserialize_any(Written { read: parse })
 }
 
-/// Text that `read` understands, or the number zero.
+/// Deserializes text that `read` parses, or the number zero.
 struct Written<T> {
     read: fn(&str) -> Result<T, String>,
 }

@@ -37,19 +37,19 @@ const KEYS: [&str; 24] = [
     "metrics__reporterType",
 ];
 
-/// Those that change what the edge profile assumes where a subscription is silent.
+/// Keys that change the edge profile's defaults for subscriptions without a retry policy.
 const RETRY_KEYS: [&str; 2] = [
     "broker__defaultMaxDeliveryAttempts",
     "broker__defaultEventTimeToLiveInSeconds",
 ];
 
-/// Sections of the module, and the misspelling that its own documentation spread.
+/// Sections of the module, and the misspelling in its own documentation.
 const SECTIONS: [&str; 6] = ["inbound", "outbound", "broker", "api", "metrics", "brokers"];
 
 /// The module's settings, with the module's defaults.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EdgeConfig {
-    /// `None`: our own listener settings stand. The module's default would be strict.
+    /// `None`: our own listener settings hold. The module's default would be strict.
     pub tls_policy: Option<TlsPolicy>,
     pub sas_keys: SasKeys,
     pub inbound_client_cert: InboundClientCert,
@@ -71,7 +71,7 @@ pub enum TlsPolicy {
     Disabled,
 }
 
-/// While enabled at least one key is set, and either is accepted.
+/// When enabled, at least one key is set, and either is accepted.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SasKeys {
     pub enabled: bool,
@@ -94,7 +94,7 @@ pub struct OutboundWebhook {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OutboundEventGrid {
-    /// `None`: as the module's default, true, but for hosts of our own (`edge.event_grid_hosts`).
+    /// `None`: the module's default, true, except for hosts in `edge.event_grid_hosts`.
     pub https_only: Option<bool>,
     pub allow_invalid_hostnames: bool,
 }
@@ -128,7 +128,7 @@ impl Broker {
 pub struct DeliveryPolicyLimits {
     pub max_events_per_batch: u32,
     pub max_preferred_batch_size_in_kilobytes: u32,
-    /// The older name of the previous. The documented defaults differ by 784 bytes.
+    /// Older name of the previous key. Their documented defaults differ by 784 bytes.
     pub max_batch_size_in_bytes: u32,
 }
 
@@ -179,7 +179,7 @@ impl Default for EdgeConfig {
     }
 }
 
-/// Reads the module's variables and says which of the rest look as if they were meant to be some.
+/// Reads the module's variables. Returns those of the rest that look like misspelled ones, too.
 pub fn read(env: &[(String, String)]) -> Result<(EdgeConfig, Vec<String>), ConfigError> {
     let mut edge = EdgeConfig::default();
     let mut warnings = Vec::new();
@@ -201,7 +201,7 @@ pub fn read(env: &[(String, String)]) -> Result<(EdgeConfig, Vec<String>), Confi
     Ok((edge, warnings))
 }
 
-/// Which hosts destinations of type EventGrid may have, and over which scheme.
+/// Hosts that destinations of type EventGrid may have, and their schemes.
 pub fn event_grid_hosts(config: &Config, edge: &EdgeConfig) -> Result<EventGridHosts, ConfigError> {
     let listed = config.edge.event_grid_hosts.iter().enumerate();
     let listed = listed.map(|(index, host)| {
@@ -223,8 +223,8 @@ pub fn event_grid_hosts(config: &Config, edge: &EdgeConfig) -> Result<EventGridH
     })
 }
 
-/// Batch limits of subscriptions that set only one of them. The module's variables hold for those made through the
-/// edge API.
+/// Batch limits of subscriptions that set only one of them. The module's variables apply to
+/// subscriptions made through the edge API.
 pub fn batch_defaults(config: &Config, edge: &EdgeConfig) -> BatchDefaults {
     let documented = BatchDefaults::default();
     let given = &config.batches;
@@ -247,8 +247,8 @@ pub fn batch_defaults(config: &Config, edge: &EdgeConfig) -> BatchDefaults {
     }
 }
 
-/// Says which variables about retrying are set although `profile`, the one that holds where none is named,
-/// is not the module's.
+/// Names of the retry variables that have no effect because `profile`, the default profile, is not
+/// the edge module's.
 pub fn unheeded(env: &[(String, String)], profile: &str) -> Vec<String> {
     if profile == "edge" {
         return Vec::new();
@@ -286,7 +286,8 @@ impl EdgeConfig {
                     ],
                 )?);
             }
-            // There is one source, and no security daemon here to ask: certificates are ours.
+            // Only one source is accepted: there is no security daemon here, and Postrider makes
+            // the certificates.
             "inbound__serverAuth__serverCert__source"
             | "inbound__clientAuth__clientCert__source"
             | "outbound__clientAuth__clientCert__source" => one_of(text, [("IoTEdge", ())])?,
@@ -348,7 +349,7 @@ impl EdgeConfig {
         Ok(())
     }
 
-    /// Every setting that has a value, under its key, secrets masked.
+    /// Every setting that has a value, with its key, secrets masked.
     pub fn printed(&self) -> Vec<(&'static str, String)> {
         let value = |key: &str| {
             Some(match key {
@@ -423,7 +424,7 @@ fn truth(text: &str) -> Result<bool, String> {
     one_of(text, [("true", true), ("false", false)])
 }
 
-/// The documentation writes `1_058_576`, so people do.
+/// Accepts underscores: the documentation writes `1_058_576`.
 fn number(text: &str) -> Result<u32, String> {
     match text.replace('_', "").parse() {
         Ok(number) if number > 0 => Ok(number),

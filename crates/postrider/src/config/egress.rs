@@ -1,4 +1,4 @@
-//! `[egress]`: where requests may go, and through which proxy.
+//! `[egress]`: allowed destinations of requests, and the proxy.
 
 use super::ConfigError;
 use super::check::{Checked, refuse};
@@ -10,7 +10,7 @@ use postrider_transport::{EgressPolicy as Policy, Proxy};
 use serde::{Deserialize, Serialize, Serializer};
 use std::fmt;
 
-/// The URL of a proxy, whose user name and password are not shown.
+/// URL of a proxy, whose user name and password are masked.
 #[derive(Clone, PartialEq, Eq, Deserialize)]
 #[serde(transparent)]
 pub struct ProxyUrl(String);
@@ -66,7 +66,7 @@ pub fn check(config: &Config) -> Checked {
     if custom && egress.allow.is_empty() && egress.deny.is_empty() {
         return refuse("egress.policy", "\"custom\" needs egress.allow or egress.deny");
     }
-    // A list that the policy ignores would give a false sense of safety.
+    // A list without effect would give a false sense of safety.
     for (key, list) in [("egress.allow", &egress.allow), ("egress.deny", &egress.deny)] {
         if !custom && !list.is_empty() {
             return refuse(key, "has an effect only with egress.policy = \"custom\"");
@@ -79,8 +79,8 @@ pub fn check(config: &Config) -> Checked {
     check_destinations(config)
 }
 
-/// Destinations of the configuration itself obey the policy, too. Those with an address are refused at the start;
-/// names are judged by what they resolve to, when they are dialled.
+/// Applies the policy to destinations in the configuration itself. Literal addresses are refused at
+/// the start; names are judged by their resolved addresses when they are dialled.
 fn check_destinations(config: &Config) -> Checked {
     let policy = config.egress.policy();
     for (index, account) in config.storage_accounts.iter().enumerate() {

@@ -1,4 +1,4 @@
-//! `[store.jetstream]`: where JetStream is, how to get in, and how this cluster is laid out there.
+//! `[store.jetstream]`: address, credentials and layout of the cluster in JetStream.
 
 use super::Config;
 use super::check::{Checked, refuse};
@@ -14,12 +14,12 @@ use std::time::Duration;
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct JetStream {
-    /// Any servers of one NATS cluster.
+    /// Servers of one NATS cluster, not necessarily all.
     pub urls: Vec<String>,
     pub user: Option<String>,
     pub password: Option<Secret>,
     pub token: Option<Secret>,
-    /// The seed of an nkey.
+    /// Seed of an nkey.
     pub nkey: Option<Secret>,
     /// A file with a JWT and a seed.
     pub credentials_file: Option<PathBuf>,
@@ -32,7 +32,7 @@ pub struct JetStream {
     pub partitions: u8,
     #[serde(with = "duration")]
     pub lease: Duration,
-    /// What this node is called. `None`: after its machine.
+    /// Display name of this node. `None`: the machine's name.
     pub node_name: Option<String>,
     pub monitor_urls: Vec<String>,
     pub system_user: Option<String>,
@@ -79,7 +79,7 @@ fn exposed(secret: &Secret) -> ids::Secret {
 }
 
 impl JetStream {
-    /// The same in the store's own words.
+    /// The same settings as the store's own type.
     pub fn settings(&self) -> Settings {
         let password = |user: &Option<String>, password: &Option<Secret>| {
             let (user, password) = (user.clone()?, password.as_ref()?);
@@ -176,7 +176,7 @@ pub fn check(config: &Config) -> Checked {
             );
         }
     }
-    // What the store says of its own settings begins with the key.
+    // Messages of the store's own check begin with the key.
     match postrider_jetstream::check(&here.settings()) {
         Ok(()) => Ok(()),
         Err(refused) => match refused.split_once(' ') {
@@ -186,7 +186,7 @@ pub fn check(config: &Config) -> Checked {
     }
 }
 
-/// Passwords belong into keys that are never shown.
+/// Refuses credentials in URLs: passwords belong in keys that are masked.
 fn check_url(url: &str) -> Result<(), String> {
     let rest = ["nats://", "tls://"]
         .into_iter()
@@ -203,7 +203,7 @@ fn check_url(url: &str) -> Result<(), String> {
     }
 }
 
-/// An address that is no good, without what may be a user name and a password.
+/// A URL without its credentials, for messages.
 fn shown(url: &str) -> &str {
     url.rsplit_once('@').map_or(url, |(_, rest)| rest)
 }

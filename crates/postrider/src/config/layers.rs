@@ -1,4 +1,4 @@
-//! The places a value can come from, laid over each other, each remembered for error messages.
+//! Sources of values, laid over each other, each remembered for error messages.
 
 use super::{ConfigError, ServeFlags, nearest};
 use figment::error::{Actual, Kind};
@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 
 const PREFIX: &str = "postrider_";
 
-/// Variables that carry our prefix but are no settings.
+/// Variables that have our prefix but are not settings.
 const NOT_KEYS: [&str; 8] = [
     "config",
     "context",
@@ -21,7 +21,7 @@ const NOT_KEYS: [&str; 8] = [
     "slow_tests",
 ];
 
-/// Mistakes that are told at once.
+/// Most mistakes that are reported at once.
 const REFUSED_MAX: usize = 20;
 
 pub struct Layers {
@@ -50,8 +50,9 @@ impl Layers {
         })
     }
 
-    /// Parses the merged values. Text is taken for a number or a truth value where one is wanted,
-    /// since variables have no types. Everything that is wrong is told, as far as one mistake does not hide another.
+    /// Parses the merged values. Text is converted to a number or a boolean where one is expected,
+    /// since variables have no types. All mistakes are reported, as far as one does not hide
+    /// another.
     pub fn extract<T: DeserializeOwned>(&self) -> Result<T, Vec<ConfigError>> {
         let mut rest = self.merged.clone();
         let mut refused: Vec<ConfigError> = Vec::new();
@@ -70,7 +71,7 @@ impl Layers {
         }
     }
 
-    /// A path in our words: `topic[1].name`. A number is a place in a list, unless it is found in a table.
+    /// A path in display form: `topic[1].name`. A number is an index unless it is found in a table.
     fn key_at(&self, path: &[String]) -> String {
         let mut key = String::new();
         for (depth, part) in path.iter().enumerate() {
@@ -88,13 +89,13 @@ impl Layers {
         key
     }
 
-    /// Whether any layer speaks of this key.
+    /// Whether any layer sets this key.
     pub fn contains(&self, key: &str) -> bool {
         self.merged.contains(key)
     }
 
-    /// Adds where the refused value came from: the layer of the key, or of the nearest table or
-    /// list around it.
+    /// Adds the source of the refused value: the layer of its key, or of the nearest table or list
+    /// around it.
     pub fn locate(&self, mut refused: ConfigError) -> ConfigError {
         let path = refused.key.split('[').next().unwrap_or_default();
         let ends = path.match_indices('.').map(|(dot, _)| dot).chain([path.len()]);
@@ -106,8 +107,8 @@ impl Layers {
     }
 }
 
-/// The same values but for one, so that what else is wrong shows. None if that one is not there: what is missing
-/// cannot be left out.
+/// The same values without one of them, so that further mistakes show. `None` if the value is
+/// absent: a missing value cannot be removed.
 fn without(merged: &Figment, path: &[String]) -> Option<Figment> {
     let (last, around) = path.split_last()?;
     let mut values = merged.data().ok()?.remove(&Profile::Default)?;
@@ -150,7 +151,7 @@ struct Layer {
 }
 
 impl Layer {
-    /// One value at a dotted key.
+    /// A layer with one value at a dotted key.
     fn at(origin: impl Into<String>, key: &str, value: Value) -> Layer {
         Layer {
             origin: origin.into(),
@@ -170,7 +171,7 @@ impl Provider for Layer {
     }
 }
 
-/// The file to read and who named it.
+/// The file to read and the flag or variable that names it.
 fn named_file(flags: &ServeFlags, env: &[(String, String)]) -> Option<(PathBuf, String)> {
     if let Some(path) = &flags.config {
         return Some((path.clone(), "the flag --config".into()));
@@ -188,7 +189,7 @@ fn read_file(path: &Path, named_by: &str) -> Result<Layer, ConfigError> {
         ..ConfigError::new("config", format!("cannot read {origin}: {error}"))
     })?;
     let table: toml::Table = toml::from_str(&text).map_err(|error| {
-        // The parser's own picture of the line might show a secret.
+        // The parser's error message quotes the line, which might hold a secret.
         let before = &text[..error.span().map_or(0, |span| span.start.min(text.len()))];
         let line = before.matches('\n').count() + 1;
         ConfigError::new(&origin, format!("line {line}: {}", error.message()))
@@ -209,12 +210,12 @@ fn key_of(name: &str) -> Option<String> {
     Some(key.replace("__", "."))
 }
 
-/// Kubernetes tells every pod about a service named "postrider" through variables with our prefix.
+/// Kubernetes sets variables with our prefix for every service named "postrider".
 fn is_service_link(key: &str) -> bool {
     key == "port" || key == "service_host" || key.starts_with("service_port") || key.starts_with("port_")
 }
 
-/// A variable's text stays text, unless it is written as a TOML list or table.
+/// A variable is text unless it is written as a TOML list or table.
 fn read_variable(name: &str, key: &str, text: &str) -> Result<Layer, ConfigError> {
     let origin = format!("the variable {name}");
     let refused = |reason: String| ConfigError {
@@ -257,7 +258,7 @@ fn read_flags(flags: &ServeFlags) -> Vec<Layer> {
     .collect()
 }
 
-/// TOML's dates become the text they were written as.
+/// TOML dates become the text that they were written as.
 fn value_of(value: toml::Value) -> Value {
     match value {
         toml::Value::String(text) => Value::from(text),
@@ -272,8 +273,7 @@ fn value_of(value: toml::Value) -> Value {
     }
 }
 
-/// Puts what the parser says into our words. The value itself is shown only where it cannot be a
-/// secret.
+/// Rephrases a parser error. The value is shown only where it cannot be a secret.
 fn explain(key: String, kind: Kind) -> ConfigError {
     let listed = |names: &[&str]| {
         names
@@ -313,7 +313,7 @@ fn explain(key: String, kind: Kind) -> ConfigError {
     }
 }
 
-/// What serde calls a type, in a reader's words.
+/// Plain name of a type in serde's messages.
 fn type_name(wanted: &str) -> String {
     match wanted {
         "u8" | "u16" | "u32" | "u64" | "usize" => "a whole number".into(),

@@ -1,7 +1,7 @@
-//! What the operator decided: read once, parsed into types, refused with the key and the reason.
+//! The operator's configuration: read once, parsed into types, refused with the key and the reason.
 //!
 //! Flags win over `POSTRIDER_*` variables, which win over the file, which wins over the defaults.
-//! The edge module's own variables are read beside these, into [`EdgeConfig`].
+//! The edge module's own variables are read separately, into [`EdgeConfig`].
 
 mod check;
 mod custom;
@@ -39,7 +39,7 @@ pub struct ServeFlags {
     /// Configuration file (TOML); also POSTRIDER_CONFIG
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
-    /// Where events, keys and certificates are kept [default: ./postrider-data]
+    /// Directory of events, keys and certificates [default: ./postrider-data]
     #[arg(long, value_name = "DIR")]
     pub data_dir: Option<PathBuf>,
     /// Address or port of the HTTPS listener, or "off" [default: 127.0.0.1:4438]
@@ -48,10 +48,10 @@ pub struct ServeFlags {
     /// Address or port of the HTTP listener, or "off" [default: 127.0.0.1:5888]
     #[arg(long, value_name = "ADDR")]
     pub http: Option<String>,
-    /// Which Event Grid to behave like [default: cloud-2021]
+    /// Event Grid to behave like [default: cloud-2021]
     #[arg(long, value_name = "NAME")]
     pub profile: Option<String>,
-    /// Let a test move the time through the API
+    /// Let tests move the clock through the API
     #[arg(long)]
     pub test_clock: bool,
     /// How to write the log: text, json or auto, which is text on a terminal [default: auto]
@@ -62,12 +62,12 @@ pub struct ServeFlags {
     pub print_config: bool,
 }
 
-/// A configuration that may be started with.
+/// A configuration that passed all checks.
 #[derive(Clone, Debug)]
 pub struct Loaded {
     pub config: Config,
     pub edge: EdgeConfig,
-    /// What was understood but is probably not what was meant; to be logged at start.
+    /// Warnings about settings that are valid but probably unintended; logged at the start.
     pub warnings: Vec<String>,
     /// The configuration file that was read.
     pub file: Option<PathBuf>,
@@ -125,7 +125,7 @@ pub fn load(
     load_or_all(flags, env).map_err(|mut refused| refused.remove(0))
 }
 
-/// The same, with everything that is wrong rather than the first of it; never an empty list.
+/// Like [`load`], but returns all mistakes rather than the first; the list is never empty.
 pub fn load_or_all(
     flags: &ServeFlags,
     env: impl IntoIterator<Item = (String, String)>,
@@ -141,7 +141,7 @@ pub fn load_or_all(
     let unspoken = traces::fill(&mut config.traces, said, &env).map_err(|refused| vec![refused])?;
     warnings.extend(unspoken);
 
-    // The module's policy speaks only where nobody said anything about our listeners.
+    // The module's TLS policy applies only where our own listener settings are not set.
     match edge.tls_policy {
         Some(TlsPolicy::Strict) if !layers.contains("listen.http") => config.listen.http = None,
         Some(TlsPolicy::Disabled) if !layers.contains("listen.https") => config.listen.https = None,
@@ -162,7 +162,7 @@ pub fn load_or_all(
     })
 }
 
-/// The candidate that `word` was probably meant to be.
+/// The candidate that was probably meant by `word`.
 pub fn nearest<'a>(word: &str, candidates: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
     let word = word.to_lowercase();
     let most = 1.max(word.len() / 3);

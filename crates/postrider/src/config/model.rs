@@ -19,7 +19,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// The names of Event Grid's behaviours through the years.
+/// Names of the standard profiles: Event Grid's behaviours over the years.
 pub const STANDARD_PROFILES: [&str; 6] = [
     "cloud-2018",
     "cloud-2019",
@@ -29,7 +29,7 @@ pub const STANDARD_PROFILES: [&str; 6] = [
     "edge",
 ];
 
-/// Those, and the operator's own.
+/// Standard profiles and the operator's own.
 pub const PROFILES: [&str; 7] = {
     let [a, b, c, d, e, f] = STANDARD_PROFILES;
     [a, b, c, d, e, f, "custom"]
@@ -38,7 +38,8 @@ pub const PROFILES: [&str; 7] = {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Config {
-    /// One of [`PROFILES`]: what holds where neither the subscription nor its topic names one.
+    /// Default profile, one of [`PROFILES`], where neither the subscription nor its topic names
+    /// one.
     #[serde(deserialize_with = "profile")]
     pub profile: String,
     pub data_dir: PathBuf,
@@ -65,9 +66,9 @@ pub struct Config {
     pub shutdown: Shutdown,
     pub log: Log,
     pub transport: Transport,
-    /// What the profile "custom" is made of; none: there is no such profile.
+    /// Definition of the profile "custom". `None`: the profile does not exist.
     pub profile_custom: Option<ProfileCustom>,
-    /// Whose tokens are taken besides our own.
+    /// External issuer whose tokens are accepted besides our own.
     pub oidc: Option<Oidc>,
     #[serde(rename = "client", skip_serializing_if = "Vec::is_empty")]
     pub clients: Vec<Client>,
@@ -81,7 +82,7 @@ pub struct Config {
     pub domains: Vec<DeclaredDomain>,
     #[serde(rename = "system_topic", skip_serializing_if = "Vec::is_empty")]
     pub system_topics: Vec<DeclaredSystemTopic>,
-    /// Those declared beside the topics, each with its topic's name.
+    /// Subscriptions declared beside the topics, each with its topic's name.
     #[serde(
         rename = "subscription",
         with = "declared::flat",
@@ -91,7 +92,7 @@ pub struct Config {
 }
 
 impl Config {
-    /// The subscriptions of topics, nested ones first, each with its topic's name.
+    /// Declared subscriptions, nested ones first, each with its topic's name.
     pub fn declared_subscriptions(&self) -> impl Iterator<Item = (&str, &DeclaredSubscription)> {
         let nested = self.topics.iter().flat_map(|topic| {
             topic
@@ -106,7 +107,7 @@ impl Config {
         )
     }
 
-    /// The quotas in force.
+    /// Quotas in force.
     pub fn quotas_in_force(&self) -> postrider_api::quotas::Quotas {
         use postrider_api::quotas::Quotas as InForce;
         let default = match self.profile.starts_with("cloud-") {
@@ -132,7 +133,7 @@ impl Config {
         }
     }
 
-    /// The resource that a system topic tells of, by its full id.
+    /// Full resource id of a system topic's source.
     pub fn source_of(&self, topic: &DeclaredSystemTopic) -> String {
         if topic.source.starts_with('/') {
             return topic.source.clone();
@@ -194,13 +195,13 @@ pub struct Listen {
     /// `None`: off.
     #[serde(with = "address")]
     pub http: Option<SocketAddr>,
-    /// The base of the endpoints and validation URLs that we hand out, without a trailing slash.
-    /// `None`: the address that the request came to.
+    /// Base of the endpoint and validation URLs that the server hands out, without a trailing
+    /// slash. `None`: the address that the request came to.
     #[serde(deserialize_with = "base_url")]
     pub public_url: Option<String>,
     /// Further DNS names and addresses for the server certificate.
     pub names: Vec<String>,
-    /// Permits `http` on an address that others can reach: it is not warned of.
+    /// Permits plain http on an address that others can reach, without a warning.
     pub allow_plain_http: bool,
     /// The operator's own certificate chain (PEM), instead of one from the local CA.
     pub cert_file: Option<PathBuf>,
@@ -221,7 +222,7 @@ impl Default for Listen {
     }
 }
 
-/// What the management API presents.
+/// Settings of the management API.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Azure {
@@ -229,7 +230,7 @@ pub struct Azure {
     pub tenant: String,
     pub resource_group: String,
     pub location: String,
-    /// The client whose tokens are given to anyone on this machine. `None`: no such tokens.
+    /// Client whose tokens anyone on this machine may have. `None`: no such tokens.
     pub managed_identity: Option<String>,
 }
 
@@ -245,7 +246,7 @@ impl Default for Azure {
     }
 }
 
-/// Who may manage and publish with a token.
+/// Client that may get a token to manage and publish.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Client {
@@ -269,10 +270,10 @@ pub enum Role {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Oidc {
-    /// As it stands in its tokens, to the letter.
+    /// Issuer exactly as in its tokens.
     pub issuer: String,
     pub audience: String,
-    /// `None`: as the issuer's discovery document says.
+    /// `None`: taken from the issuer's discovery document.
     #[serde(default)]
     pub jwks_url: Option<String>,
     #[serde(default = "role_claim")]
@@ -280,7 +281,7 @@ pub struct Oidc {
     /// `None`: the first of azp, appid, client_id and sub.
     #[serde(default)]
     pub client_claim: Option<String>,
-    /// By a value of the role claim. Empty: our own names stand for themselves.
+    /// Roles by the value of the role claim. Empty: the claim holds our own role names.
     #[serde(default)]
     pub roles: BTreeMap<String, Role>,
 }
@@ -289,21 +290,22 @@ fn role_claim() -> String {
     "roles".into()
 }
 
-/// The part of chance in the waits between attempts.
+/// Randomness of the waits between attempts.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Retry {
-    /// Takes the place of the jitter of every profile that has one; 0 gives exact instants.
-    /// `None`: each profile's own.
+    /// Replaces the jitter of every profile that has one; 0 gives exact instants. `None`: each
+    /// profile's own.
     pub jitter_percent: Option<u32>,
-    /// The same seed gives the same waits. `None`: a new one at every start.
+    /// Equal seeds give equal waits. `None`: a new seed at every start.
     #[serde(serialize_with = "seed")]
     pub jitter_seed: Option<u64>,
-    /// Answers to a batch after which it is sent again in halves, in every profile. `None`: each profile's own.
+    /// Statuses after which a batch is sent again in halves, in every profile. `None`: each
+    /// profile's own.
     pub split_batches_on: Option<Vec<u16>>,
 }
 
-/// Limits of a batch for subscriptions that set only the other one.
+/// Default batch limits for subscriptions that set only one of them.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Batches {
@@ -312,13 +314,14 @@ pub struct Batches {
     pub default_kilobytes: Option<u32>,
 }
 
-/// Delayed delivery, in every profile that knows it.
+/// Probation, in every profile that has it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Probation {
-    /// So many different deliveries must have failed, with no success between, before it begins.
+    /// Number of different deliveries that must fail, with no success between, before probation
+    /// begins.
     pub failures: u32,
-    /// Each failed probe doubles the time, up to this.
+    /// Upper bound of the probation delay, which each failed probe doubles.
     #[serde(with = "duration")]
     pub max: Duration,
 }
@@ -346,13 +349,13 @@ impl Default for Probation {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct DeadLetter {
-    /// From the last attempt to the writing. `None`: as the subscription's profile says.
+    /// Delay from the last attempt to the write. `None`: the value of the subscription's profile.
     #[serde(with = "duration::optional")]
     pub delay: Option<Duration>,
     /// `Duration::MAX`: never.
     #[serde(with = "duration")]
     pub give_up_after: Duration,
-    /// Where dead letters go whose subscription names no place: an account, or `account/container`.
+    /// Dead-letter destination of subscriptions that name none: an account, or `account/container`.
     pub default: Option<String>,
 }
 
@@ -366,12 +369,13 @@ impl Default for DeadLetter {
     }
 }
 
-/// Asking webhooks whether they want the events of a subscription.
+/// Handshakes with webhooks.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Validation {
     pub enabled: bool,
-    /// How long the validation URL may be visited. `None`: as the subscription's profile says.
+    /// Time in which the validation URL may be visited. `None`: the value of the subscription's
+    /// profile.
     #[serde(with = "duration::optional")]
     pub window: Option<Duration>,
 }
@@ -393,10 +397,10 @@ pub struct Egress {
     pub allow: Vec<IpNet>,
     #[serde(with = "networks")]
     pub deny: Vec<IpNet>,
-    /// `None`: everything is dialled directly.
+    /// `None`: no proxy; every connection is direct.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub proxy: Option<ProxyUrl>,
-    /// Targets that are reached without the proxy.
+    /// Hosts that are reached without the proxy.
     pub no_proxy: Vec<String>,
 }
 
@@ -408,7 +412,7 @@ pub enum EgressPolicy {
     /// Also private networks, loopback and http; never link-local or metadata addresses.
     #[default]
     Private,
-    /// What `allow` and `deny` say.
+    /// Exactly what `allow` and `deny` permit.
     Custom,
 }
 
@@ -417,11 +421,11 @@ pub enum EgressPolicy {
 pub struct Edge {
     /// `None`: as the edge module's `sasKeys` say.
     pub require_auth: Option<bool>,
-    /// Permits an open edge API on an address that others can reach.
+    /// Permits an edge API without keys on an address that others can reach.
     pub allow_open: bool,
     /// On the edge profile only 200 is success; 201 to 204 are then failures.
     pub strict_success: bool,
-    /// Hosts that destinations of type EventGrid may have besides Azure's.
+    /// Hosts, besides Azure's, that destinations of type EventGrid may have.
     pub event_grid_hosts: Vec<String>,
 }
 
@@ -429,10 +433,11 @@ pub struct Edge {
 #[serde(default, deny_unknown_fields)]
 pub struct Store {
     pub kind: StoreKind,
-    /// How often everything that the embedded store holds is read and verified. `Duration::MAX`: never.
+    /// Interval at which all data of the embedded store is read and verified. `Duration::MAX`:
+    /// never.
     #[serde(with = "duration")]
     pub scrub_every: Duration,
-    /// How fast that is read.
+    /// Read rate of the scrub.
     pub scrub_bytes_per_second: u64,
     pub jetstream: JetStream,
 }
@@ -463,29 +468,29 @@ pub struct Limits {
     pub event_bytes_max: usize,
     pub events_per_request_max: usize,
     pub in_flight_per_endpoint_max: usize,
-    /// Memory that all deliveries under way may take together.
+    /// Memory for all deliveries in flight together.
     pub in_flight_bytes_max: usize,
-    /// How many publishes may wait for the log before the next is turned away.
+    /// Publish requests that may wait for the log; further ones are refused.
     pub publish_queue_max: usize,
-    /// Memory that the bodies of all publishes under way may take together.
+    /// Memory for the bodies of all publish requests in progress together.
     pub publish_body_bytes_max: usize,
-    /// Of all listeners together.
+    /// Maximum over all listeners.
     pub connections_max: usize,
     pub connections_per_address_max: usize,
-    /// A client that sends next to nothing of a body for this long is answered 408.
+    /// A client that sends almost nothing of a body for this long is answered 408.
     #[serde(with = "duration")]
     pub body_stall_max: Duration,
-    /// A client that reads next to nothing of a response for this long is cut.
+    /// A client that reads almost nothing of a response for this long is disconnected.
     #[serde(with = "duration")]
     pub response_stall_max: Duration,
-    /// Live streams read at once.
+    /// Live streams open at once.
     pub streams_max: usize,
     pub streams_per_client_max: usize,
-    /// Bytes that the filters of a topic's subscriptions may look at for one event.
+    /// Bytes of one event that the filters of a topic's subscriptions may read in all.
     pub filter_bytes_per_event_max: u64,
-    /// An event that more deliveries than this have led to is in a loop.
+    /// An event with more hops than this is in a loop.
     pub hops_max: u32,
-    // Of a subscription that this file declares.
+    // Limits of a subscription that this file declares.
     pub declared_filters_max: usize,
     pub declared_filter_values_max: usize,
     pub declared_filter_value_chars_max: usize,
@@ -516,11 +521,11 @@ impl Default for Limits {
     }
 }
 
-/// How wrong secrets, keys and tokens are answered, by the address of the client.
+/// Throttling of wrong secrets, keys and tokens, by client address.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Throttle {
-    /// Wrong ones before the first wait; zero: never a wait.
+    /// Wrong credentials before the first wait; zero: never a wait.
     pub free_attempts: u32,
     #[serde(with = "duration")]
     pub wait_max: Duration,
@@ -536,7 +541,7 @@ impl Default for Throttle {
     }
 }
 
-/// The key under which stored secrets are sealed. Neither: one of the server's own, in the data directory.
+/// Key that seals stored secrets. Neither set: the server uses its own, in the data directory.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Secrets {
@@ -544,8 +549,8 @@ pub struct Secrets {
     pub key_file: Option<PathBuf>,
 }
 
-/// How many resources may be made. `None`: Azure's documented limit if the profile is one of the cloud's, a generous
-/// one otherwise.
+/// Limits on the number of resources. `None`: Azure's documented limit if the profile is one of the
+/// cloud's, a generous one otherwise.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Quotas {
@@ -559,15 +564,15 @@ pub struct Quotas {
     pub edge_subscriptions_per_topic: Option<usize>,
 }
 
-/// What became of events, kept to be looked up.
+/// Flight recorder.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Recorder {
     pub enabled: bool,
-    /// `Duration::MAX`: for as long as there is room.
+    /// `Duration::MAX`: until `bytes_max` is reached.
     #[serde(with = "duration")]
     pub keep: Duration,
-    /// The oldest is dropped when all of it takes more.
+    /// The oldest recordings are dropped beyond this size.
     pub bytes_max: u64,
 }
 
@@ -586,10 +591,10 @@ impl Default for Recorder {
 #[serde(default, deny_unknown_fields)]
 pub struct Audit {
     pub enabled: bool,
-    /// `Duration::MAX`: for as long as there is room.
+    /// `Duration::MAX`: until `bytes_max` is reached.
     #[serde(with = "duration")]
     pub keep: Duration,
-    /// The oldest lines are dropped when all of them take more.
+    /// The oldest lines are dropped beyond this size.
     pub bytes_max: u64,
 }
 
@@ -603,7 +608,7 @@ impl Default for Audit {
     }
 }
 
-/// Names on `/metrics` besides our own.
+/// Metric names on `/metrics` besides our own.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Metrics {
@@ -615,7 +620,7 @@ pub struct Metrics {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Shutdown {
-    /// How long attempts under way may take to finish.
+    /// Time for attempts in progress to finish.
     #[serde(with = "duration")]
     pub grace: Duration,
 }
@@ -648,7 +653,7 @@ impl Default for Log {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum LogFormat {
-    /// Text for people at a terminal, JSON for whatever else reads it.
+    /// Text on a terminal, JSON otherwise.
     Auto,
     Text,
     Json,
@@ -746,7 +751,7 @@ fn name_among<'de, D: Deserializer<'de>>(known: &[&str], from: D) -> Result<Stri
     )))
 }
 
-/// TOML has no whole numbers above 2^63; such a seed is text, as it was in the variable it came from.
+/// TOML has no integers above 2^63; such a seed is written as text.
 fn seed<S: serde::Serializer>(seed: &Option<u64>, to: S) -> Result<S::Ok, S::Error> {
     match seed {
         Some(seed) => match i64::try_from(*seed) {
@@ -757,7 +762,7 @@ fn seed<S: serde::Serializer>(seed: &Option<u64>, to: S) -> Result<S::Ok, S::Err
     }
 }
 
-/// An absolute http or https URL without query, its trailing slash dropped.
+/// An absolute http or https URL without query; a trailing slash is dropped.
 pub fn base_url<'de, D: Deserializer<'de>>(from: D) -> Result<Option<String>, D::Error> {
     let Some(text) = Option::<String>::deserialize(from)? else {
         return Ok(None);

@@ -2,8 +2,8 @@
 
 use super::Loaded;
 
-/// The effective configuration as TOML, secrets masked. The edge module's variables, which are no
-/// keys of the file, follow as comments.
+/// Effective configuration as TOML, secrets masked. The edge module's variables are not keys of the
+/// file and follow as comments.
 pub fn print_config(loaded: &Loaded) -> String {
     let mut text = toml::to_string(&loaded.config).expect("every setting has a TOML form");
     text.push_str("\n# Variables of the edge module\n");
@@ -13,7 +13,7 @@ pub fn print_config(loaded: &Loaded) -> String {
     text
 }
 
-/// The configuration file that sets nothing, and explains every key.
+/// Default configuration file, which sets nothing and explains every key.
 ///
 /// A line `#key = value` shows a default; a line `# key = value` shows an example.
 pub fn default_config_text() -> &'static str {

@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize, Serializer};
 use std::fmt;
 
-/// What stands in for a secret wherever configuration is shown.
+/// Replacement for a secret wherever configuration is shown.
 pub const MASK: &str = "********";
 
 /// A key or password. It prints nothing under `Debug` and serializes as a mask.
@@ -16,7 +16,7 @@ impl Secret {
         Secret(text.into())
     }
 
-    /// The text itself. Each caller is a place where it could leak.
+    /// The plain text. Every caller is a place where it could leak.
     pub fn expose(&self) -> &str {
         &self.0
     }

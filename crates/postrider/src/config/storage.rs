@@ -1,4 +1,5 @@
-//! `[[storage_account]]` and `dead_letter.default`: where dead letters can go, and what is refused about that.
+//! `[[storage_account]]` and `dead_letter.default`: where dead letters can go, and the checks on
+//! it.
 
 use super::check::{Checked, refuse};
 use super::model::{Config, base_url};
@@ -10,18 +11,18 @@ use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
 use std::path::PathBuf;
 
-/// The account that is there unless it is configured otherwise.
+/// Account that exists unless it is configured otherwise.
 pub const LOCAL: &str = "local";
 /// The container of `dead_letter.default` if it names none.
 const DEFAULT_CONTAINER: &str = "deadletters";
 
-/// A storage account. Which keys it may have depends on its kind.
+/// A storage account. The keys it may have depend on its kind.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct StorageAccount {
     pub name: String,
     pub kind: AccountKind,
-    /// Whether a container that is missing is made. `None`: only in directories.
+    /// Whether missing containers are created. `None`: only in directories.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub create_containers: Option<bool>,
 
@@ -73,7 +74,7 @@ impl AccountKind {
         }
     }
 
-    /// The keys that belong to it, and those of them that must be there.
+    /// Keys that apply to the kind, and those of them that are required.
     fn keys(self) -> (&'static [&'static str], &'static [&'static str]) {
         match self {
             AccountKind::Azure => (&["key", "blob_endpoint", "queue_endpoint"], &["key"]),
@@ -102,7 +103,7 @@ impl StorageAccount {
             .unwrap_or(self.kind == AccountKind::Directory)
     }
 
-    /// Every key that only some kinds have, and what it is set to: none if it is not, empty or not.
+    /// Keys that only some kinds have. `None`: not set; otherwise whether the value is empty.
     fn given(&self) -> [(&'static str, Option<bool>); 10] {
         let text = |value: &Option<String>| value.as_ref().map(String::is_empty);
         let secret = |value: &Option<Secret>| value.as_ref().map(|secret| secret.expose().is_empty());
@@ -123,7 +124,7 @@ impl StorageAccount {
 }
 
 impl Config {
-    /// The accounts that are configured, and the local one unless it is among them.
+    /// The configured accounts, and the local one unless it is among them.
     pub fn all_storage_accounts(&self) -> Vec<StorageAccount> {
         let mut all = self.storage_accounts.clone();
         if !all.iter().any(|account| account.name == LOCAL) {
@@ -143,7 +144,7 @@ impl Config {
         Some(place.split_once('/').unwrap_or((place, DEFAULT_CONTAINER)))
     }
 
-    /// Says that there is no such account, and which there are; none if there is one.
+    /// Message that no such account exists, with the known ones; `None` if it exists.
     fn unknown_account(&self, name: &str) -> Option<String> {
         let known: Vec<String> = self
             .all_storage_accounts()
@@ -217,7 +218,7 @@ fn check_safety_net(config: &Config) -> Checked {
     }
 }
 
-/// A source that is just a name is that of a storage account.
+/// A source that is only a name must be that of a storage account.
 fn check_sources(config: &Config) -> Checked {
     for (index, topic) in config.system_topics.iter().enumerate() {
         if topic.source.starts_with('/') {

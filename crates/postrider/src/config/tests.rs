@@ -3,7 +3,8 @@ use postrider_wire::resources::PlainHttp;
 use serde_json::json;
 use std::path::Path;
 
-/// Loads with a file's text, variables and flags; the file is called `postrider.toml`.
+/// Loads a configuration from a file's text, variables and flags; the file is called
+/// `postrider.toml`.
 fn load_with(file: &str, env: &[(&str, &str)], flags: ServeFlags) -> Result<Loaded, String> {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("postrider.toml");
@@ -150,7 +151,7 @@ fn variables_have_no_types_but_keys_do() {
             "POSTRIDER_CLIENT",
             r#"[{id = "me", secret = "s3", role = "data-sender"}]"#,
         ),
-        // These are no settings.
+        // Variables with our prefix that are not settings.
         ("POSTRIDER_SEED", "1"),
         ("POSTRIDER_SLOW_TESTS", "1"),
         ("POSTRIDER_CONFIG", "/elsewhere, but the flag wins"),
@@ -502,12 +503,12 @@ fn all_mistakes_are_told_where_one_does_not_hide_another() {
             "storage_account[1].nam"
         ]
     );
-    // What cannot be left out, because it is missing, ends the search.
+    // A missing value cannot be left out to look for further mistakes, so the search ends with it.
     assert_eq!(
         refused(&[("POSTRIDER_CLIENT", "[{id = \"a\"}]")]),
         ["client[0].secret"]
     );
-    // Each value may be good and the whole may not be.
+    // Values that are valid by themselves may be refused in combination.
     assert_eq!(
         refused(&[("POSTRIDER_LISTEN__KEY_FILE", "k"), ("POSTRIDER_THREADS", "0")]),
         ["listen.cert_file", "threads"]
@@ -1394,7 +1395,7 @@ fn a_custom_profile_is_read_and_printed_as_it_was_written() {
     }
     assert_eq!(file(&printed).unwrap().config, loaded.config);
 
-    // Unset but for one key, whatever it is: there is a custom profile.
+    // A single set key, whichever it is, defines the custom profile.
     let one = env(&[("POSTRIDER_PROFILE_CUSTOM__PROBATION__CAUSES__BUSY", "1m")]).unwrap();
     assert_eq!(one.config.profile_custom.clone().unwrap().base, "cloud-2021");
     let none = file("[profile_custom]").unwrap();
@@ -1535,7 +1536,8 @@ fn what_is_wrong_with_a_custom_profile_is_named() {
         "batch_response_timeout = \"2m\"\nlate_window = \"2m\"",
         ".late_window: must be longer than batch_response_timeout, which is 2m\n",
     );
-    // What was accepted before there was a wait for batches still is.
+    // A late window shorter than the inherited batch timeout stays valid: it was before there was a
+    // batch timeout.
     assert!(file("[profile_custom]\nlate_window = \"45s\"").is_ok());
     check(
         "late_window = \"30s\"",
@@ -1698,12 +1700,12 @@ fn the_default_file_explains_every_key() {
             _ => {}
         }
     }
-    // Only one of the two is set: the key itself, or its file.
+    // Only one of `secrets.key` and `secrets.key_file` can be set.
     let secrets_key = "\nkey = \"secret\"\n";
     let examples = uncommented(true);
     assert!(examples.contains(secrets_key));
     let config = file(&examples.replace(secrets_key, "\n")).unwrap().config;
-    // Every optional key has an example, so none is null; every other has its default line.
+    // Every optional key has an example, so no value is null; every other key has its default line.
     let mut unexplained = Vec::new();
     leaves(&serde_json::to_value(&config).unwrap(), "", &mut unexplained);
     assert_eq!(unexplained, [".secrets.key"]);
@@ -1773,7 +1775,7 @@ fn what_is_declared_fits_the_quotas_or_they_are_raised() {
         "{refused}"
     );
     assert!(file(&format!("[quotas]\ntopics = 101\n{}", topics(101, ""))).is_ok());
-    // Topics of the edge API count by themselves.
+    // Topics of the edge API are counted separately.
     assert!(file(&topics(101, "edge = true")).is_ok());
     let refused = file(&format!(
         "[quotas]\nedge_topics = 1\n{}",

@@ -1,4 +1,4 @@
-//! Where traces are exported to, by our own keys and by OpenTelemetry's variables.
+//! Export of traces, configured by our own keys and by OpenTelemetry's variables.
 
 use super::check::{Checked, refuse};
 use super::secret::Secret;
@@ -8,18 +8,18 @@ use percent_encoding::percent_decode_str;
 use serde::{Deserialize, Deserializer, Serialize};
 use std::collections::BTreeMap;
 
-/// What a collector's path is called where nobody says otherwise.
+/// Default path on the collector.
 const PATH: &str = "/v1/traces";
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Traces {
-    /// `None`: nothing is exported.
+    /// `None`: traces are not exported.
     #[serde(deserialize_with = "endpoint")]
     pub otlp_endpoint: Option<String>,
     pub protocol: OtlpProtocol,
     pub headers: BTreeMap<String, Secret>,
-    /// Of the traces that begin here; producers decide about theirs.
+    /// Share of the traces that begin here; producers decide about theirs.
     pub sample_ratio: f64,
     pub service_name: String,
 }
@@ -37,7 +37,7 @@ impl Default for Traces {
 }
 
 impl Traces {
-    /// Where requests go.
+    /// URL that traces are sent to.
     pub fn url(&self) -> Option<Uri> {
         let text = self.otlp_endpoint.as_deref()?;
         let url: Uri = text.parse().ok()?;
@@ -56,7 +56,7 @@ pub enum OtlpProtocol {
     HttpJson,
 }
 
-/// Why this is no place to send traces to.
+/// Why the text is no usable collector URL; `None` if it is one.
 fn objection(text: &str) -> Option<&'static str> {
     let url: Option<Uri> = text.parse().ok();
     let fits = url.as_ref().is_some_and(|url| {
@@ -101,8 +101,8 @@ pub fn check(config: &Config) -> Checked {
     Ok(())
 }
 
-/// Takes from OpenTelemetry's variables what our own keys leave open: `said` knows which they do not. Returns what
-/// was understood but cannot be done.
+/// Fills settings that our own keys leave open from OpenTelemetry's variables; `said` tells whether
+/// a key is set. Returns warnings about variables that are understood but not supported.
 pub fn fill(
     traces: &mut Traces,
     said: impl Fn(&str) -> bool,
@@ -172,7 +172,7 @@ pub fn fill(
     Ok(warnings)
 }
 
-/// As in W3C Baggage: pairs with commas between them, values percent-encoded.
+/// Parses the W3C Baggage format: pairs separated by commas, values percent-encoded.
 fn headers(text: &str) -> Option<BTreeMap<String, Secret>> {
     let pairs = text.split(',').map(str::trim).filter(|pair| !pair.is_empty());
     let pair = |pair: &str| {

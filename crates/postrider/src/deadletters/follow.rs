@@ -1,4 +1,4 @@
-//! A replay watched until it ends, or until Ctrl-C cancels it.
+//! Follows a replay until it ends, or until Ctrl-C cancels it.
 
 use super::{Pending, ROOT, read};
 use crate::client::Client;
@@ -14,14 +14,14 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio::time::{Instant, MissedTickBehavior, interval};
 
 const LOOK_EVERY: Duration = Duration::from_millis(250);
-/// How long a replay that has ended is watched for what becomes of its events.
+/// How long the outcome of its events is awaited after a replay has ended.
 const OUTCOME_PATIENCE: Duration = Duration::from_secs(2);
-/// Without a terminal a line is written no more often than this.
+/// Least time between two lines where there is no terminal.
 const LINE_EVERY: Duration = Duration::from_secs(2);
-/// What shells expect of a program that Ctrl-C has ended.
+/// Exit code that shells expect of a program ended by Ctrl-C.
 const INTERRUPTED: u8 = 130;
 
-/// A replay as the server tells of it.
+/// A replay as the server reports it.
 #[derive(Clone, Debug, Deserialize, Serialize)]
 pub struct Job {
     pub id: u64,
@@ -37,24 +37,25 @@ pub struct Job {
     pub request: serde_json::Value,
     #[serde(flatten)]
     pub pending: Pending,
-    /// What has become of the replayed events, as far as the server knows.
+    /// Outcome of the replayed events, as far as the server knows it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub outcome: Option<ReplayOutcome>,
 }
 
-/// Replayed events by what has become of them.
+/// Replayed events by outcome.
 #[derive(Clone, Copy, Debug, Deserialize, Serialize)]
 pub struct ReplayOutcome {
     pub delivered: u64,
     /// Dead-lettered or dropped again.
     pub failed: u64,
     pub waiting: u64,
-    /// Replayed before the server started, or delivered by a node other than the one that was asked.
+    /// Replayed before the server's start, or delivered by a node other than the one that was
+    /// asked.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub unknown: u64,
 }
 
-/// A blob of which letters could not be replayed.
+/// A blob whose dead letters could not all be replayed.
 #[derive(Clone, Debug, Deserialize, Serialize)]
 pub struct UnreadableBlob {
     pub account: String,
@@ -78,7 +79,7 @@ impl Job {
         self.state == "running"
     }
 
-    /// Where it stands, for people.
+    /// Progress of the replay in words.
     pub fn status(&self) -> String {
         let Job {
             replayed,
@@ -107,13 +108,13 @@ impl Job {
         }
     }
 
-    /// Whether something is left of which it is not known yet whether it is delivered.
+    /// Whether the outcome of some replayed events is still open.
     fn is_waiting(&self) -> bool {
         self.outcome.is_some_and(|outcome| outcome.waiting > 0)
     }
 
-    /// Whether every letter that was meant is on its way, none is known to have failed again, and at least one has
-    /// arrived if it is known which.
+    /// Whether every selected dead letter was replayed, none is known to have failed again, and at
+    /// least one has been delivered if outcomes are known.
     pub(super) fn went_well(&self) -> bool {
         let nothing_arrived =
             |outcome: ReplayOutcome| outcome.delivered + outcome.unknown == 0 && outcome.waiting > 0;
@@ -154,7 +155,7 @@ pub async fn cancel(client: &Client, id: u64) -> Result<Job> {
     )
 }
 
-/// Prints how a replay stands, on the standard output.
+/// Prints the state of a replay on the standard output.
 pub fn report(job: &Job, json: bool) -> Result<()> {
     if json {
         return print(serde_json::to_string(job)?);
@@ -210,7 +211,7 @@ pub async fn follow(client: &Client, mut job: Job, json: bool) -> Result<ExitCod
         progress.show(&job);
     }
     progress.end();
-    // Receivers mostly answer at once: what they say is worth a moment.
+    // Receivers mostly answer at once, so a moment's wait usually gives the outcome.
     let until = Instant::now() + OUTCOME_PATIENCE;
     while job.is_waiting() && Instant::now() < until {
         looks.tick().await;
@@ -223,7 +224,7 @@ pub async fn follow(client: &Client, mut job: Job, json: bool) -> Result<ExitCod
     })
 }
 
-/// A bar on a terminal, lines elsewhere.
+/// A progress bar on a terminal, lines elsewhere.
 enum Progress {
     Bar(ProgressBar),
     Lines { shown: u64, since: Instant },
@@ -241,13 +242,13 @@ impl Progress {
         let style = ProgressStyle::with_template(style)
             .expect("a fixed template")
             .with_key("rate", |state: &ProgressState, out: &mut dyn std::fmt::Write| {
-                // There is nobody to tell if a bar cannot be drawn.
+                // A failure to draw the bar is ignored: there is nowhere to report it.
                 let _ = write!(out, "{:.0}/s", state.per_sec());
             });
         let bar = ProgressBar::with_draw_target(Some(job.total), ProgressDrawTarget::stderr());
         bar.set_style(style);
         bar.set_position(job.done());
-        // What an earlier run has done says nothing about the speed of this one.
+        // Dead letters replayed by an earlier run must not count for the speed of this one.
         bar.reset_eta();
         Progress::Bar(bar)
     }

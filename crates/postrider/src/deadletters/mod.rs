@@ -1,4 +1,4 @@
-//! `postrider deadletters`: what a server's dead letters are, and what is to become of them.
+//! `postrider deadletters`: lists, shows, replays, writes and purges a server's dead letters.
 
 mod follow;
 mod text;
@@ -19,7 +19,7 @@ use std::process::ExitCode;
 use text::Entry;
 
 const ROOT: &str = "/postrider/v1/deadletters";
-/// A page is not longer than this.
+/// Longest page of a list.
 const PAGE_MAX: usize = 1000;
 
 /// List dead letters, look at them, replay or purge them
@@ -35,26 +35,26 @@ pub struct DeadLettersArgs {
 
 #[derive(Clone, Debug, clap::Subcommand)]
 enum Command {
-    /// List dead letters, the oldest first, then those that wait to be written
+    /// List dead letters, oldest first, then those that wait to be written
     List(ListArgs),
     /// Print one dead letter with its event
     Show {
-        /// As the list names it
+        /// Id from the list
         id: String,
     },
     /// Count them by subscription and reason
     Summary,
     /// Deliver dead letters again; Ctrl-C cancels, --resume goes on
     Replay(ReplayArgs),
-    /// Write dead letters to their blobs now that wait for the delay of their profile
+    /// Write dead letters to their blobs now instead of after the delay of their profile
     WriteNow(WriteArgs),
     /// List the replays
     Replays,
-    /// Hide dead letters for good; blobs of which nothing is left are deleted
+    /// Hide dead letters for good; blobs that hold no others are deleted
     Purge(PurgeArgs),
 }
 
-/// Which dead letters are meant.
+/// Selection of dead letters.
 #[derive(Clone, Debug, Default, clap::Args)]
 struct Filter {
     /// Of this subscription: NAME or TOPIC/NAME
@@ -80,10 +80,10 @@ impl Filter {
     }
 }
 
-/// A single one, named by its place or by a flag.
+/// A single dead letter, named by the argument or by a flag.
 #[derive(Clone, Debug, Default, clap::Args)]
 struct One {
-    /// Just this one, as the list names it
+    /// Just this dead letter: its id from the list
     id: Option<String>,
     #[arg(long = "id", value_name = "ID", hide = true, conflicts_with = "id")]
     flag: Option<String>,
@@ -102,7 +102,7 @@ struct ListArgs {
     /// List no more than this
     #[arg(long, value_name = "N", default_value_t = 100, value_parser = clap::value_parser!(u64).range(1..))]
     limit: u64,
-    /// Go on where an earlier list ended
+    /// Continue where an earlier list ended
     #[arg(long, value_name = "TOKEN")]
     continuation: Option<String>,
 }
@@ -115,25 +115,25 @@ struct ReplayArgs {
     one: One,
     #[command(flatten)]
     filter: Filter,
-    /// All there are
+    /// Replay all dead letters
     #[arg(long)]
     all: bool,
-    /// Deliver them to this subscription instead of their own
+    /// Deliver to this subscription instead of the original ones
     #[arg(long, value_name = "NAME")]
     to: Option<String>,
-    /// No more than this in a second: N or N/s
+    /// At most this many per second: N or N/s
     #[arg(long, value_name = "N/s", value_parser = read_rate)]
     rate: Option<u32>,
-    /// Print how many there are and do nothing
+    /// Print the count and do nothing
     #[arg(long)]
     dry_run: bool,
-    /// Go on with a replay that was cancelled
+    /// Resume a replay that was cancelled
     #[arg(long, value_name = "REPLAY", conflicts_with_all = ["id", "flag", "subscription", "reason", "since", "all", "to", "rate", "dry_run"])]
     resume: Option<u64>,
     /// Cancel a replay
     #[arg(long, value_name = "REPLAY", conflicts_with_all = ["id", "flag", "subscription", "reason", "since", "all", "to", "rate", "dry_run", "resume", "detach"])]
     cancel: Option<u64>,
-    /// Do not wait until it ends
+    /// Do not wait for the end
     #[arg(long)]
     detach: bool,
 }
@@ -146,28 +146,28 @@ struct PurgeArgs {
     one: One,
     #[command(flatten)]
     filter: Filter,
-    /// All there are
+    /// Purge all dead letters
     #[arg(long)]
     all: bool,
-    /// Print how many there are and do nothing
+    /// Print the count and do nothing
     #[arg(long)]
     dry_run: bool,
-    /// Do not ask
+    /// Do not ask for confirmation
     #[arg(long)]
     yes: bool,
 }
 
-/// Without a filter all that wait are meant.
+/// Without a filter, all pending dead letters are written.
 #[derive(Clone, Debug, clap::Args)]
 struct WriteArgs {
     #[command(flatten)]
     one: One,
     #[command(flatten)]
     filter: Filter,
-    /// All there are, as without a filter
+    /// Write all, as without a filter
     #[arg(long)]
     all: bool,
-    /// Print how many there are and do nothing
+    /// Print the count and do nothing
     #[arg(long)]
     dry_run: bool,
 }
@@ -280,7 +280,7 @@ fn page_path(args: &ListArgs, left: usize, continuation: Option<&str>) -> String
     path
 }
 
-/// What is asked for, as the server is asked for it.
+/// Request body with the selection.
 fn body(id: Option<&String>, filter: &Filter, all: bool) -> Map<String, Value> {
     let mut body = Map::new();
     for (name, value) in filter.given().chain(id.map(|id| ("id", id))) {
@@ -312,12 +312,12 @@ struct Counted {
     pending: Pending,
 }
 
-/// Dead letters that match and wait to be written.
+/// Matching dead letters that are not in a blob yet.
 #[derive(Clone, Debug, Default, Deserialize, Serialize)]
 struct Pending {
     #[serde(default, rename = "pending", skip_serializing_if = "follow::is_zero")]
     count: u64,
-    /// When the first of them is written.
+    /// When the first of them is due to be written.
     #[serde(skip_serializing_if = "Option::is_none")]
     due: Option<String>,
 }
@@ -338,7 +338,7 @@ impl Pending {
 }
 
 impl Filter {
-    /// As it is given on a command line.
+    /// The filter as command-line flags.
     fn flags(&self) -> String {
         let flag = |(name, value): (&str, &String)| {
             let plain = |c: char| c.is_ascii_alphanumeric() || "-_./:+".contains(c);

@@ -1,4 +1,4 @@
-//! What the command line is taken to mean.
+//! Parsing of the command line.
 
 use super::*;
 use clap::Parser;

@@ -1,4 +1,4 @@
-//! Dead letters and replays for people. Whatever a publisher wrote is shown, never obeyed by the terminal.
+//! Dead letters and replays for people. Control characters in publishers' text are escaped.
 
 use super::follow::{Job, ReplayOutcome};
 use crate::output::outcome_words;
@@ -9,7 +9,7 @@ use serde_json::value::RawValue;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 
-/// A dead letter as the server tells of it.
+/// A dead letter as the server reports it.
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Entry {
@@ -38,7 +38,7 @@ struct BlobPlace {
     account: String,
     container: String,
     path: String,
-    /// How many letters were written to it, if it cannot be read.
+    /// Number of dead letters written to the blob, if the blob cannot be read.
     letters: Option<u64>,
 }
 
@@ -228,7 +228,7 @@ pub fn replays(jobs: &[Job]) -> Table {
     table
 }
 
-/// What was asked for, in short.
+/// Selection of a replay, in short.
 fn what(job: &Job) -> String {
     let told = ["subscription", "reason", "since", "id", "to", "rate"]
         .iter()

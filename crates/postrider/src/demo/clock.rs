@@ -4,7 +4,7 @@ use postrider_core::time::{Clock, Sleep, Timestamp};
 use std::time::Duration;
 use tokio::time::Instant;
 
-/// One real second is `speed` seconds of its time.
+/// A clock on which `speed` seconds pass in one real second.
 pub struct FastClock {
     epoch: Timestamp,
     started: Instant,
@@ -12,7 +12,7 @@ pub struct FastClock {
 }
 
 impl FastClock {
-    /// Shows `epoch` now.
+    /// Starts a clock that shows `epoch` now.
     pub fn new(epoch: Timestamp, speed: u32) -> FastClock {
         FastClock {
             epoch,
@@ -21,7 +21,7 @@ impl FastClock {
         }
     }
 
-    /// Its own time since it was started.
+    /// Time on this clock since its start.
     pub fn elapsed(&self) -> Duration {
         self.started.elapsed() * self.speed
     }

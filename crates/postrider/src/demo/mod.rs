@@ -1,5 +1,5 @@
-//! `postrider demo`: the real server on a fast clock, a receiver with every kind of trouble, and a stream of
-//! events between them, shown while they are delivered, retried and given up.
+//! `postrider demo`: the real server on a fast clock, a receiver with every kind of trouble, and a
+//! stream of events between them, displayed while they are delivered, retried and given up.
 
 mod clock;
 mod scene;
@@ -37,31 +37,32 @@ use tokio_util::sync::CancellationToken;
 
 const REFRESH_EVERY: Duration = Duration::from_millis(125);
 const PROGRESS_EVERY: Duration = Duration::from_secs(1);
-/// Between the ends of one followed event and the start of the next at the same endpoint.
+/// Pause between the end of one followed event and the next at the same endpoint.
 const FOLLOW_PAUSE: Duration = Duration::from_millis(2500);
-/// Deliveries that have not come to an end this long after publishing are counted as unfinished.
+/// Deliveries still open this long after the end of publishing are counted as unfinished.
 const PATIENCE: Duration = Duration::from_secs(45);
-/// Deliveries that are just being settled are counted twice until they are.
+/// How long the numbers may take to add up: a delivery that is being settled is counted twice.
 const SETTLING: Duration = Duration::from_secs(3);
-/// Requests that were received and not yet looked at.
+/// Requests that the receiver has seen and the display has not.
 const SEEN_MAX: usize = 16_384;
-/// On its own clock; attempts under way end in a moment of ours.
+/// Grace period on the fast clock, in which attempts in flight end in a real moment.
 const GRACE: Duration = Duration::from_secs(3600);
 
 #[derive(clap::Args, Clone, Debug)]
 pub struct DemoArgs {
-    /// How many seconds pass for the server in one of yours
-    // The server waits 30 s for an answer and 10 s for a connection: at 300, a tenth and a thirtieth of a real
-    // second, plenty on loopback. Much faster, and a busy machine would make healthy answers look late.
+    /// Seconds that pass for the server in one real second
+    // The server waits 30 s for an answer and 10 s for a connection: at 300, a tenth and a
+    // thirtieth of a real second, plenty on loopback. Much faster, and a busy machine would make
+    // healthy answers look late.
     #[arg(long, value_name = "N", default_value_t = 300, value_parser = clap::value_parser!(u32).range(1..=600))]
     pub speed: u32,
-    /// How many of your seconds to publish for
+    /// Real seconds to publish for
     #[arg(long, value_name = "N", default_value_t = 15, value_parser = clap::value_parser!(u64).range(1..=600))]
     pub secs: u64,
-    /// How many events to publish in each of your seconds
+    /// Events to publish per real second
     #[arg(long, value_name = "N", default_value_t = 40, value_parser = clap::value_parser!(u32).range(1..=200))]
     pub rate: u32,
-    /// Keep the server's directory and say where it is
+    /// Keep the server's directory and print its path
     #[arg(long)]
     pub keep: bool,
 }
@@ -81,7 +82,7 @@ pub fn run(args: &DemoArgs) -> Result<()> {
     };
     let live = out.is_terminal() && variable("TERM").is_some_and(|term| term != "dumb");
     let color = live && variable("NO_COLOR").is_none_or(|value| value.is_empty());
-    // No log is started: its lines would tear the table, and what goes wrong shows in the numbers.
+    // Logging stays off: its lines would tear the table, and failures show in the numbers.
     serve::runtime(None)?.block_on(async {
         let mut stop = signal(SignalKind::terminate()).context("listening for SIGTERM")?;
         let mut interrupt = signal(SignalKind::interrupt()).context("listening for SIGINT")?;
@@ -98,7 +99,7 @@ pub fn run(args: &DemoArgs) -> Result<()> {
     })
 }
 
-/// Starts everything, shows it until it has come to rest, takes it down. Returns the last numbers.
+/// Starts everything, displays it until it is at rest, and stops it. Returns the final numbers.
 async fn play<W: Write>(
     args: &DemoArgs,
     screen: Screen<W>,
@@ -161,7 +162,8 @@ async fn play<W: Write>(
     Ok(tally)
 }
 
-/// Everything in one directory, on a port of its own, untouched by the environment.
+/// Loads a configuration that keeps everything in one directory, listens on a free port and ignores
+/// the environment.
 fn configure(directory: &Path, text: &str) -> Result<config::Loaded> {
     let file = directory.join("postrider.toml");
     private_files::write(&file, text).with_context(|| format!("writing {}", file.display()))?;
@@ -175,7 +177,7 @@ fn configure(directory: &Path, text: &str) -> Result<config::Loaded> {
     Ok(config::load(&flags, [])?)
 }
 
-/// The showing while it goes on.
+/// State of the display loop.
 struct Show<'a, W: Write> {
     args: &'a DemoArgs,
     clock: Arc<FastClock>,
@@ -189,7 +191,7 @@ struct Show<'a, W: Write> {
 }
 
 impl<W: Write> Show<'_, W> {
-    /// Returns when every delivery has come to its end, when patience has, or soon after an interruption.
+    /// Returns when every delivery has ended, at the deadline, or soon after an interruption.
     async fn until_rest(
         &mut self,
         tasks: &mut JoinSet<Result<()>>,
@@ -203,7 +205,7 @@ impl<W: Write> Show<'_, W> {
             tokio::select! {
                 biased;
                 () = &mut interrupted, if !stop.is_cancelled() => stop.cancel(),
-                // The publisher ends when it is done; nothing else ends well.
+                // Only the publisher ends without an error.
                 Some(ended) = tasks.join_next() => ended.context("a part of the demo panicked")??,
                 _ = refresh.tick() => {}
             }
@@ -228,7 +230,7 @@ impl<W: Write> Show<'_, W> {
         tally
     }
 
-    /// Reads everything and shows it.
+    /// Reads everything and displays it.
     fn look(&mut self) -> Result<Tally> {
         let tally = self.read();
         let frame = Frame {
@@ -252,7 +254,7 @@ impl<W: Write> Show<'_, W> {
         Ok(tally)
     }
 
-    /// The numbers once they add up, or as they are if they do not come to.
+    /// The numbers once they add up, or as they are at the deadline.
     async fn settled(&mut self) -> Tally {
         let deadline = Instant::now() + SETTLING;
         let mut refresh = refreshes();
@@ -289,7 +291,7 @@ mod tests {
     use super::scene::Part;
     use super::*;
 
-    // The whole of it, with few events and short waits: real sockets, real files, a fast clock.
+    // An end-to-end run with few events and short waits: real sockets, real files, a fast clock.
     #[test]
     fn every_delivery_comes_to_its_end_and_the_sums_add_up() {
         let args = DemoArgs {

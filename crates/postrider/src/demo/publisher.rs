@@ -21,13 +21,13 @@ use tokio_util::sync::CancellationToken;
 /// Above this many requests a second, each carries more than one event.
 const REQUESTS_PER_SECOND_MAX: u32 = 40;
 
-/// What the server has accepted.
+/// Counts of events that the server has accepted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Published {
     pub events: u64,
-    /// How many of them each part's filter lets through.
+    /// Events that each part's filter lets through.
     pub wanted: [u64; Part::ALL.len()],
-    /// There will be no more.
+    /// Whether publishing has ended.
     pub over: bool,
 }
 
@@ -41,7 +41,8 @@ pub struct Publisher {
 }
 
 impl Publisher {
-    /// Publishes until everything is published or `stop` is cancelled. An event that is not accepted is an error.
+    /// Publishes until all events are accepted or `stop` is cancelled. An event that is refused is
+    /// an error.
     pub async fn run(self, stop: CancellationToken) -> Result<()> {
         let stream = TcpStream::connect(self.server)
             .await

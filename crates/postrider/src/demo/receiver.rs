@@ -1,4 +1,4 @@
-//! The built-in receiver: every endpoint of the scene on one port, and what it has seen.
+//! The built-in receiver: every endpoint of the scene on one port, and a record of its requests.
 
 use super::clock::FastClock;
 use super::scene::{Part, Scene, answer_time};
@@ -20,37 +20,37 @@ use tokio::net::TcpListener;
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 
-/// Twice what Event Grid sends at most.
+/// Twice Event Grid's largest delivery.
 const BODY_BYTES_MAX: usize = 2 * 1024 * 1024;
 
-/// One request as the receiver saw it.
+/// A request as the receiver saw it.
 #[derive(Clone, Debug)]
 pub struct Seen {
     pub part: Part,
     pub events: Vec<Arrived>,
-    /// The first is 1.
+    /// Number of the attempt; the first is 1.
     pub attempt: u32,
     pub status: u16,
-    /// How long after the start it was answered.
+    /// Time of the answer, from the start.
     pub after: Duration,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Arrived {
     pub number: u64,
-    /// How long it has been under way since it was published.
+    /// Time since the event was published.
     pub age: Duration,
 }
 
 pub struct Receiver {
     pub scene: Scene,
     pub clock: Arc<FastClock>,
-    /// Told of every request before it is answered.
+    /// Gets every request before it is answered.
     pub seen: mpsc::Sender<Seen>,
 }
 
 impl Receiver {
-    /// Serves until it is dropped.
+    /// Serves until the future is dropped.
     pub async fn serve(self: Arc<Receiver>, listener: TcpListener) -> Result<()> {
         let mut connections = JoinSet::new();
         loop {
@@ -64,7 +64,7 @@ impl Receiver {
                         http1::Builder::new().serve_connection(TokioIo::new(stream), service).await
                     });
                 }
-                // Whatever ended a connection, the sender opens another.
+                // Broken connections are ignored: the sender opens another.
                 Some(_) = connections.join_next() => {}
             }
         }
@@ -99,7 +99,7 @@ impl Receiver {
             status,
             after: self.clock.elapsed(),
         };
-        // Nobody looks any more once the showing is over.
+        // Nobody reads the channel once the demo has ended.
         let _ = self.seen.send(seen).await;
         Ok(answer(
             StatusCode::from_u16(status).expect("the scene answers with statuses"),
@@ -107,7 +107,7 @@ impl Receiver {
     }
 }
 
-/// The number of the attempt, from how many Event Grid says went before it.
+/// Number of the attempt, derived from the header that counts earlier ones.
 fn attempt(headers: &HeaderMap) -> u32 {
     let made = headers
         .get("aeg-delivery-count")
@@ -115,7 +115,7 @@ fn attempt(headers: &HeaderMap) -> u32 {
     1 + made.unwrap_or(0)
 }
 
-/// The events of a body in either schema, alone or in an array.
+/// Events of a body in either schema, single or in an array.
 fn events(body: &[u8], now: Timestamp) -> Vec<Arrived> {
     #[derive(Deserialize)]
     struct Event {

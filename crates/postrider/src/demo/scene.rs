@@ -1,4 +1,4 @@
-//! The scene: who subscribes to what, how the receiver treats each of them, what is published.
+//! The scene: the subscriptions, the receiver's behaviour for each, and the published events.
 
 use super::DemoArgs;
 use postrider_core::profile::CLOUD_2021;
@@ -9,7 +9,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 pub const TOPIC: &str = "orders";
-/// One event in so many is about a return, the others are about orders.
+/// Every so many-th event is about a return, the others are about orders.
 const RETURN_EVERY: u64 = 5;
 const RETURNS: &str = "/returns/";
 
@@ -25,25 +25,26 @@ pub enum Part {
     Broken,
 }
 
-/// The numbers of one showing.
+/// Parameters of one demo.
 #[derive(Clone, Copy, Debug)]
 pub struct Scene {
     /// How long [`Part::SlowStart`] is unavailable.
     pub slow_for: Duration,
-    /// [`Part::Buggy`] fails with some of the events up to this one.
+    /// Last event that may fail at [`Part::Buggy`].
     pub buggy_event_last: u64,
     pub buggy_attempts_max: u32,
     pub broken_minutes_to_live: u32,
 }
 
 impl Scene {
-    /// Everything is to come to its end soon after the last event is published.
+    /// Parameters with which all deliveries end soon after the last event is published.
     pub fn of(args: &DemoArgs) -> Scene {
         let long = Duration::from_secs(args.secs) * args.speed;
         Scene {
             slow_for: long / 3,
-            // While others arrive, events that fail are retried by the schedule. Once only they are left, the
-            // endpoint looks broken and is left alone for longer and longer: they must be over before.
+            // While other events arrive, failing ones are retried by the schedule. Once only
+            // failing events are left, the endpoint goes on probation with ever longer delays, so
+            // they must have ended before.
             buggy_event_last: (args.events_max() / 4).max(1),
             buggy_attempts_max: attempts_within(long * 2 / 3).max(2),
             broken_minutes_to_live: (long.as_secs() / 60).div_ceil(8).clamp(1, 1440) as u32,
@@ -94,7 +95,8 @@ impl Scene {
         text
     }
 
-    /// Why an event is given up whose attempt number `attempt` was answered with `status`, if it is.
+    /// Reason to give up an event whose attempt number `attempt` was answered with `status`, if
+    /// any.
     pub fn given_up(&self, part: Part, attempt: u32, status: u16) -> Option<Reason> {
         match (part, status) {
             (_, 400) => Some(Reason::BadRequest),
@@ -103,7 +105,7 @@ impl Scene {
         }
     }
 
-    /// How the receiver answers a part and what the subscription asked for, in a line.
+    /// A line about the receiver's behaviour for a part and the subscription's settings.
     pub fn about(&self, part: Part) -> String {
         match part {
             Part::Healthy => "200, always; wants CloudEvents".into(),
@@ -154,7 +156,7 @@ impl Part {
         matches!(self, Part::Buggy | Part::Picky | Part::Broken)
     }
 
-    /// Whether some events fail while others arrive, so that following one of them tells something.
+    /// Whether failures depend on the event, so that following a single event is instructive.
     pub fn fails_by_event(self) -> bool {
         matches!(self, Part::Flaky | Part::Buggy | Part::Picky | Part::Careless)
     }
@@ -164,7 +166,8 @@ impl Part {
         self != Part::Broken || is_return(event)
     }
 
-    /// The status that answers attempt number `attempt` (the first is 1) at an event, `after` the start.
+    /// The status that answers attempt number `attempt` (the first is 1) at an event, `after` the
+    /// start.
     pub fn answer(self, scene: &Scene, event: u64, attempt: u32, after: Duration) -> u16 {
         match self {
             Part::Healthy => 200,
@@ -178,7 +181,7 @@ impl Part {
     }
 }
 
-/// How many attempts the retry schedule makes in so much time.
+/// Number of attempts that the retry schedule makes in that time.
 fn attempts_within(long: Duration) -> u32 {
     let due = CLOUD_2021.schedule.iter().scan(Duration::ZERO, |sum, wait| {
         *sum += *wait;
@@ -187,12 +190,12 @@ fn attempts_within(long: Duration) -> u32 {
     1 + due.take_while(|at| *at <= long).count() as u32
 }
 
-/// How long the receiver takes to answer: a fifth of a second to two seconds.
+/// Time until the receiver answers: 200 ms to 2 s.
 pub fn answer_time(event: u64, attempt: u32) -> Duration {
     Duration::from_millis(200 + hash(event, 300 + u64::from(attempt)) % 1800)
 }
 
-/// The event as it is published. Its number is its id.
+/// The event as published. Its number is its id.
 pub fn event(number: u64, at: Timestamp) -> Value {
     let (kind, subject) = match is_return(number) {
         true => ("Shop.OrderReturned", format!("{RETURNS}{number}")),
@@ -220,7 +223,7 @@ fn is_return(event: u64) -> bool {
     event.is_multiple_of(RETURN_EVERY)
 }
 
-/// True for about one event in `n`, the same ones in every showing.
+/// True for about one event in `n`, the same events in every run.
 fn one_in(n: u64, event: u64, salt: u64) -> bool {
     hash(event, salt).is_multiple_of(n)
 }

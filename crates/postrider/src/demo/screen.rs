@@ -1,4 +1,4 @@
-//! What is seen: a table that is drawn over and over on a terminal, plain lines anywhere else.
+//! Display of the demo: a table that is redrawn on a terminal, plain lines anywhere else.
 
 use super::scene::{Part, Scene};
 use super::story::{Happening, Mood, span};
@@ -9,35 +9,35 @@ use std::collections::BTreeMap;
 use std::io::{Result, Write};
 use std::time::Duration;
 
-/// How many happenings stand below the table.
+/// Messages that stand below the table.
 const HAPPENINGS: usize = 7;
 const HIDE_CURSOR_AND_CUT_LINES: &str = "\x1b[?25l\x1b[?7l";
 const SHOW_CURSOR_AND_WRAP_LINES: &str = "\x1b[?25h\x1b[?7h";
 
-/// Where the showing is seen. Dropping it gives the terminal back as it was.
+/// Output of the demo. Dropping it restores the terminal.
 pub struct Screen<W: Write> {
     out: W,
-    /// Redraw in place; otherwise only ever add lines.
+    /// Redraw in place; otherwise only add lines.
     live: bool,
     ink: Ink,
-    /// Lines of the drawing that stands on the terminal now.
+    /// Lines of the drawing that is on the terminal now.
     drawn: usize,
     happenings_shown: usize,
 }
 
-/// One moment.
+/// The numbers and messages at one moment.
 pub struct Frame<'a> {
     pub tally: &'a Tally,
     pub told: &'a [Happening],
     pub now: Timestamp,
-    /// How long ago the showing began, on its own clock.
+    /// Time since the start, on the demo's own clock.
     pub after: Duration,
     pub real: Duration,
     pub speed: u32,
     pub events_max: u64,
 }
 
-/// How it went.
+/// Final numbers of the demo.
 pub struct Summary<'a> {
     pub tally: &'a Tally,
     pub after: Duration,
@@ -75,14 +75,14 @@ impl<W: Write> Screen<W> {
         self.write(&(text + "\n"))
     }
 
-    /// Draws the table anew.
+    /// Redraws the table.
     pub fn draw(&mut self, frame: &Frame<'_>) -> Result<()> {
         let mut lines = vec![title(frame), String::new()];
         lines.extend(self.ink.table(frame.tally, frame.now));
         lines.push(String::new());
         let first = frame.told.len().saturating_sub(HAPPENINGS);
         lines.extend(frame.told[first..].iter().map(|h| self.ink.happening(h)));
-        // Always as many lines, so that each drawing covers the one before.
+        // The number of lines is constant, so that each drawing covers the one before.
         lines.resize(
             HAPPENINGS + 3 + HEADER.len() + frame.tally.rows.len() + 1,
             String::new(),
@@ -98,7 +98,7 @@ impl<W: Write> Screen<W> {
         self.write(&text)
     }
 
-    /// Adds what has happened since the last time.
+    /// Adds the messages since the last call.
     pub fn add_happenings(&mut self, told: &[Happening]) -> Result<()> {
         let text: String = told[self.happenings_shown..]
             .iter()
@@ -124,7 +124,7 @@ impl<W: Write> Screen<W> {
         self.write(&text)
     }
 
-    /// Ends the drawing, if there is one, and puts the summary in its place.
+    /// Replaces the drawing, if there is one, by the summary.
     pub fn sum_up(&mut self, summary: &Summary<'_>) -> Result<()> {
         let mut text = match self.drawn {
             0 => "\n".to_owned(),
@@ -174,9 +174,9 @@ const HEADER: [&str; 2] = [
     "destination waiting flight retrying attempts failed delivered lettered dropped  endpoint",
 ];
 
-/// One of a row's numbers.
+/// Reads a number of a row.
 type Number = fn(&Row) -> u64;
-/// A number, how wide it is written, and its color unless it is zero.
+/// A number, its width, and its color unless it is zero.
 type Column = (Number, usize, &'static str);
 
 /// Colors, or none.
@@ -203,7 +203,7 @@ impl Ink {
         self.paint(BOLD, text)
     }
 
-    /// A number in a column; nothing much if it is zero.
+    /// A number in a column; dimmed if it is zero.
     fn cell(self, number: u64, width: usize, code: &str) -> String {
         let code = if number == 0 { DIM } else { code };
         self.paint(code, &format!("{number:>width$}"))
@@ -293,7 +293,7 @@ impl Ink {
             .join(" ")
     }
 
-    /// The line that is checked.
+    /// The equation that is checked: published and routed events against the ends of deliveries.
     fn equation(self, tally: &Tally) -> String {
         let open = tally.sum(Row::open);
         let unfinished = if open > 0 {
@@ -321,7 +321,7 @@ impl Ink {
     }
 }
 
-/// Why events were dead-lettered, and how many for each reason.
+/// Reasons of dead letters, with counts.
 fn reasons(tally: &Tally) -> String {
     let mut counts = BTreeMap::new();
     for (reason, count) in tally.rows.iter().flat_map(|row| &row.dead_lettered) {
@@ -337,7 +337,7 @@ fn reasons(tally: &Tally) -> String {
     counts.join(",\n              ")
 }
 
-/// What was shown, how durable it was, what to do next.
+/// Closing text: what was shown, how durable it was, what to do next.
 fn sentences(summary: &Summary<'_>) -> String {
     let tally = summary.tally;
     let events = tally.published.events;
@@ -376,7 +376,7 @@ fn short(long: Duration) -> String {
     }
 }
 
-/// Few letters for the table; the happenings spell it out.
+/// Abbreviation for the table; the messages spell it out.
 fn cause(outcome: Outcome) -> &'static str {
     match outcome {
         Outcome::Busy => "busy",

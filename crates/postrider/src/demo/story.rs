@@ -1,4 +1,5 @@
-//! What is worth telling: one event followed at a time, endpoints left alone and taken up again, dead letters.
+//! Messages of the demo: single events followed from failure to end, endpoints on probation, dead
+//! letters.
 
 use super::receiver::Seen;
 use super::scene::{Part, Scene};
@@ -10,7 +11,7 @@ use std::time::Duration;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Happening {
-    /// How long after the start.
+    /// Time since the start.
     pub after: Duration,
     pub mood: Mood,
     pub text: String,
@@ -23,29 +24,29 @@ pub enum Mood {
     Bad,
 }
 
-/// Told from what the receiver saw and from how the server's numbers changed.
+/// Derived from the requests that the receiver saw and from changes of the server's numbers.
 pub struct Story {
     scene: Scene,
-    /// After one event has been followed to its end, this long passes before the next is.
+    /// Pause after the end of one followed event before the next is followed.
     pause: Duration,
     strands: BTreeMap<Part, Strand>,
     pub told: Vec<Happening>,
 }
 
-/// What is known about one part.
+/// State of the messages about one part.
 #[derive(Default)]
 struct Strand {
     followed: Option<Followed>,
     pause_until: Duration,
-    /// Events that it accepted.
+    /// Events that the receiver accepted.
     accepted: BTreeSet<u64>,
-    /// Requests that it answered with a failure.
+    /// Requests that the receiver answered with a failure.
     failures_seen: u64,
-    /// Failed attempts that it knows nothing of.
+    /// Failed attempts without an answer of the receiver.
     failures_unseen: u64,
     delay: Option<Delay>,
     ends: BTreeMap<Reason, u64>,
-    /// Deliveries without an end when the numbers were last looked at.
+    /// Open deliveries at the last reading of the numbers.
     open: u64,
 }
 
@@ -56,7 +57,7 @@ struct Followed {
     attempt: u32,
     status: u16,
     after: Duration,
-    /// Why it will be given up, and how many had been for that reason.
+    /// Reason why the event will be given up, and the count for that reason before.
     ending: Option<(Reason, u64)>,
 }
 
@@ -73,12 +74,12 @@ impl Story {
         }
     }
 
-    /// How many different events a part has accepted.
+    /// Number of different events that a part has accepted.
     pub fn accepted(&self, part: Part) -> u64 {
         self.strands[&part].accepted.len() as u64
     }
 
-    /// Hears of one request that the receiver got.
+    /// Processes a request that the receiver got.
     pub fn observe(&mut self, seen: &Seen) {
         let part = seen.part;
         let strand = self.strands.get_mut(&part).expect("every part has a strand");
@@ -124,7 +125,7 @@ impl Story {
             ending: ending.map(|reason| (reason, strand.ends.get(&reason).copied().unwrap_or(0))),
         });
         if ending.is_some() {
-            // Told once the server has counted it.
+            // The end is announced once the server has counted it.
             return;
         }
         let later = earlier.map(|e| {
@@ -137,8 +138,8 @@ impl Story {
         self.tell(seen.after, Mood::Patient, text);
     }
 
-    /// Looks at numbers that were read before the latest requests were observed: then every failure
-    /// that the server counts and the receiver answered has been observed.
+    /// Compares with numbers that must have been read before the latest requests were observed, so
+    /// that every counted failure that the receiver answered has been observed.
     pub fn compare(&mut self, tally: &Tally, after: Duration) {
         for row in &tally.rows {
             self.compare_delay(row, after);
@@ -183,7 +184,7 @@ impl Story {
         self.tell(after, mood, text);
     }
 
-    /// An answer that came too late, or a connection that broke.
+    /// Failed attempts that the receiver did not cause: late answers and broken connections.
     fn compare_failures(&mut self, row: &Row, after: Duration) {
         let strand = self.strands.get_mut(&row.part).expect("every part has a strand");
         let unseen = row.failed.saturating_sub(strand.failures_seen);
@@ -241,7 +242,7 @@ impl Story {
     }
 }
 
-/// A length of time, in words.
+/// A duration in words.
 pub fn span(long: Duration) -> String {
     let secs = long.as_secs();
     let (hours, mins, rest) = (secs / 3600, secs / 60 % 60, secs % 60);

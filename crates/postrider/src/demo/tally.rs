@@ -1,4 +1,4 @@
-//! The numbers that are shown, as the server counts them, and whether they add up.
+//! Numbers of the demo as the server counts them, and whether they add up.
 
 use super::publisher::Published;
 use super::scene::{Part, TOPIC};
@@ -12,7 +12,7 @@ use postrider_store::log::Backlog;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
-/// Where the numbers of each part are read.
+/// Access to the counters of each part.
 pub struct Gauges {
     engine: Arc<Engine>,
     outlets: Vec<(Part, Arc<Outlet>)>,
@@ -22,16 +22,16 @@ pub struct Gauges {
 #[derive(Clone, Debug, Default)]
 pub struct Tally {
     pub published: Published,
-    /// Deliveries that the server says it owed, over all subscriptions.
+    /// Deliveries that the server created, over all subscriptions.
     pub matched: u64,
     pub rows: Vec<Row>,
 }
 
-/// One subscription.
+/// Numbers of one subscription.
 #[derive(Clone, Debug)]
 pub struct Row {
     pub part: Part,
-    /// Published events that its filter lets through, counted by the publisher.
+    /// Published events that the subscription's filter lets through, counted by the publisher.
     pub expected: u64,
     pub waiting: u64,
     pub in_flight: u64,
@@ -42,7 +42,7 @@ pub struct Row {
     pub dead_lettered: Vec<(Reason, u64)>,
     pub dropped: Vec<(Reason, u64)>,
     pub delay: Option<Delay>,
-    /// Different events that the receiver says it accepted.
+    /// Different events that the receiver accepted.
     pub accepted: u64,
 }
 
@@ -66,12 +66,13 @@ impl Gauges {
         Ok(Gauges { engine, outlets })
     }
 
-    /// Deliveries go on while this reads: the sums may be off by those that are just being settled.
-    /// What the receiver accepted is for the caller to fill in, later, so that it lacks nothing.
+    /// Deliveries go on during the reading, so sums may be off by those that are being settled. The
+    /// caller fills in `accepted`, later, so that no accepted event is missing.
     pub fn read(&self, published: Published) -> Tally {
         let log = self.engine.log();
         let rows = self.outlets.iter().map(|(part, outlet)| {
-            // What has come to an end is read after what has not: a delivery may be seen twice, never missed.
+            // Open deliveries are read before ended ones: a delivery may be counted twice, but
+            // never missed.
             let Backlog {
                 waiting,
                 claimed,
@@ -104,7 +105,7 @@ impl Gauges {
     }
 }
 
-/// Events that were given up, whether or not they are in a blob yet, but for those that arrived late.
+/// Events that were given up, whether or not they are in a blob yet, less those that arrived late.
 fn still_given_up(counters: &Counters) -> Vec<(Reason, u64)> {
     let withdrawn = reasons(&counters.letters_withdrawn);
     let less = |(reason, count): (Reason, u64)| {
@@ -124,13 +125,13 @@ impl Row {
         self.dropped.iter().map(|(_, n)| n).sum()
     }
 
-    /// Deliveries whose end is not yet decided.
+    /// Deliveries that have not ended.
     pub fn open(&self) -> u64 {
         self.waiting + self.in_flight + self.retrying
     }
 
-    /// Every event that was published for it has exactly one end, or none yet, and what counts as
-    /// delivered has arrived.
+    /// Whether every event published for the subscription is either open or has exactly one end,
+    /// and all delivered events have arrived.
     pub fn adds_up(&self) -> bool {
         let ended = self.delivered + self.dead_lettered_total() + self.dropped_total();
         self.expected == ended + self.open() && self.delivered <= self.accepted
@@ -146,7 +147,7 @@ impl Tally {
         self.published.over && self.sum(Row::open) == 0
     }
 
-    /// The publisher, the server's routing and the ends of all deliveries tell the same story.
+    /// Whether the publisher's, the router's and the receiver's counts agree.
     pub fn adds_up(&self) -> bool {
         self.rows.iter().all(Row::adds_up) && self.sum(|row| row.expected) == self.matched
     }

@@ -1,4 +1,5 @@
-//! The data directory: whether it can be written, whether what is flushed stays, and what is in it.
+//! The data directory: whether it can be written, whether flushes are durable, and whether its
+//! content is sound.
 
 use super::finding::{Finding, quoted};
 use crate::config::Config;
@@ -22,32 +23,32 @@ use std::sync::Arc;
 use std::time::{Duration, UNIX_EPOCH};
 use tokio::time::Instant;
 
-/// With less, the log soon refuses to write.
+/// With less space, the log soon refuses to write.
 const SPACE_LEAST: u64 = 128 << 20;
 const SPACE_GOOD: u64 = 1 << 30;
-/// So often it is tried how long a flush takes, and for no longer than …
+/// Number of flushes that are timed, and the time after which timing stops.
 const FLUSHES: usize = 20;
 const FLUSHES_TIME: Duration = Duration::from_secs(3);
-/// Every publish waits for one.
+/// Every publish request waits for a flush.
 const FLUSH_GOOD: Duration = Duration::from_millis(20);
-/// Of the log no more is read than this, the newest first, …
+/// Most bytes of the log to read, the newest first.
 const LOG_BYTES_MAX: u64 = 1 << 30;
-/// … nor for longer.
+/// Longest time to read the log.
 const LOG_TIME: Duration = Duration::from_secs(10);
-/// Larger databases are not copied to be looked at.
+/// Larger databases are not copied for examination.
 const DATABASE_BYTES_MAX: u64 = 512 << 20;
-/// Records of blobs that are read at once.
+/// Blob records that are read at once.
 const BLOBS_AT_ONCE: usize = 100;
-/// The account whose blobs are in the data directory.
+/// Account whose blobs are in the data directory.
 const LOCAL_ACCOUNT: &str = "local";
-/// Damaged places that are named.
+/// Most damaged places that are named.
 const DAMAGE_NAMED_MAX: usize = 5;
 
-/// Who uses the data directory.
+/// User of the data directory.
 pub enum Use {
-    /// It is not there: nothing has been started with it.
+    /// The directory does not exist: no server was ever started with it.
     Absent,
-    /// Nobody, as long as this is held.
+    /// No server; none can start while the lock is held.
     Free {
         _held: Option<File>,
     },
@@ -75,7 +76,7 @@ pub fn find_use(data_dir: &Path) -> Result<Use, Finding> {
     }
 }
 
-/// The doctor as the one whom a file belongs to.
+/// The doctor's command line, run as the owner of a file.
 fn as_owner(path: &Path) -> String {
     use std::os::unix::fs::MetadataExt;
     match fs::metadata(path) {
@@ -84,7 +85,8 @@ fn as_owner(path: &Path) -> String {
     }
 }
 
-/// Whether the directory can be written, how much room there is, and how long a flush takes. Leaves nothing behind.
+/// Whether the directory can be written, how much space is free, and how long a flush takes. Leaves
+/// nothing behind.
 pub fn directory(data_dir: &Path) -> Vec<Finding> {
     let about = "data directory";
     let shown = data_dir.display();
@@ -97,7 +99,7 @@ pub fn directory(data_dir: &Path) -> Vec<Finding> {
             "name another with --data-dir or data_dir",
         )];
     }
-    // What is missing is made by the first start, in the nearest directory that is there.
+    // The first start creates missing directories, below the nearest one that exists.
     let mut there = std::path::absolute(data_dir).unwrap_or_else(|_| data_dir.to_owned());
     while !there.exists() && there.pop() {}
     match data_dir.exists() {
@@ -107,7 +109,7 @@ pub fn directory(data_dir: &Path) -> Vec<Finding> {
             format!("{shown} will be made by the first start"),
         )),
     }
-    // It has no name: nothing is left of it whatever happens.
+    // The file has no name, so it disappears in any case.
     match tempfile::tempfile_in(&there) {
         Err(e) => {
             let what = format!("{} cannot be written: {e}", there.display());
@@ -162,7 +164,7 @@ fn space(there: &Path) -> Vec<Finding> {
         stat.f_bsize
     };
     let mut found = vec![judge_space(stat.f_bavail * block, stat.f_blocks * block)];
-    // What the kernel calls these file systems.
+    // Magic numbers of these file systems in Linux.
     const TMPFS: u64 = 0x0102_1994;
     const NFS: u64 = 0x6969;
     let kind = rustix::fs::statfs(there).map(|stat| stat.f_type as u64);
@@ -193,7 +195,7 @@ fn judge_space(available: u64, total: u64) -> Finding {
     }
 }
 
-/// When something was last written to the data directory.
+/// Time of the last write to the data directory.
 pub fn last_written(data_dir: &Path) -> Option<Timestamp> {
     let times = [
         data_dir.to_owned(),
@@ -211,7 +213,7 @@ pub fn last_written(data_dir: &Path) -> Option<Timestamp> {
     times.max()
 }
 
-/// The log, read from its files. Nobody may be writing it.
+/// Examines the log's files. No server may be writing them.
 pub fn log(data_dir: &Path, deep: bool) -> Vec<Finding> {
     let about = "log";
     let path = data_dir.join("log");
@@ -237,7 +239,7 @@ pub fn log(data_dir: &Path, deep: bool) -> Vec<Finding> {
     }
 }
 
-/// Whether every index says what its segment holds.
+/// Whether every index agrees with its segment.
 fn indexes(log: &Path) -> Vec<Finding> {
     let disk = Directory::look_at(log.to_owned());
     let todo = "nothing is lost: delete the index with the server stopped, and the next start makes it anew";
@@ -278,7 +280,7 @@ fn fits(disk: &dyn Disk, base: Position) -> io::Result<bool> {
         }
     });
     let segment = match scanned {
-        // The segment is missing, which is reported as such.
+        // A missing segment is reported elsewhere.
         Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(true),
         scanned => scanned?.0,
     };
@@ -322,7 +324,7 @@ fn recorder(directory: &Path) -> Option<Finding> {
     })
 }
 
-/// Whether the blobs of the account `local` hold what the archive says.
+/// Whether the blobs of the account `local` agree with the archive.
 async fn blobs(data_dir: &Path, archive: &EmbeddedArchive) -> Vec<Finding> {
     let mut found = Vec::new();
     let (mut read, mut after) = (0_u64, None);
@@ -366,7 +368,7 @@ async fn blobs(data_dir: &Path, archive: &EmbeddedArchive) -> Vec<Finding> {
     found
 }
 
-/// Leftovers of missing or unreadable segments that earlier starts have set aside.
+/// Remains of missing or unreadable segments that earlier starts have set aside.
 fn orphans(log: &Path) -> Vec<Finding> {
     let names = fs::read_dir(log).into_iter().flatten();
     let mut names: Vec<String> = names
@@ -472,7 +474,8 @@ impl Scanned {
     }
 }
 
-/// The databases, looked at in copies: opening one may mend it. Also what the catalogue holds.
+/// Examines copies of the databases, because opening one may repair it. Returns the content of the
+/// catalog, too.
 pub async fn databases(config: &Config, deep: bool) -> (Vec<Finding>, Option<Loaded>) {
     let data_dir = &config.data_dir;
     let mut found = Vec::new();
@@ -495,7 +498,7 @@ pub async fn databases(config: &Config, deep: bool) -> (Vec<Finding>, Option<Loa
     }
     let keys = match secrets::keyring_to_read(config) {
         Ok(keys) => Some(keys),
-        // The look below says what is damaged, before a key is needed.
+        // The check below reports the damage, which needs no key.
         Err(e) if matches!(e.downcast_ref(), Some(Error::Corrupt(_))) => Some(Keyring::ephemeral()),
         Err(e) => {
             let todo = "set secrets.key or secrets.key_file, or put the key back; the server does not start without it";
@@ -578,7 +581,7 @@ pub async fn databases(config: &Config, deep: bool) -> (Vec<Finding>, Option<Loa
     (found, loaded)
 }
 
-/// Whether the databases are of the same time, found out with copies of them.
+/// Whether the databases belong to the same generation; copies of them are examined.
 fn check_copies(data_dir: &Path, deep: bool) -> Result<(), String> {
     let directory = tempfile::tempdir().map_err(|e| e.to_string())?;
     for kind in FileKind::ALL {
@@ -588,7 +591,8 @@ fn check_copies(data_dir: &Path, deep: bool) -> Result<(), String> {
             && damaged_blocks(&path).is_ok_and(|count| count == 0)
             && fs::copy(&path, directory.path().join(kind.file())).is_ok();
         if !copied {
-            // Too large, or said to be damaged already.
+            // Databases that are too large are not checked; damaged ones have been reported
+            // already.
             return Ok(());
         }
     }
@@ -605,7 +609,7 @@ fn check_copies(data_dir: &Path, deep: bool) -> Result<(), String> {
     }
 }
 
-/// Opens a copy of a file, which lives as long as the directory that is returned.
+/// Opens a copy of a file, in a temporary directory that is returned with it.
 fn look<T>(
     data_dir: &Path,
     name: &str,
@@ -711,7 +715,7 @@ mod tests {
             find_use(directory.path()),
             Ok(Use::Free { _held: Some(_) })
         ));
-        // What was found out is let go of again.
+        // The test for the lock has released it again.
         lock.try_lock().unwrap();
     }
 

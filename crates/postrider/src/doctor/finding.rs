@@ -1,4 +1,4 @@
-//! What the doctor has found, and how it is told.
+//! Findings of the doctor, and their output.
 
 use crate::terminal::{harmless, with_times, wrapped};
 use serde_json::{Value, json};
@@ -6,9 +6,9 @@ use serde_json::{Value, json};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Level {
     Ok,
-    /// It works, but not as it should, or not for much longer.
+    /// Works with a defect, or will not work for much longer.
     Warning,
-    /// It does not work.
+    /// Does not work.
     Problem,
 }
 
@@ -30,15 +30,15 @@ impl Level {
     }
 }
 
-/// One thing that was looked at.
+/// Result of one check.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Finding {
     pub level: Level,
-    /// Which part of the installation: `tls`, `disk`.
+    /// Part of the installation: `tls`, `disk`.
     pub about: &'static str,
     pub what: String,
     pub todo: Option<String>,
-    /// To be typed as they are.
+    /// Commands to be typed as they are.
     pub commands: Vec<String>,
 }
 
@@ -137,7 +137,7 @@ pub fn as_text(findings: &[Finding], colors: bool) -> String {
     text
 }
 
-/// A word of a command as a shell takes it.
+/// A word quoted for a shell.
 pub fn quoted(text: &str) -> String {
     let plain = |c: char| c.is_ascii_alphanumeric() || "-_./:=@%+,".contains(c);
     match !text.is_empty() && text.chars().all(plain) {

@@ -1,4 +1,4 @@
-//! JetStream: whether it can be reached, keeps what it is asked to, and how well.
+//! JetStream: whether it is reachable, has the capacity that is needed, and how durable it is.
 
 use super::finding::Finding;
 use postrider_core::time::Clock;
@@ -9,16 +9,16 @@ use std::time::Duration;
 use tokio::time::timeout;
 
 const ABOUT: &str = "jetstream";
-/// A server that has not been reached by then is not there.
+/// A server that is not reached within this time counts as down.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// What is published is cut into messages of this size; smaller ones make many of them.
+/// Publish requests are cut into messages of this size; smaller messages mean many more of them.
 const PAYLOAD_LEAST: usize = 256 << 10;
-/// With less of its storage left, an account is soon full.
+/// With less storage left, an account is soon full.
 const STORAGE_LEFT_LEAST: u64 = 1 << 30;
-/// Streams besides the partitions': catalogue, archive, nodes.
+/// Streams besides the partitions': catalog, archive, nodes.
 const OTHER_STREAMS: u64 = 3;
 
-/// Also how far the server's clock is from ours.
+/// Examines JetStream. The duration is the offset of the server's clock from ours.
 pub async fn examine(settings: &Settings) -> (Vec<Finding>, Option<Duration>) {
     match timeout(PATIENCE, health::examine(settings)).await {
         Err(_) => (vec![unreachable("no server answers")], None),
@@ -83,7 +83,7 @@ fn replicas(settings: &Settings, seen: &Seen) -> Option<Finding> {
         None => 1,
         Some(_) => seen.addresses,
     };
-    // A server may have several addresses, or hide them: of a cluster it is not known for certain.
+    // A server may have several addresses, or hide them, so the number of servers is not certain.
     let what = format!("store.jetstream.replicas is {wanted}, but {has} servers are known");
     let todo = "start more NATS servers in one cluster, or ask for fewer replicas";
     match (&seen.cluster, has < wanted) {
@@ -195,7 +195,7 @@ fn streams(settings: &Settings, report: &Report) -> Vec<Finding> {
     found
 }
 
-/// What a power cut would leave.
+/// Durability after a power cut.
 fn disk(report: &Report) -> Finding {
     let guarantee = &report.guarantee;
     match report.sync {

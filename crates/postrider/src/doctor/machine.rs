@@ -7,25 +7,25 @@ use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
-/// No clock that is right shows an earlier time than this program was made at.
+/// Build time of this program: a correct clock shows a later time.
 const EARLIEST: Timestamp = Timestamp::from_secs(1_767_225_600);
-/// Clocks that differ by no more agree. Headers tell the time in whole seconds.
+/// Largest difference of clocks that agree. HTTP dates have whole seconds.
 const SKEW_MAX: Duration = Duration::from_secs(3);
-/// Connections are files: those of two listeners, and deliveries.
+/// Open files needed: connections of two listeners, and deliveries.
 const FILES_LEAST: u64 = 8_192;
 const FILES_GOOD: u64 = 65_536;
 const MEMORY_LEAST: u64 = 256 << 20;
 
-/// What is known about the time besides what the clock shows.
+/// Times to compare with the machine's clock.
 #[derive(Debug, Default)]
 pub struct Times {
-    /// When something was last written to the data directory.
+    /// Time of the last write to the data directory.
     pub written: Option<Timestamp>,
-    /// What the running server says the time is.
+    /// Time that the running server reports.
     pub server: Option<Timestamp>,
-    /// How far a NATS server's clock was from ours when it was asked.
+    /// Offset of a NATS server's clock from ours.
     pub nats: Option<Duration>,
-    /// Whether the machine keeps its clock by others; none if it does not say.
+    /// Whether the machine synchronizes its clock; `None` if unknown.
     pub synchronized: Option<bool>,
 }
 
@@ -82,7 +82,7 @@ fn whole(time: Duration) -> Duration {
     Duration::from_secs(time.as_secs())
 }
 
-/// Whether the machine says that its clock is synchronized. Not every machine does.
+/// Whether the machine reports a synchronized clock; `None` where that is not reported.
 pub fn synchronized() -> Option<bool> {
     if Path::new("/run/systemd/timesync/synchronized").exists() {
         return Some(true);
@@ -99,7 +99,7 @@ pub fn synchronized() -> Option<bool> {
     }
 }
 
-/// How many files a server may have open that is started as this was: it takes what it may.
+/// The hard limit of open files: a server started from here raises its soft limit to it.
 pub fn open_files_max() -> Option<u64> {
     use rustix::process::{Resource, getrlimit};
     getrlimit(Resource::Nofile).maximum
@@ -119,7 +119,7 @@ pub fn open_files(max: Option<u64>) -> Finding {
     }
 }
 
-/// What is left of the machine's memory, or of what this process may have of it.
+/// Memory left to the machine, or to this process's control group if that has less.
 pub fn memory_available() -> Option<u64> {
     let text = std::fs::read_to_string("/proc/meminfo").ok()?;
     let machine = meminfo(&text)?;

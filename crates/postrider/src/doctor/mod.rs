@@ -1,4 +1,5 @@
-//! `postrider doctor`: looks at an installation, and says what is wrong and what to do. It changes nothing.
+//! `postrider doctor`: examines an installation, and says what is wrong and how to fix it. Changes
+//! nothing.
 
 mod disk;
 mod finding;
@@ -24,10 +25,11 @@ use std::time::Duration;
 use tokio::task::spawn_blocking;
 use tokio::time::timeout;
 
-/// The machine's own programs are not waited for any longer.
+/// Longest wait for other programs of the machine.
 const PATIENCE: Duration = Duration::from_secs(3);
 
-/// Check configuration, disk, certificate, clock, endpoints, subscriptions and the running server, and say what to do
+/// Check configuration, disk, certificate, clock, endpoints, subscriptions and the running server,
+/// and say what to do
 #[derive(Clone, Debug, clap::Args)]
 pub struct DoctorArgs {
     #[command(flatten)]
@@ -39,13 +41,13 @@ pub struct DoctorArgs {
     output: OutputFlags,
 }
 
-/// 0 when everything works, warnings or not; 1 when something does not.
+/// Exit code 0 when everything works, even with warnings; 1 otherwise.
 pub fn run(args: &DoctorArgs) -> Result<ExitCode> {
-    // A damaged database makes its reader panic, which is caught and told.
+    // Reading a damaged database panics; the panic is caught and reported as a finding.
     std::panic::set_hook(Box::new(|_| {}));
     let runtime = runtime(None)?;
     let findings = runtime.block_on(examine(args, std::env::vars().collect()));
-    // A program that hangs must not keep us.
+    // A program that hangs must not delay the exit.
     runtime.shutdown_timeout(Duration::ZERO);
     let colors = std::io::stdout().is_terminal();
     match args.output.form() {
@@ -159,7 +161,7 @@ async fn installation(args: &DoctorArgs, loaded: &Loaded, now: Timestamp, times:
             dead_letter_places = network::dead_letter_places_in(config, catalogue.as_ref());
         }
     }
-    // Others may start a server from here on.
+    // The directory's lock is released: servers may be started from here on.
     drop(used);
     if let Some(settings) = crate::cluster::settings(config) {
         let (told, ahead) = jetstream::examine(&settings).await;
@@ -183,7 +185,8 @@ async fn installation(args: &DoctorArgs, loaded: &Loaded, now: Timestamp, times:
     found
 }
 
-/// A directory whose events lie in the future of the machine's clock is refused by a start.
+/// Reports a directory whose events lie in the future of the machine's clock: a server refuses to
+/// start with it.
 fn untouched_by_tests(args: &DoctorArgs, data_dir: &std::path::Path, now: Timestamp) -> Option<Finding> {
     let stood = match test_clock::stood(data_dir) {
         Ok(stood) => stood?,
@@ -205,7 +208,7 @@ async fn synchronized() -> Option<bool> {
     asking.ok()?.ok()?
 }
 
-/// A look at the disk, which may take its time.
+/// Runs a check of the disk on a blocking thread.
 async fn blocking(look: impl FnOnce() -> Vec<Finding> + Send + 'static) -> Vec<Finding> {
     match spawn_blocking(look).await {
         Ok(found) => found,

@@ -1,4 +1,4 @@
-//! Listeners, the server that runs, and whatever it has to reach.
+//! Listeners, the running server, and everything that it has to reach.
 
 use super::finding::{Finding, quoted};
 use crate::client::{Client, ClientFlags};
@@ -33,29 +33,29 @@ use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
-/// For one question to a server that is here.
+/// Time for one request to the local server.
 const ANSWER_TIME: Duration = Duration::from_secs(5);
-/// For one endpoint, from its name to the end of the TLS handshake.
+/// Time for one endpoint, from resolving its name to the end of the TLS handshake.
 const REACH_TIME: Duration = Duration::from_secs(5);
-/// Endpoints that are tried, and how many at once.
+/// Most endpoints to try, and how many at once.
 const ENDPOINTS_MAX: usize = 200;
 const AT_ONCE: usize = 16;
-/// Endpoints that are well and named one by one.
+/// Most healthy endpoints that are named.
 const WELL_NAMED_MAX: usize = 10;
-/// Where a storage account is tried if no subscription names a container of it: nothing is made.
+/// Container to try in accounts that no subscription names a container of; nothing is created.
 const CONTAINER: &str = "deadletters";
 const DEAD_LETTERS_TODO: &str = "make the storage account reachable and let its container exist";
 /// Events of listeners at the command line go to hosts of this name, which nobody resolves.
 const NOT_ON_THE_NETWORK: &str = "postrider.invalid";
 
-/// The listeners that are on: scheme and address.
+/// Enabled listeners: scheme and address.
 fn listeners(config: &Config) -> Vec<(&'static str, SocketAddr)> {
     let http = config.listen.http.map(|at| ("http", at));
     let https = config.listen.https.map(|at| ("https", at));
     http.into_iter().chain(https).collect()
 }
 
-/// As someone on this machine addresses it.
+/// URL of a listener for clients on this machine.
 fn url(scheme: &str, at: SocketAddr) -> String {
     let ip = match at.ip() {
         ip if !ip.is_unspecified() => ip,
@@ -92,7 +92,7 @@ fn reader(config: &Config) -> Option<Secret> {
 /// What `/healthz` says at a listener, and what time it is there.
 async fn healthz(config: &Config, url: &str) -> Result<(Value, Option<Timestamp>), String> {
     let asking = async {
-        // It is not sent.
+        // `/healthz` needs no secret: this placeholder is not sent.
         let nobody = Secret::new("nobody");
         let client = client(config, url, Some(nobody))?;
         client
@@ -104,18 +104,18 @@ async fn healthz(config: &Config, url: &str) -> Result<(Value, Option<Timestamp>
     let answer = answer.map_err(|e| format!("{e:#}"))?;
     let date = answer.header("date").and_then(Timestamp::parse_http_date);
     let health: Option<Value> = serde_json::from_slice(&answer.body).ok();
-    // Whatever else listens there does not say this.
+    // A program other than Postrider would not have these members.
     let ours = health.filter(|health| health["status"].is_string() && health["store"].is_object());
     let ours =
         ours.ok_or_else(|| format!("something that is not Postrider answers, with {}", answer.status))?;
     Ok((ours, date))
 }
 
-/// Whether a server that is not running yet could listen.
+/// Whether a server could listen on its addresses.
 pub async fn free_ports(config: &Config) -> Vec<Finding> {
     let mut found = Vec::new();
     for (scheme, at) in listeners(config) {
-        // Let go of at once.
+        // The port is released at once.
         let bound = TcpListener::bind(at).map(drop);
         found.push(match bound {
             Ok(()) => Finding::ok("listeners", format!("{scheme}://{at} is free")),
@@ -157,16 +157,16 @@ async fn taken(config: &Config, scheme: &str, at: SocketAddr, error: &std::io::E
     }
 }
 
-/// The server that holds the data directory.
+/// The server that has locked the data directory.
 #[derive(Default)]
 pub struct Running {
-    /// What time it is there.
+    /// Time that the server reports.
     pub date: Option<Timestamp>,
-    /// Its address, if it answers.
+    /// Address of the server, if it answers.
     pub url: Option<String>,
 }
 
-/// Asks the server that holds the data directory how it is.
+/// Asks the server that has locked the data directory for its health.
 pub async fn running(config: &Config) -> (Vec<Finding>, Running) {
     let about = "server";
     let mut found = Vec::new();
@@ -202,7 +202,7 @@ pub async fn running(config: &Config) -> (Vec<Finding>, Running) {
     (found, running)
 }
 
-/// What a server says about itself.
+/// Findings from a server's `/healthz`.
 fn judge_health(health: &Value) -> Vec<Finding> {
     let about = "server";
     let mut found = Vec::new();
@@ -281,23 +281,23 @@ fn judge_health(health: &Value) -> Vec<Finding> {
     found
 }
 
-/// A place that events are sent to.
+/// An endpoint that events are sent to.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Endpoint {
     name: String,
-    /// Why it is left alone and until when.
+    /// Cause and end of the probation delay.
     delay: Option<String>,
     waiting: u64,
-    /// What makes the server ask it at once.
+    /// Command that sends a probe at once.
     probe: Option<String>,
     last: LastKnown,
 }
 
-/// The end of the latest request to an endpoint, as far as it is known.
+/// Result of the latest request to an endpoint, as far as it is known.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum LastKnown {
     Ended(LastRequest),
-    /// Nothing has been sent there since the server's start.
+    /// No request since the server's start.
     NothingSent,
     /// The same, but attempts of an earlier run have failed with these causes.
     FailedBefore(String),
@@ -337,7 +337,7 @@ impl LastRequest {
         }
     }
 
-    /// The meaning of a failure and what can be done.
+    /// Meaning of a failure and possible remedies.
     fn todo(&self) -> &'static str {
         match (self.status, self.outcome) {
             (Some(401 | 403), _) | (None, Some(Outcome::Unauthorized | Outcome::Forbidden)) => {
@@ -367,12 +367,12 @@ impl LastRequest {
     }
 }
 
-/// The endpoints that the running server knows.
+/// Endpoints that the running server knows.
 pub async fn endpoints_of(config: &Config, url: &str) -> Result<Vec<Endpoint>, Finding> {
     let asking = async {
         let client = client(config, url, reader(config))?;
         let endpoints = client.get("/postrider/v1/endpoints").await?;
-        // Who can be named to have a sick one asked.
+        // Subscriptions that can be named in the probe command of an endpoint on probation.
         let sick = client
             .get("/postrider/v1/subscriptions?state=delayed&top=1000")
             .await?;
@@ -404,7 +404,7 @@ pub async fn endpoints_of(config: &Config, url: &str) -> Result<Vec<Endpoint>, F
     Ok(endpoints)
 }
 
-/// One answer of the running server's own API; `Err` says why there is none.
+/// Answer of the running server's own API; `Err` says why there is none.
 pub async fn ask(config: &Config, url: &str, path: &str) -> Result<Value, String> {
     let asking = async {
         let bytes = client(config, url, reader(config))?.get(path).await?;
@@ -416,7 +416,7 @@ pub async fn ask(config: &Config, url: &str, path: &str) -> Result<Value, String
     }
 }
 
-/// As the API tells of an endpoint.
+/// Reads an endpoint as the API reports it.
 fn told(one: &Value) -> Option<Endpoint> {
     let text = |name: &str| one[name].as_str();
     Some(Endpoint {
@@ -458,7 +458,8 @@ fn probe(id: &str, url: &str, data_dir: &Path) -> Option<String> {
     ))
 }
 
-/// The endpoints that a server would send to if it were started: of the catalogue, and of what is declared.
+/// Endpoints that a server would send to if it were started: those of the catalog, and declared
+/// ones.
 pub fn endpoints_in(config: &Config, catalogue: Option<&Catalogue>) -> (Vec<Finding>, Vec<Endpoint>) {
     let known = serve::destinations(config);
     let mut found = Vec::new();
@@ -513,7 +514,7 @@ pub fn endpoints_in(config: &Config, catalogue: Option<&Catalogue>) -> (Vec<Find
             words_of(Some(delay.cause), delay.status),
             delay.since
         );
-        // A delay may be that of one subscription only.
+        // A probation delay may be that of a single subscription.
         add(
             endpoint::DelayScope::parse(&one.endpoint).0.to_owned(),
             Some(text),
@@ -592,7 +593,7 @@ pub async fn proxy(config: &Config) -> Option<Finding> {
     })
 }
 
-/// Tries to connect to endpoints, as a delivery would.
+/// Tries to connect to endpoints as a delivery would.
 pub async fn reach(loaded: &Loaded, mut endpoints: Vec<Endpoint>) -> Vec<Finding> {
     let about = "endpoints";
     let mut found = Vec::new();
@@ -630,7 +631,7 @@ pub async fn reach(loaded: &Loaded, mut endpoints: Vec<Endpoint>) -> Vec<Finding
             )];
         }
     };
-    // The sick ones are not to be left out.
+    // Endpoints on probation come first, so that they are not cut off.
     endpoints.sort_by_key(|one| (one.delay.is_none(), std::cmp::Reverse(one.waiting)));
     let left_out = endpoints.len().saturating_sub(ENDPOINTS_MAX);
     endpoints.truncate(ENDPOINTS_MAX);
@@ -681,7 +682,7 @@ pub async fn reach(loaded: &Loaded, mut endpoints: Vec<Endpoint>) -> Vec<Finding
     found
 }
 
-/// The finding for an endpoint that can be connected to and has not failed.
+/// Finding for an endpoint that can be reached and has not failed.
 fn well_in_words(endpoint: &Endpoint) -> String {
     let name = &endpoint.name;
     match &endpoint.last {
@@ -699,7 +700,7 @@ fn well_in_words(endpoint: &Endpoint) -> String {
     }
 }
 
-/// What is to be said of an endpoint; nothing if it is well.
+/// Finding for an endpoint; `None` if it is healthy.
 fn judge(endpoint: &Endpoint, reached: Result<(), (FailureKind, String)>) -> Option<Finding> {
     let about = "endpoints";
     let name = &endpoint.name;
@@ -823,7 +824,7 @@ fn dead_letter_place(properties: &Value) -> Option<DeadLetterDestination> {
 pub async fn storage(config: &Config, named: &[DeadLetterDestination]) -> Vec<Finding> {
     let about = "storage";
     let mut found = Vec::new();
-    // By account, the containers that subscriptions name.
+    // Containers that subscriptions name, by account.
     let mut places: BTreeMap<String, Vec<String>> = BTreeMap::new();
     for configured in config.all_storage_accounts() {
         places.entry(configured.name).or_default();
@@ -900,7 +901,7 @@ pub async fn storage(config: &Config, named: &[DeadLetterDestination]) -> Vec<Fi
     found
 }
 
-/// Whether the keys of the token issuer can be had.
+/// Whether the keys of the token issuer can be fetched.
 pub async fn issuer(config: &Config) -> Option<Finding> {
     let oidc = config.oidc.as_ref()?;
     let about = "oidc";

@@ -93,7 +93,7 @@ mod tests {
             BTreeMap::from([("http://h/".to_owned(), "HTTP 400 Bad Request".to_owned())])
         );
 
-        // More than are named, or nodes that did not answer.
+        // More subscriptions than the server names, or nodes that did not answer.
         let text = "60 subscriptions need attention";
         let found =
             findings(&json!({"status": "attention", "text": text, "count": 60, "subscriptions": [shop]}));

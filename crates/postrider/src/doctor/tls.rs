@@ -1,4 +1,4 @@
-//! The certificate of the listener for https: whether clients will take it, and for how long.
+//! Certificate of the https listener: whether clients will accept it, and for how long.
 
 use super::finding::{Finding, quoted};
 use crate::config::Config;
@@ -17,7 +17,7 @@ const ABOUT: &str = "tls";
 const DAY: Duration = Duration::from_secs(24 * 60 * 60);
 const ENDS_SOON: Duration = Duration::from_secs(30 * 24 * 60 * 60);
 
-/// `running`: a server shows this certificate now. A start would issue another if it had to.
+/// `running`: a server uses this certificate now. Otherwise the next start may issue another.
 pub fn examine(config: &Config, now: Timestamp, running: bool) -> Vec<Finding> {
     if config.listen.https.is_none() {
         return vec![Finding::ok(ABOUT, "the listener for https is off")];
@@ -72,7 +72,7 @@ fn unusable(own: bool, what: String) -> Finding {
     }
 }
 
-/// A key that others on this machine can read.
+/// Warns of a key that others on this machine can read.
 fn exposed(key: &Path) -> Option<Finding> {
     use std::os::unix::fs::PermissionsExt;
     let mode = std::fs::metadata(key).ok()?.permissions().mode();
@@ -111,13 +111,14 @@ fn ending(end: Timestamp, now: Timestamp, own: bool, running: bool) -> Option<Fi
     })
 }
 
-/// The names by which clients address the server, as far as they were given to us.
+/// Whether the certificate covers the names by which clients address the server, as far as they are
+/// configured.
 fn names(config: &Config, leaf: &CertificateDer<'_>, own: bool) -> Option<Finding> {
     let parsed = match ParsedCertificate::try_from(leaf) {
         Ok(parsed) => parsed,
         Err(e) => return Some(unusable(own, format!("the certificate cannot be used: {e}"))),
     };
-    // An operator's certificate need not be for localhost.
+    // An operator's certificate need not cover localhost.
     let local = ["localhost", "127.0.0.1", "::1"];
     let wanted = server_names(config).into_iter();
     let wanted = wanted.filter(|name| !own || !local.contains(&name.as_str()));
@@ -141,7 +142,7 @@ fn names(config: &Config, leaf: &CertificateDer<'_>, own: bool) -> Option<Findin
     })
 }
 
-/// Whether programs on this machine trust it.
+/// Whether programs on this machine trust the certificate.
 fn trust(config: &Config, chain: &[CertificateDer<'_>], now: Timestamp, own: bool) -> Option<Finding> {
     let parsed = ParsedCertificate::try_from(&chain[0]).ok()?;
     let mut roots = RootCertStore::empty();
@@ -167,7 +168,7 @@ fn trust(config: &Config, chain: &[CertificateDer<'_>], now: Timestamp, own: boo
     Some(trusting(&ca).into_iter().fold(finding, Finding::command))
 }
 
-/// What makes this machine trust a CA.
+/// Commands that make this machine trust a CA.
 fn trusting(ca: &Path) -> Vec<String> {
     let ca = quoted(&ca.to_string_lossy());
     if cfg!(target_os = "macos") {

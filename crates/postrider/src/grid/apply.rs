@@ -1,4 +1,4 @@
-//! `postrider apply`: makes a server be as files say, after telling what that takes.
+//! `postrider apply`: changes a server to match declaration files, after printing the plan.
 
 use super::arm::Arm;
 use super::file::{Format, Grid, On, Subscription, with_whole_ids};
@@ -17,7 +17,7 @@ use std::collections::BTreeSet;
 
 #[derive(Clone, Debug, Args)]
 pub struct ApplyArgs {
-    /// A grid file: .yaml, .json or .toml, or - for the standard input; may be repeated
+    /// Declaration file: .yaml, .json or .toml, or - for the standard input; may be repeated
     #[arg(long = "file", short = 'f', value_name = "FILE|-", required = true)]
     files: Vec<String>,
     #[command(flatten)]
@@ -31,10 +31,10 @@ pub struct ApplyFlags {
     /// Print the plan and do nothing
     #[arg(long)]
     dry_run: bool,
-    /// Do not ask
+    /// Do not ask for confirmation
     #[arg(long, short = 'y')]
     yes: bool,
-    /// Delete what the files do not have: in the groups they name, and on the topics they have
+    /// Delete what the files do not declare: in the groups they name, and on the topics they have
     #[arg(long)]
     prune: bool,
     /// Do not wait until each change is in force
@@ -80,7 +80,7 @@ pub async fn make_so(grid: Grid, how: &ApplyFlags, server: &ServerFlags, output:
     Ok(())
 }
 
-/// Stops at the first thing that goes wrong, and tells where that leaves the rest.
+/// Stops at the first failure and reports the steps that remain.
 async fn carry_out(arm: &Arm, plan: &Plan, wait: bool) -> Result<()> {
     let work: Vec<&Step> = plan.0.iter().filter(|step| step.is_work()).collect();
     for (at, step) in work.iter().enumerate() {
@@ -108,18 +108,18 @@ async fn carry_out(arm: &Arm, plan: &Plan, wait: bool) -> Result<()> {
     Ok(())
 }
 
-/// A resource that files want, and where.
+/// A resource that can have subscriptions, and its id.
 #[derive(Clone)]
 struct Owner {
     kind: Kind,
     id: String,
     schema: String,
-    /// Which Event Grid its subscriptions behave like unless they say so.
+    /// Profile of its subscriptions that name none.
     profile: Option<String>,
 }
 
 impl Owner {
-    /// System topics of different groups may have one name.
+    /// System topics of different groups may have the same name.
     fn is(&self, kind: Kind, name: &str, group: Option<&str>) -> bool {
         let same_group = match (group, group_of(&self.id)) {
             (Some(asked), Some(own)) => asked.eq_ignore_ascii_case(own),
@@ -158,7 +158,8 @@ async fn plan(arm: &Arm, grid: Grid, prune: bool) -> Result<Plan> {
             && present.body["properties"]["postrider"]["edge"] == json!(true)
             && body["properties"]["postrider"]["edge"].is_null()
         {
-            // The server keeps what a request is silent about; a file that is silent means a topic of management.
+            // A PUT without `edge` keeps the server's value; a file without it means a topic of the
+            // management API.
             body["properties"]["postrider"]["edge"] = json!(false);
         }
         let schema = delivery_schema(&body, present.as_ref().map(|read| &read.body));
@@ -265,7 +266,7 @@ async fn subscription(
     Ok(Step::of(what, id, &wanted, present.as_ref(), etag))
 }
 
-/// What a subscription is on: out of the files, or on the server already.
+/// The resource that a subscription belongs to: declared in the files, or on the server already.
 async fn owner(arm: &Arm, owners: &[Owner], kind: Kind, name: &str, group: &Option<String>) -> Result<Owner> {
     if let Some(owner) = owners.iter().find(|owner| owner.is(kind, name, group.as_deref())) {
         return Ok(owner.clone());
@@ -289,7 +290,7 @@ fn profile(properties: &Value) -> Option<String> {
     properties["postrider"]["profile"].as_str().map(str::to_owned)
 }
 
-/// In which events of a topic are delivered where a subscription does not say.
+/// Schema in which events of a topic are delivered where a subscription does not choose one.
 fn delivery_schema(body: &Value, present: Option<&Value>) -> String {
     let member = |name: &str| {
         let given = &body["properties"][name];
@@ -308,7 +309,7 @@ fn delivery_schema(body: &Value, present: Option<&Value>) -> String {
     .to_owned()
 }
 
-/// What is there that no file has. What hangs on other things goes first.
+/// Steps that delete resources which no file declares. Dependent resources go first.
 async fn unwanted(
     arm: &Arm,
     groups: &BTreeSet<String>,
@@ -356,14 +357,14 @@ async fn unwanted(
     Ok(steps)
 }
 
-/// The names in a list; none of what is not there yet.
+/// Names in a list; empty if the parent does not exist.
 async fn found(arm: &Arm, list: &str) -> Result<Vec<String>> {
     let items = match arm.list(list).await {
         Ok(items) => items,
         Err(e) if super::arm::is_refused(&e, 404) => return Ok(Vec::new()),
         Err(e) => return Err(e),
     };
-    // Whoever listens goes by themselves.
+    // Subscriptions of listen sessions are excluded: they end by themselves.
     let is_listener = |one: &Value| {
         let url = one["properties"]["destination"]["properties"]["endpointBaseUrl"].as_str();
         url.is_some_and(|url| url.starts_with(&format!("https://{HOST}/")))

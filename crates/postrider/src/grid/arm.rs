@@ -1,4 +1,4 @@
-//! The management API as these commands speak it: resources, lists, operations that take a while.
+//! Client of the management API: resources, lists and long-running operations.
 
 use super::ids::{Ids, Kind};
 use super::normal::ServerBatchDefaults;
@@ -14,13 +14,13 @@ use std::fmt;
 use std::time::Duration;
 
 const VERSION: &str = "2025-02-15";
-/// The version of the lists of subscriptions and groups, which are not Event Grid's.
+/// API version of subscription and group lists, which do not belong to Event Grid.
 const ACCOUNTS_VERSION: &str = "2022-12-01";
-/// How often an operation is looked at: at once at first, then ever more rarely.
+/// Interval of polling an operation: short at first, then longer.
 const LOOK_FIRST: Duration = Duration::from_millis(20);
 const LOOK_MAX: Duration = Duration::from_secs(1);
 
-/// What the server says when it refuses.
+/// Error with which the server refuses a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Refused {
     pub status: u16,
@@ -56,7 +56,7 @@ impl Refused {
     }
 }
 
-/// Whether a failure is the server's refusal with this status.
+/// Whether an error is the server's refusal with this status.
 pub fn is_refused(error: &anyhow::Error, status: u16) -> bool {
     error
         .downcast_ref::<Refused>()
@@ -66,11 +66,11 @@ pub fn is_refused(error: &anyhow::Error, status: u16) -> bool {
 pub struct Arm {
     client: Client,
     pub ids: Ids,
-    /// The group that was named for this one command.
+    /// Group named on the command line.
     group: Option<String>,
 }
 
-/// A resource as it was read.
+/// A resource as read, with its ETag.
 pub struct Read {
     pub body: Value,
     pub etag: Option<String>,
@@ -108,7 +108,7 @@ impl Arm {
         good(self.client.send(method, target, true, &headers, body).await?)
     }
 
-    /// A request that is not the management API's, answered well or not.
+    /// Sends a request outside the management API and returns any answer.
     pub async fn raw(
         &self,
         target: &str,
@@ -129,7 +129,7 @@ impl Arm {
         })
     }
 
-    /// As `get`, and nothing if there is no such resource.
+    /// Like `get`, but `None` if the resource does not exist.
     pub async fn find(&self, id: &str) -> Result<Option<Read>> {
         match self.get(id).await {
             Ok(read) => Ok(Some(read)),
@@ -145,7 +145,7 @@ impl Arm {
         json_of(&answer)
     }
 
-    /// Every item of a list, however many pages it has.
+    /// All items of a list, across its pages.
     pub async fn list(&self, id: &str) -> Result<Vec<Value>> {
         self.pages(format!("{}&$top=100", target(id))).await
     }
@@ -165,7 +165,7 @@ impl Arm {
         }
     }
 
-    /// Makes or replaces a resource; with an etag, only if it is still as it was read.
+    /// Creates or replaces a resource; with an ETag, only if it is unchanged since it was read.
     pub async fn put(&self, id: &str, body: Option<&Value>, etag: Option<&str>, wait: bool) -> Result<Value> {
         let answer = self.send_if(Method::PUT, &target(id), body, etag).await?;
         if !wait {
@@ -175,7 +175,7 @@ impl Arm {
         Ok(self.get(id).await?.body)
     }
 
-    /// Whether there was something to delete.
+    /// Deletes a resource. Returns whether it existed.
     pub async fn delete(&self, id: &str, wait: bool) -> Result<bool> {
         let answer = self.send(Method::DELETE, &target(id), None).await?;
         if wait {
@@ -184,7 +184,7 @@ impl Arm {
         Ok(answer.status != 204)
     }
 
-    /// Waits until what a request began has ended.
+    /// Waits for the end of the operation that a request started.
     async fn settle(&self, answer: &Answer, id: Option<&str>) -> Result<()> {
         let Some(operation) = answer.header("azure-asyncoperation") else {
             return Ok(());
@@ -205,8 +205,8 @@ impl Arm {
         }
     }
 
-    /// Says so if it is for a person now to go on. The URL is told to the endpoint only: whoever opens it speaks for
-    /// the endpoint.
+    /// Tells the user if a webhook waits for manual validation. The validation URL is sent only to
+    /// the endpoint, because opening it grants the endpoint's consent.
     async fn tell_of_validation(&self, id: &str) -> Result<bool> {
         let Some(read) = self.find(id).await? else {
             return Ok(false);
@@ -223,7 +223,7 @@ impl Arm {
         Ok(waits)
     }
 
-    /// How long a visit to the validation URL counts, if the server tells.
+    /// When the validation URL expires, if the server tells.
     async fn validation_end(&self, resource: &Value) -> Option<String> {
         let name = resource["name"].as_str()?;
         let path = format!(
@@ -238,7 +238,7 @@ impl Arm {
         only["until"].as_str().map(str::to_owned)
     }
 
-    /// The profile that holds where none is named; empty if the server does not tell.
+    /// The server's default profile; empty if the server does not tell.
     pub async fn profile(&self) -> Result<String> {
         let answer = self
             .client
@@ -248,7 +248,7 @@ impl Arm {
         Ok(health["profile"].as_str().unwrap_or_default().to_owned())
     }
 
-    /// The limits of batches that the server has where a subscription sets none; the usual ones if it does not tell.
+    /// The server's default batch limits; the usual ones if the server does not tell.
     pub async fn batch_defaults(&self) -> Result<ServerBatchDefaults> {
         let usual = ServerBatchDefaults::USUAL;
         let Ok(answer) = self.send(Method::GET, "/postrider/v1/server", None).await else {
@@ -262,7 +262,7 @@ impl Arm {
         })
     }
 
-    /// The group of a resource that is made: as said, or as it is, or as is usual.
+    /// Group for a resource to create: as named, that of an existing resource, or the default.
     pub async fn group_for(&self, kind: Kind, name: &str) -> Result<String> {
         if let Some(group) = &self.group {
             return Ok(group.clone());
@@ -275,7 +275,7 @@ impl Arm {
         self.usual_group().await
     }
 
-    /// The group that a command is about which named none.
+    /// Group of a command that names none.
     pub async fn usual_group(&self) -> Result<String> {
         if let Some(group) = self.group.as_ref().or(self.client.group.as_ref()) {
             return Ok(group.clone());
@@ -297,7 +297,7 @@ impl Arm {
         self.pages(path).await
     }
 
-    /// Where a group is; a new one is where the others are.
+    /// Location of a group; a new group gets that of the others.
     pub async fn location_of(&self, group: &str) -> Result<String> {
         let groups = self.groups().await?;
         let named = |one: &&Value| {
@@ -310,7 +310,7 @@ impl Arm {
         Ok(location.unwrap_or("westus2").to_owned())
     }
 
-    /// The groups in which there is a resource of this name.
+    /// Groups that have a resource of this name.
     async fn places(&self, kind: Kind, name: &str) -> Result<Vec<String>> {
         let list = self.ids.all(kind);
         let filter = format!("name eq '{}'", name.replace('\'', "''"));
@@ -326,7 +326,7 @@ impl Arm {
         Ok(found.iter().filter(ours).filter_map(group).collect())
     }
 
-    /// The id of a resource that is there.
+    /// Id of an existing resource.
     pub async fn locate(&self, kind: Kind, name: &str) -> Result<String> {
         if let Some(group) = &self.group {
             return Ok(self.ids.resource(group, kind, name));
@@ -362,19 +362,20 @@ impl Arm {
         &self.client
     }
 
-    /// The group that was named for this command only.
+    /// Group named on the command line for this command.
     pub fn named_group(&self) -> Option<&str> {
         self.group.as_deref()
     }
 }
 
-/// An id as it is asked for.
+/// Path and API version for an id.
 pub fn target(id: &str) -> String {
     let segments: Vec<_> = id.split('/').map(encoded).collect();
     format!("{}?api-version={VERSION}", segments.join("/"))
 }
 
-/// What of an absolute URL is asked of the server that we already talk to, which may have another name for itself.
+/// Path and query of an absolute URL. The host is dropped: the server may be known by another name
+/// than the one we use.
 pub fn path_and_query(url: &str) -> Result<String> {
     let uri: http::Uri = url
         .parse()
@@ -395,7 +396,7 @@ fn json_of<T: DeserializeOwned>(answer: &Answer) -> Result<T> {
         .context("the server's answer is not understood: is it of another version?")
 }
 
-/// How an operation ended; nothing while it goes on.
+/// Result of an operation; `None` while it is running.
 fn outcome_of(state: &Value) -> Option<Result<(), Refused>> {
     let error = |name: &str| state["error"][name].as_str().map(str::to_owned);
     let refused = |code: &str, message: &str| Refused {

@@ -1,4 +1,4 @@
-//! `postrider audit`: who changed what, and whether the list of it is as it was written.
+//! `postrider audit`: lists the audit log, and verifies that it was not tampered with.
 
 use super::ServerFlags;
 use crate::client::Client;
@@ -13,7 +13,7 @@ use serde_json::value::RawValue;
 use std::path::Path;
 
 const PATH: &str = "/postrider/v1/audit";
-/// Lines in one answer of the server.
+/// Lines per page of the server.
 const PAGE: usize = 1000;
 const LIMIT: usize = 100;
 
@@ -23,7 +23,7 @@ pub struct AuditArgs {
     command: Command,
     #[command(flatten)]
     server: ServerFlags,
-    /// How to print
+    /// Output format
     #[arg(
         long,
         short = 'o',
@@ -40,9 +40,9 @@ enum Output {
     /// Tables and lines
     #[value(alias = "table")]
     Text,
-    /// A list
+    /// JSON list
     Json,
-    /// Each line as it is on disk, the oldest first
+    /// Lines as they are on disk, oldest first
     Jsonl,
 }
 
@@ -50,29 +50,29 @@ enum Output {
 enum Command {
     /// List changes, key reads, logins, replays, purges, pauses, and what was refused
     List(ListArgs),
-    /// Check that no line was edited, removed or moved. With --data-dir and without --server it reads the files there,
-    /// also while the server is stopped
+    /// Check that no line was edited, removed or moved. With --data-dir and without --server, reads
+    /// the files there, even while the server is stopped
     Verify,
 }
 
 #[derive(Clone, Debug, Args)]
 struct ListArgs {
-    /// Only since then: a time, or how long ago
+    /// Only since this time, or this long ago
     #[arg(long, value_name = "TIME")]
     since: Option<String>,
-    /// Only before then
+    /// Only before this time
     #[arg(long, value_name = "TIME")]
     until: Option<String>,
-    /// Only what this client did
+    /// Only changes by this client
     #[arg(long, value_name = "CLIENT")]
     actor: Option<String>,
     /// Only this action, or all that begin with this word: topic, topic.write
     #[arg(long)]
     action: Option<String>,
-    /// Only resources that contain this
+    /// Only resources that contain this text
     #[arg(long)]
     resource: Option<String>,
-    /// How many at most [default: 100; with --output jsonl all]
+    /// At most this many [default: 100; with --output jsonl all]
     #[arg(long, value_name = "COUNT")]
     limit: Option<usize>,
 }
@@ -108,7 +108,7 @@ async fn show(args: &AuditArgs, list: &ListArgs) -> Result<()> {
         }
         found += page.value.len();
         match export {
-            // Page by page: there may be very many.
+            // Printed page by page: there may be very many lines.
             true if page.value.is_empty() => {}
             true => {
                 let text: Vec<&str> = page.value.iter().map(|line| line.get()).collect();
@@ -232,7 +232,7 @@ fn on_disk(directory: &Path) -> Result<Value> {
     Ok(serde_json::to_value(found)?)
 }
 
-/// Prints what holds; returns what does not.
+/// Prints the findings that hold and returns those that do not.
 fn judged(args: &AuditArgs, of: &str, found: &Value) -> Result<Option<String>> {
     let number = |name: &str| found[name].as_u64().unwrap_or(0);
     if let Some(broken) = found.get("broken") {

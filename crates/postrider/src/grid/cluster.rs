@@ -1,4 +1,4 @@
-//! `postrider cluster`: the nodes of a cluster, what each owns, and how the store behind them is doing.
+//! `postrider cluster`: the nodes of a cluster, their partitions, and the health of the store.
 
 use super::{GridFlags, Output, Usage};
 use crate::client::Client;
@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 use std::time::Duration;
 
 const PATH: &str = "/postrider/v1/cluster";
-/// How often it is looked whether a node has given everything away.
+/// Interval of checking whether a node has handed over all its partitions.
 const LOOK_EVERY: Duration = Duration::from_millis(500);
 
 #[derive(Clone, Debug, Args)]
@@ -25,28 +25,28 @@ pub struct ClusterArgs {
 
 #[derive(Clone, Debug, clap::Subcommand)]
 enum Command {
-    /// Show the nodes, what each owns, and how the store behind them is doing
+    /// Show the nodes, their partitions, and the health of the store
     Status,
-    /// Let a node give its partitions to the others, such as before its machine is taken down
+    /// Hand over a node's partitions to the others, such as before its machine is taken down
     Drain {
-        /// Its name or its id [default: the node that is asked]
+        /// Name or id of the node [default: the node that is asked]
         node: Option<String>,
-        /// Wait until it has given everything away
+        /// Wait until all partitions are handed over
         #[arg(long)]
         wait: bool,
         /// How long to wait
         #[arg(long, value_name = "TIME", default_value = "2m", value_parser = duration::parse, requires = "wait")]
         timeout: Duration,
-        /// Though no other node is live: nothing is delivered then
+        /// Drain even if no other node is live: nothing is delivered then
         #[arg(long)]
         force: bool,
-        /// Do not ask
+        /// Do not ask for confirmation
         #[arg(long, short = 'y')]
         yes: bool,
     },
-    /// Let a node that was drained take part again
+    /// Let a drained node take part again
     Undrain {
-        /// Its name or its id [default: the node that is asked]
+        /// Name or id of the node [default: the node that is asked]
         node: Option<String>,
     },
 }
@@ -131,7 +131,8 @@ fn id_of(told: &Value) -> &str {
     told["node"]["id"].as_str().unwrap_or_default()
 }
 
-/// The answer may be of another node than the one that drains, which hears of it a heartbeat later.
+/// The answer may come from a node other than the draining one, which learns of it one heartbeat
+/// later.
 async fn until_drained(client: &Client, id: &str, timeout: Duration) -> Result<()> {
     let end = SystemClock.now() + timeout;
     loop {
@@ -152,7 +153,7 @@ async fn until_drained(client: &Client, id: &str, timeout: Duration) -> Result<(
     }
 }
 
-/// How many partitions a node that drains still has; none if it does not drain.
+/// Partitions that a draining node still owns; `None` if the node is not draining.
 fn left_of(cluster: &Value, id: &str) -> Option<usize> {
     let node = list(cluster, "nodes").iter().find(|node| node["id"] == id)?;
     match node["standing"].as_str()? {
@@ -324,7 +325,7 @@ mod tests {
     fn what_is_left_of_a_node_that_drains_is_known() {
         assert_eq!(left_of(&cluster("live", "a"), "a"), None);
         assert_eq!(left_of(&cluster("draining", "a"), "a"), Some(1));
-        // Its key is free, but the node has not said that it serves nothing any more.
+        // The partition's key is free, but the node has not reported yet that it serves nothing.
         assert_eq!(left_of(&cluster("draining", "b"), "a"), Some(1));
         assert_eq!(left_of(&cluster("drained", "b"), "a"), Some(0));
         assert_eq!(left_of(&cluster("left", "b"), "a"), Some(0));

@@ -1,4 +1,4 @@
-//! `postrider event`: events from the command line, and what became of them.
+//! `postrider event`: sends events from the command line, and looks up their history.
 
 use super::arm::{Arm, Refused, is_refused, path_and_query};
 use super::ids::Kind;
@@ -18,13 +18,13 @@ use serde_json::{Value, json};
 use std::convert::Infallible;
 
 const VERSION: &str = "2018-01-01";
-/// So many events are sent in one request: what is sent at once is accepted or refused at once.
+/// Events in one publish request, which is accepted or refused as a whole.
 const EVENTS_PER_REQUEST: u64 = 100;
-/// What became of events.
+/// Path of the recorded events.
 const RECORDED: &str = "/postrider/v1/events";
-/// The server lists no more at once.
+/// Largest page of the server.
 const FOUND_AT_ONCE_MAX: usize = 1000;
-/// Ids of sent events that are printed; all of them are in the JSON.
+/// Ids of sent events that are printed; the JSON has all of them.
 const IDS_SHOWN_MAX: usize = 20;
 const NOT_UNDERSTOOD: &str = "the server's answer is not understood: is it of another version?";
 
@@ -38,50 +38,51 @@ pub struct EventArgs {
 
 #[derive(Clone, Debug, clap::Subcommand)]
 enum Command {
-    /// Send an event made of these flags, or events as they stand in a file
+    /// Send an event made of these flags, or events from a file
     Send(SendArgs),
-    /// Tell what became of an event: who wanted it, every attempt, what comes next
+    /// Show the history of an event: its subscriptions, every attempt, what comes next
     Trace {
-        /// The event's id
+        /// Id of the event
         id: String,
     },
-    /// Find events that were recorded, the latest first
+    /// Find recorded events, latest first
     Search(SearchArgs),
 }
 
 #[derive(Clone, Debug, Default, Args)]
 struct SearchArgs {
-    /// Those with this id
+    /// Events with this id
     #[arg(long)]
     id: Option<String>,
-    /// Those of this topic or domain, by name or resource id
+    /// Events of this topic or domain, by name or resource id
     #[arg(long, value_name = "NAME|ID")]
     topic: Option<String>,
-    /// Those that were for this subscription: NAME, TOPIC/NAME or a resource id
+    /// Events matched by this subscription: NAME, TOPIC/NAME or a resource id
     #[arg(long, value_name = "NAME|ID")]
     subscription: Option<String>,
-    /// Those of this type
+    /// Events of this type
     #[arg(long = "type", visible_alias = "event-type", value_name = "TYPE")]
     kind: Option<String>,
-    /// Those whose subject begins so
+    /// Events whose subject begins with this text
     #[arg(long, visible_alias = "subject-begins-with", value_name = "TEXT")]
     subject: Option<String>,
-    /// Those of which this has become: delivered, pending, retrying, deadLettered, dropped, unmatched or mixed
+    /// Events in this state: delivered, pending, retrying, deadLettered, dropped, unmatched or
+    /// mixed
     #[arg(long)]
     state: Option<String>,
-    /// Those with an attempt that ended so: Success, Busy, TimedOut, …
+    /// Events with an attempt of this outcome: Success, Busy, TimedOut, …
     #[arg(long)]
     outcome: Option<String>,
-    /// Those accepted since: 2030-01-01T00:00:00Z, or so long ago, such as 1h
+    /// Events accepted since this time (2030-01-01T00:00:00Z), or this long ago, such as 1h
     #[arg(long, value_name = "TIME")]
     since: Option<String>,
-    /// Those accepted before: 2030-01-01T00:00:00Z, or so long ago, such as 1h
+    /// Events accepted before this time (2030-01-01T00:00:00Z), or this long ago, such as 1h
     #[arg(long, value_name = "TIME")]
     until: Option<String>,
-    /// List no more than this
+    /// At most this many
     #[arg(long, value_name = "N", default_value_t = 50, value_parser = clap::value_parser!(u64).range(1..))]
     limit: u64,
-    /// Go on where an earlier search ended
+    /// Continue where an earlier search ended
     #[arg(long)]
     cursor: Option<String>,
 }
@@ -90,21 +91,21 @@ struct SearchArgs {
 struct SendArgs {
     #[command(flatten)]
     to: OfPublisher,
-    /// The form of the event [default: what the topic takes]
+    /// Schema of the event [default: that of the topic]
     #[arg(long, value_name = "SCHEMA", ignore_case = true)]
     schema: Option<Schema>,
-    /// An event or a list of events as JSON, sent as they are
+    /// An event or a list of events as JSON, sent unchanged
     #[arg(long, value_name = "FILE|-", conflicts_with_all = ["data", "kind", "subject", "id", "source", "count", "data_version", "domain_topic"])]
     body: Option<String>,
     #[command(flatten)]
     event: OneEvent,
-    /// Send so many of them, each with an id of its own
+    /// Send this many events, each with an id of its own
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
     count: u64,
     /// A header of the request; may be repeated
     #[arg(long = "header", value_name = "NAME=VALUE")]
     headers: Vec<Pair>,
-    /// Publish with this key [default: key1, as the server tells it, or else the client's secret]
+    /// Publish with this key [default: key1 from the server, or else the client's secret]
     #[arg(long, value_name = "KEY", value_parser = |text: &str| Ok::<_, Infallible>(Secret::new(text)))]
     key: Option<Secret>,
 }
@@ -129,7 +130,7 @@ struct OneEvent {
     /// The version of the data [default: 1.0]
     #[arg(long, value_name = "TEXT")]
     data_version: Option<String>,
-    /// The topic of the domain that it is for
+    /// Topic of the domain
     #[arg(long, value_name = "NAME")]
     domain_topic: Option<String>,
 }
@@ -185,7 +186,7 @@ async fn search(args: &SearchArgs, flags: &GridFlags) -> Result<()> {
     let limit = usize::try_from(args.limit).unwrap_or(usize::MAX);
     let mut found = Vec::new();
     let mut cursor = args.cursor.clone();
-    // The server looks for a short while only, then says how far it has come.
+    // The server searches for a short time only, then returns a cursor to continue from.
     loop {
         let path = args.path(limit - found.len(), cursor.as_deref());
         let answer = arm.send(Method::GET, &path, None).await?;
@@ -259,12 +260,12 @@ async fn send(send: &SendArgs, flags: &GridFlags) -> Result<()> {
     }
 }
 
-/// The id of an event as it was sent; custom events have theirs elsewhere.
+/// Id of a sent event; custom events have theirs in members that are not known here.
 fn id_of(event: &Value) -> Option<String> {
     event["id"].as_str().map(str::to_owned)
 }
 
-/// How many were sent where, and the ids with which they are found again.
+/// How many events were sent where, and the ids to look them up by.
 fn sent_text(sent: u64, ids: &[String], to: &str) -> String {
     let mut text = match (sent, ids) {
         (1, [id]) => return format!("sent event {} to the {to}", harmless(id)),
@@ -306,7 +307,7 @@ impl OneEvent {
                 "id": id, "eventType": kind, "subject": or(&self.subject, "postrider"),
                 "eventTime": now.to_string(), "dataVersion": or(&self.data_version, "1.0"), "data": data,
             }),
-            // Nothing is known of its members: the data is the event.
+            // The members of custom events are unknown: the data is the event.
             Schema::Custom => return data.clone(),
         };
         if let (Schema::CloudEvents, Some(subject)) = (schema, &self.subject) {
@@ -323,7 +324,7 @@ impl OneEvent {
     }
 }
 
-/// Where events go and what lets them in.
+/// Publish endpoint and credentials.
 struct Publisher {
     path: String,
     schema: Schema,
@@ -332,7 +333,8 @@ struct Publisher {
 }
 
 impl Publisher {
-    /// Who may only publish cannot ask what a topic is like: then it is taken to be as usual.
+    /// Reads the topic's endpoint and schema. A client that may only publish cannot, so the
+    /// defaults are used for it.
     async fn find(arm: &Arm, args: &SendArgs) -> Result<Publisher> {
         let (kind, name) = args.to.named();
         let segment = match kind {

@@ -1,5 +1,5 @@
-//! Grid files: topics, domains, system topics and subscriptions in YAML, JSON or TOML, with the properties of the
-//! management API as the configuration file takes them.
+//! Declaration files: topics, domains, system topics and subscriptions in YAML, JSON or TOML, with
+//! the properties of the management API as the configuration file takes them.
 
 use super::Usage;
 use super::ids::{Ids, Kind};
@@ -11,7 +11,7 @@ use serde::Deserialize;
 use serde_json::{Map, Value, json};
 use std::collections::BTreeSet;
 
-/// What files ask for, all of them together.
+/// Declarations of all files together.
 #[derive(Debug, Default, PartialEq)]
 pub struct Grid {
     pub resources: Vec<Resource>,
@@ -39,7 +39,7 @@ pub struct Subscription {
     pub properties: Map<String, Value>,
 }
 
-/// What a subscription is on.
+/// The resource that a subscription belongs to.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum On {
     Resource(Kind, String),
@@ -84,7 +84,7 @@ struct Written {
     subscriptions: Vec<WrittenSubscription>,
 }
 
-/// Each is judged where it is read, so that what is wrong with it is told with its line.
+/// Conversion during parsing validates each declaration, so that errors carry the line.
 #[derive(Deserialize)]
 #[serde(try_from = "DeclaredTopic")]
 struct WrittenTopic(Resource, Vec<Subscription>, bool);
@@ -236,7 +236,7 @@ impl TryFrom<DeclaredSubscription> for WrittenSubscription {
     }
 }
 
-/// Splits what stands together in a file as the API wants it.
+/// Splits the members of a declaration into the API's body and what is beside `properties`.
 fn resource(kind: Kind, name: &str, declared: Value, known: &[&[&str]]) -> Result<Resource, String> {
     let Value::Object(mut given) = declared else {
         unreachable!("declared properties are an object");
@@ -324,7 +324,7 @@ fn unknown_property(path: &str, name: &str, known: &[&str]) -> String {
     format!("unknown property {path}{hint}")
 }
 
-/// What nobody knows was surely meant to do something.
+/// Refuses an unknown member: it was surely meant to have an effect.
 fn check_known<'a>(member: &str, known: impl IntoIterator<Item = &'a str>) -> Result<(), String> {
     let known: Vec<&str> = known.into_iter().collect();
     if known.contains(&member) {
@@ -341,7 +341,7 @@ pub enum Format {
 }
 
 impl Format {
-    /// By a file's name. JSON is YAML too, and what has no name is one of both.
+    /// Format by the file's extension. JSON is YAML too, so text without a name is parsed as YAML.
     pub fn of(path: &str) -> Format {
         let lower = path.to_lowercase();
         match () {
@@ -367,7 +367,8 @@ fn read(text: &str, format: Format, name: &str) -> Result<Written> {
             let line = before.map(|before| before.matches('\n').count() as u64 + 1);
             refused(line, e.message().to_owned())
         }),
-        // The parser of YAML tells the line of what is wrong inside, which that of JSON does not.
+        // The YAML parser reports the line of an error inside a declaration, which the JSON parser
+        // does not.
         Format::Yaml | Format::Json => {
             let options = serde_saphyr::options! { with_snippet: false, strict_booleans: true };
             serde_saphyr::from_str_with_options(text, options).map_err(|e| {
@@ -378,14 +379,14 @@ fn read(text: &str, format: Format, name: &str) -> Result<Written> {
     }
 }
 
-/// The line is told in front.
+/// Removes the position from a message: the line is printed in front.
 fn without_place(message: &str) -> String {
     let end = message.find(" at line ").unwrap_or(message.len());
     message[..end].to_owned()
 }
 
 impl Grid {
-    /// Adds a file's content.
+    /// Adds a file's declarations.
     pub fn add(&mut self, text: &str, format: Format, name: &str) -> Result<()> {
         let Written {
             group,
@@ -430,7 +431,7 @@ impl Grid {
         self.check(name)
     }
 
-    /// Nothing is asked for twice.
+    /// Refuses duplicate declarations.
     fn check(&self, name: &str) -> Result<()> {
         let mut seen = BTreeSet::new();
         for one in &self.resources {
@@ -469,7 +470,7 @@ fn of_kind(on: &On) -> u8 {
     }
 }
 
-/// Spells out the short names that the configuration takes too.
+/// Expands the short names that the configuration accepts, too, to whole ids.
 pub fn with_whole_ids(properties: &mut Map<String, Value>, ids: &Ids, group: &str) -> Result<()> {
     let account = |place: &mut Value| {
         if let Some(Value::String(name)) = place.pointer_mut("/properties/resourceId") {
@@ -593,7 +594,7 @@ subscriptions:
         assert_eq!(read(&value.to_string(), Format::Json).unwrap(), grid);
         let toml = toml::to_string(&value).unwrap();
         assert_eq!(read(&toml, Format::Toml).unwrap(), grid);
-        // What the configuration file calls them.
+        // TOML with the names of the configuration file.
         let toml = "[[topic]]\nname = 'a'\nkey1 = 'k'\n[[topic.subscription]]\nname = 's'\n";
         let grid = read(toml, Format::Toml).unwrap();
         assert_eq!((grid.resources.len(), grid.subscriptions.len()), (1, 1));

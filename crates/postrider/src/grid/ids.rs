@@ -1,10 +1,10 @@
-//! Resource ids, and the short forms that stand for them.
+//! Resource ids and their short forms.
 
 use anyhow::{Result, bail, ensure};
 
 pub const PROVIDER: &str = "providers/Microsoft.EventGrid";
 
-/// What has keys, subscriptions and a place in a group.
+/// Kind of a resource that has keys, subscriptions and a resource group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Kind {
     Topic,
@@ -30,7 +30,7 @@ impl Kind {
     }
 }
 
-/// Makes ids of one server.
+/// Builds ids of one server's resources.
 #[derive(Clone, Debug)]
 pub struct Ids {
     account: String,
@@ -52,12 +52,12 @@ impl Ids {
         format!("{}/resourceGroups/{group}", self.account())
     }
 
-    /// All of a kind, in every group.
+    /// Id of the list of all resources of a kind, in every group.
     pub fn all(&self, kind: Kind) -> String {
         format!("{}/{PROVIDER}/{}", self.account(), kind.segment())
     }
 
-    /// All of a kind in one group.
+    /// Id of the list of all resources of a kind in one group.
     pub fn all_in(&self, group: &str, kind: Kind) -> String {
         format!("{}/{PROVIDER}/{}", self.group(group), kind.segment())
     }
@@ -66,7 +66,7 @@ impl Ids {
         format!("{}/{name}", self.all_in(group, kind))
     }
 
-    /// A resource of another provider in the same group.
+    /// Id of another provider's resource in the same group.
     fn of(&self, group: &str, provider: &str, types: &[&str], names: &[&str]) -> String {
         let mut id = format!("{}/providers/{provider}", self.group(group));
         for (kind, name) in types.iter().zip(names) {
@@ -75,7 +75,7 @@ impl Ids {
         id
     }
 
-    /// A storage account by its id, or by its name.
+    /// Id of a storage account, given its id or its name.
     pub fn storage_account(&self, text: &str, group: &str) -> String {
         match text.starts_with('/') {
             true => text.to_owned(),
@@ -108,7 +108,7 @@ impl Ids {
         }
     }
 
-    /// `namespace/name`, or an id, of a destination that is a broker.
+    /// Id of a broker's entity, given `namespace/name` or an id.
     pub fn in_namespace(&self, text: &str, group: &str, provider: &str, kind: &str) -> Result<String> {
         if text.starts_with('/') {
             return Ok(text.to_owned());

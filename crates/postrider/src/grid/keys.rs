@@ -1,4 +1,4 @@
-//! `postrider key`: what publishers sign with.
+//! `postrider key`: the keys that publishers sign with.
 
 use super::arm::Arm;
 use super::ids::Kind;
@@ -19,11 +19,11 @@ pub struct KeyArgs {
 enum Command {
     /// Print both keys
     List(OfPublisher),
-    /// Make one of the keys anew; what used it is refused from now on
+    /// Replace one of the keys; requests with the old one are refused from now on
     Regenerate {
         #[command(flatten)]
         of: OfPublisher,
-        /// Which one
+        /// Key to replace
         #[arg(long, value_enum, default_value = "key1")]
         name: KeyName,
     },
@@ -35,7 +35,7 @@ enum KeyName {
     Key2,
 }
 
-/// A topic or a domain.
+/// The topic or domain that a key belongs to.
 #[derive(Clone, Debug, Args)]
 #[group(required = true, multiple = false)]
 pub struct OfPublisher {

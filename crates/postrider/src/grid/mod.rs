@@ -1,6 +1,6 @@
-//! `postrider topic`, `subscription`, `domain`, … : what az does with a server, without az.
+//! `postrider topic`, `subscription`, `domain`, … : manage a server as az does, without az.
 //!
-//! They speak the management API that az speaks, with a client's secret as their token.
+//! The commands use the same management API as az, with a client's secret as the token.
 
 pub mod ids;
 pub mod arm;
@@ -32,7 +32,7 @@ use serde_json::Value;
 use std::fmt;
 use std::process::ExitCode;
 
-/// What clap itself ends with.
+/// Exit code of clap for usage errors.
 const USAGE: u8 = 2;
 
 #[derive(Clone, Debug, clap::Subcommand)]
@@ -48,28 +48,29 @@ pub enum Command {
     Subscription(Box<subscriptions::SubscriptionArgs>),
     /// List and regenerate the keys of topics and domains
     Key(keys::KeyArgs),
-    /// Send events, find them again, and see what became of them
+    /// Send events, find them again, and show their history
     Event(events::EventArgs),
     /// Print events as they are delivered, or forward them to a local port
     Listen(Box<listen::ListenArgs>),
-    /// Make the server be as grid files say, after telling what that takes
+    /// Change the server to match declaration files, after printing the plan
     Apply(apply::ApplyArgs),
-    /// Turn the configuration of another emulator into a grid file
+    /// Convert the configuration of another emulator to a declaration file
     Import(import::ImportArgs),
-    /// Show the nodes of a cluster and what each owns; drain one
+    /// Show the nodes of a cluster and their partitions; drain a node
     Cluster(cluster::ClusterArgs),
-    /// List who changed what, and verify that nobody tampered with the list
+    /// List the audit log, and verify that nobody tampered with it
     Audit(audit::AuditArgs),
     /// List and revoke portal sessions and tokens; replace the key behind both
     Session(sessions::SessionArgs),
 }
 
-/// Which server, and where in it.
+/// Server and resource group.
 #[derive(Clone, Debug, clap::Args)]
 pub struct ServerFlags {
     #[command(flatten)]
     client: ClientFlags,
-    /// The resource group [default: the context's; else the only one there is, or the one that holds the resource]
+    /// The resource group [default: the context's; else the only one there is, or the one that
+    /// holds the resource]
     #[arg(
         long,
         short = 'g',
@@ -81,7 +82,7 @@ pub struct ServerFlags {
     group: Option<String>,
 }
 
-/// What all these commands take.
+/// Flags that all these commands share.
 #[derive(Clone, Debug, clap::Args)]
 pub struct GridFlags {
     #[command(flatten)]
@@ -93,7 +94,7 @@ pub struct GridFlags {
 /// Whether to wait until a change is in force.
 #[derive(Clone, Debug, clap::Args)]
 struct WaitFlags {
-    /// Wait until the change is in force, as is usual
+    /// Wait until the change is in force (the default)
     #[arg(long, overrides_with = "no_wait")]
     wait: bool,
     /// Do not wait until the change is in force
@@ -107,7 +108,7 @@ impl WaitFlags {
     }
 }
 
-/// A command that cannot be meant.
+/// A usage error that clap does not detect.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Usage(String);
 
@@ -190,14 +191,15 @@ impl GridFlags {
     }
 }
 
-/// Says that a create command has replaced something: whoever expected a new thing may have mistyped its name.
+/// Notes that a create command has replaced a resource: the user may have mistyped the name of a
+/// new one.
 fn tell_replaced(was_there: bool, what: &str) {
     if was_there {
         eprintln!("{what} was there already and was replaced");
     }
 }
 
-/// Whether something may be deleted: someone says so, now or beforehand.
+/// Whether deletion is confirmed, by a flag or by asking.
 fn may_delete(yes: bool, what: &str) -> Result<bool> {
     if yes {
         return Ok(true);
@@ -215,7 +217,7 @@ fn may_delete(yes: bool, what: &str) -> Result<bool> {
     Ok(agreed)
 }
 
-/// Deletes one resource, if that is agreed to.
+/// Deletes one resource, if that is confirmed.
 async fn delete(arm: &Arm, id: &str, what: &str, yes: bool, wait: &WaitFlags) -> Result<()> {
     if !may_delete(yes, what)? {
         return Ok(());

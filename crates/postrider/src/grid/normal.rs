@@ -1,7 +1,7 @@
-//! What of a resource can be written, and how two states of it differ.
+//! The writable part of a resource, and the differences between two states of it.
 //!
-//! A file says only what its author cares for, an answer says everything. Both are brought to one form, in which
-//! what has its default is left out, and compared there.
+//! A file has only the members that its author cares for; an answer of the server has all of them.
+//! Both are normalized to a form without members that have their default, and compared in it.
 
 use super::ids::name_of;
 use postrider_core::time::Timestamp;
@@ -18,10 +18,10 @@ const READ_ONLY: [&str; 6] = [
     "systemData",
 ];
 
-/// Beside `properties`, what a topic has that can be written.
+/// Writable members of a topic beside `properties`.
 const BESIDE: [&str; 6] = ["location", "tags", "sku", "identity", "kind", "extendedLocation"];
 
-/// Members that are compared only if a file speaks of them: the server, or az, fills them in.
+/// Members that are compared only if a file sets them: the server, or az, fills them in.
 const OF_NO_CONCERN: [&str; 7] = [
     "location",
     "sku",
@@ -32,7 +32,7 @@ const OF_NO_CONCERN: [&str; 7] = [
     "properties.minimumTlsVersionAllowed",
 ];
 
-/// A topic, domain or system topic without what only the server writes.
+/// The writable part of a topic, domain or system topic.
 pub fn writable(body: &Value) -> Value {
     let mut written = Map::new();
     for name in BESIDE {
@@ -48,7 +48,7 @@ pub fn writable(body: &Value) -> Value {
     Value::Object(written)
 }
 
-/// The properties of any resource without what only the server writes.
+/// The writable part of any resource's properties.
 pub fn writable_properties(properties: &Value) -> Map<String, Value> {
     let Value::Object(mut properties) = without_nulls(properties) else {
         return Map::new();
@@ -77,7 +77,7 @@ fn without_nulls(value: &Value) -> Value {
     }
 }
 
-/// Where events go, with or without an identity.
+/// The destination, with or without an identity.
 pub fn destination_mut(properties: &mut Map<String, Value>) -> Option<&mut Value> {
     let plain = properties.get("destination").is_some_and(Value::is_object);
     match plain {
@@ -88,7 +88,7 @@ pub fn destination_mut(properties: &mut Map<String, Value>) -> Option<&mut Value
     }
 }
 
-/// Limits of a batch that a server has for subscriptions which set only the other one.
+/// Batch limits that a server uses for subscriptions which set only one of them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ServerBatchDefaults {
     pub events: u64,
@@ -96,13 +96,13 @@ pub struct ServerBatchDefaults {
 }
 
 impl ServerBatchDefaults {
-    /// Defaults that a server has unless it is configured otherwise.
+    /// Limits of a server with the default configuration.
     pub const USUAL: ServerBatchDefaults = ServerBatchDefaults {
         events: 10,
         kilobytes: 64,
     };
 
-    /// Adds the limits that a subscription leaves to the server, as reads show them.
+    /// Adds the limits that the server fills in, as reads show them.
     pub fn fill_in(self, properties: &Value) -> Value {
         let mut filled = properties.clone();
         let Value::Object(members) = &mut filled else {
@@ -167,24 +167,24 @@ pub fn with_usual_names(properties: &Value) -> Value {
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Normal(BTreeMap<String, Value>);
 
-/// One difference between two states.
+/// A difference between two states.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Difference {
     pub field: String,
-    /// As they may be shown.
+    /// Displayable values, without secrets.
     pub old: String,
     pub new: String,
 }
 
 impl Normal {
-    /// Of a topic, domain or system topic.
+    /// State of a topic, domain or system topic.
     pub fn of_topic(body: &Value) -> Normal {
         let mut normal = Normal::default();
         normal.add("", &writable(body));
         normal
     }
 
-    /// Of a subscription, whose events are delivered in `schema` unless it says so.
+    /// State of a subscription; `schema` is the default delivery schema.
     pub fn of_subscription(properties: &Value, schema: &str) -> Normal {
         let mut normal = Normal::default();
         normal.add("", &Value::Object(writable_properties(properties)));
@@ -207,7 +207,7 @@ impl Normal {
                 }
             }
             Value::Array(items) if items.is_empty() => {}
-            // Each attribute is a thing of its own, wherever it stands in the list.
+            // Attributes are keyed by name, so that their order does not matter.
             Value::Array(items) if path.ends_with("deliveryAttributeMappings") => {
                 for item in items {
                     let name = item["name"].as_str().unwrap_or_default().to_ascii_lowercase();
@@ -227,12 +227,12 @@ impl Normal {
         }
     }
 
-    /// Leaves a field to whoever writes it.
+    /// Removes a field that the file does not manage.
     pub fn forget(&mut self, field: &str) {
         self.0.remove(field);
     }
 
-    /// How `self`, which is there, differs from what is wanted.
+    /// Differences of `self`, the present state, from the wanted one.
     pub fn differences(&self, wanted: &Normal) -> Vec<Difference> {
         let mut fields: Vec<&String> = self.0.keys().chain(wanted.0.keys()).collect();
         fields.sort();
@@ -267,7 +267,7 @@ impl Normal {
         found
     }
 
-    /// A value as people may see it: no secrets.
+    /// A displayable value, without secrets.
     fn shown(&self, field: &str, value: &Value) -> String {
         let secret = field.strip_suffix(".properties.value").is_some_and(|attribute| {
             self.0.get(&format!("{attribute}.properties.isSecret")) == Some(&json!(true))
@@ -283,7 +283,7 @@ impl Normal {
     }
 }
 
-/// What holds where nothing is said.
+/// Default of a field; `None` if it has none.
 fn default_of(path: &str) -> Option<Value> {
     let path = path.strip_prefix("deliveryWithResourceIdentity.").unwrap_or(path);
     Some(match path {
@@ -305,7 +305,7 @@ fn default_of(path: &str) -> Option<Value> {
     })
 }
 
-/// Members whose words compare without case.
+/// Members whose values compare without regard to case.
 const WITHOUT_CASE: [&str; 10] = [
     "endpointType",
     "inputSchema",
@@ -319,7 +319,7 @@ const WITHOUT_CASE: [&str; 10] = [
     "action",
 ];
 
-/// Whether two values at a path mean the same.
+/// Whether two values at a path are equivalent.
 fn same(path: &str, a: &Value, b: &Value) -> bool {
     let last = path.rsplit('.').next().unwrap_or(path);
     match (a, b) {
@@ -328,7 +328,7 @@ fn same(path: &str, a: &Value, b: &Value) -> bool {
                 Timestamp::parse(a) == Timestamp::parse(b)
             }
             "location" => place(a) == place(b),
-            // The same schema has one name on the way in and another on the way out.
+            // A schema has different names in requests and in responses.
             "inputSchema" | "eventDeliverySchema" => schema(a) == schema(b),
             "resourceId" | "source" => same_resource(a, b),
             _ if WITHOUT_CASE.contains(&last) => a.eq_ignore_ascii_case(b),
@@ -347,7 +347,8 @@ fn same(path: &str, a: &Value, b: &Value) -> bool {
     }
 }
 
-/// Ids, or, as the configuration may write them, names of what is in the server's own group.
+/// Compares ids, or, as the configuration may write them, names of resources in the server's own
+/// group.
 fn same_resource(a: &str, b: &str) -> bool {
     let is_id = |text: &str| text.starts_with('/');
     match (is_id(a), is_id(b)) {

@@ -1,29 +1,31 @@
-//! What it takes to make a server be as files say.
+//! The steps that change a server to match declaration files.
 
 use super::normal::{Difference, Normal, ServerBatchDefaults, with_usual_names};
 use crate::terminal::harmless;
 use serde_json::{Value, json};
 
-/// What a file wants of one resource.
+/// Declared state of one resource.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Wanted {
     Topic(Value),
-    /// There is nothing to a topic of a domain but that it is there.
+    /// A domain topic has no properties: it only exists.
     DomainTopic,
     Subscription {
         properties: Value,
-        /// In which events are delivered unless it says so.
+        /// Default schema in which events are delivered.
         schema: String,
-        /// Whether it is tried as often as in the cloud unless it says so; otherwise nobody here knows how often.
+        /// Whether the cloud's default retry policy applies; the defaults of other profiles are not
+        /// known here.
         cloud_retries: bool,
         batch_defaults: ServerBatchDefaults,
-        /// Whether the source has event types of its own, which the server names where the subscription does not.
+        /// Whether the source has event types of its own, which the server fills in where the
+        /// subscription names none.
         typed_source: bool,
     },
 }
 
 impl Wanted {
-    /// What is sent to make it so. A topic that is there stays where it is.
+    /// Request body that creates or changes the resource; `None` if it has none.
     fn body(&self) -> Option<Value> {
         match self {
             Wanted::Topic(body) => Some(body.clone()),
@@ -32,7 +34,8 @@ impl Wanted {
                 properties, schema, ..
             } => {
                 let mut properties = properties.clone();
-                // A PUT that leaves it out keeps what there is; a file that does means the default.
+                // A PUT without the schema keeps the server's value; a file without it means the
+                // default.
                 if properties["eventDeliverySchema"].is_null() {
                     properties["eventDeliverySchema"] = json!(schema);
                 }
@@ -103,7 +106,7 @@ impl Action {
         }
     }
 
-    /// For what was done.
+    /// The verb for a step that was done.
     pub fn done(&self) -> &'static str {
         match self {
             Action::Create => "created",
@@ -114,7 +117,7 @@ impl Action {
     }
 }
 
-/// One resource and what becomes of it.
+/// A resource and its action.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Step {
     pub action: Action,
@@ -166,7 +169,7 @@ impl Step {
     }
 }
 
-/// In the order in which it is done.
+/// Steps in the order in which they are carried out.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Plan(pub Vec<Step>);
 
@@ -246,7 +249,7 @@ mod tests {
         };
         let there = json!({"properties": {"labels": ["a"], "eventDeliverySchema": "CloudEventSchemaV1_0"}});
         assert_eq!(step(&wanted, Some(there)).action, Action::Keep);
-        // The server keeps the schema of a PUT that does not name one.
+        // The server keeps the schema when a PUT does not name one.
         let there = json!({"properties": {"labels": ["a"], "eventDeliverySchema": "EventGridSchema"}});
         let changing = step(&wanted, Some(there));
         assert!(changing.is_work());

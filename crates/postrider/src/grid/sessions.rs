@@ -1,4 +1,4 @@
-//! `postrider session`: who has logged in, and how that is ended.
+//! `postrider session`: lists and ends portal sessions and tokens.
 
 use super::{GridFlags, Output};
 use crate::client::Client;
@@ -19,13 +19,14 @@ pub struct SessionArgs {
 
 #[derive(Clone, Debug, clap::Subcommand)]
 enum Command {
-    /// List portal sessions and tokens that still hold
+    /// List valid portal sessions and tokens
     List,
     /// End sessions and tokens at once, at every node
     Revoke(RevokeArgs),
     /// Replace the key that signs tokens and seals portal sessions
     ///
-    /// Portal sessions end at once. Tokens of the old key hold until their time is over, an hour at most.
+    /// Portal sessions end at once. Tokens of the old key stay valid until they expire, an hour at
+    /// most.
     RotateKey {
         /// End the tokens of the old key at once
         #[arg(long)]
@@ -36,12 +37,12 @@ enum Command {
 #[derive(Clone, Debug, Args)]
 #[group(required = true, multiple = false)]
 struct RevokeArgs {
-    /// One of those that are listed
+    /// Id from the list
     id: Option<String>,
-    /// All of one client
+    /// All sessions and tokens of this client
     #[arg(long, value_name = "NAME")]
     client: Option<String>,
-    /// All of every client
+    /// All sessions and tokens of every client
     #[arg(long)]
     all: bool,
 }

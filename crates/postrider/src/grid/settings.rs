@@ -1,4 +1,4 @@
-//! The settings of a subscription as flags, and what they become in a body.
+//! Settings of a subscription as flags, and their form in a request body.
 
 use super::Usage;
 use super::ids::Ids;
@@ -40,7 +40,7 @@ impl EndpointType {
     }
 }
 
-/// What can be taken away from a subscription.
+/// Settings that can be removed from a subscription.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum Clear {
     EventTypes,
@@ -55,16 +55,16 @@ pub enum Clear {
 
 #[derive(Clone, Debug, Default, PartialEq, Args)]
 pub struct SubscriptionSettings {
-    /// Where events go: a URL, a resource id, ACCOUNT/QUEUE or NAMESPACE/NAME
+    /// Destination: a URL, a resource id, ACCOUNT/QUEUE or NAMESPACE/NAME
     #[arg(long, value_name = "URL|ID", help_heading = "Destination")]
     endpoint: Option<String>,
-    /// What the endpoint is [default: webhook]
+    /// Type of the endpoint [default: webhook]
     #[arg(long, value_name = "TYPE", ignore_case = true, help_heading = "Destination")]
     endpoint_type: Option<EndpointType>,
-    /// Deliver up to so many events in one request, 1 to 5000
+    /// Deliver up to this many events in one request, 1 to 5000
     #[arg(long, value_name = "N", help_heading = "Destination")]
     max_events_per_batch: Option<u32>,
-    /// How large a batch should be, in kilobytes, 1 to 1024
+    /// Preferred size of a batch, in kilobytes, 1 to 1024
     #[arg(
         long,
         value_name = "KB",
@@ -75,13 +75,13 @@ pub struct SubscriptionSettings {
     /// A header of every delivery
     #[arg(long, value_name = "NAME=VALUE", help_heading = "Destination")]
     header: Vec<Pair>,
-    /// A header whose value is never shown again
+    /// A header of every delivery whose value is never shown again
     #[arg(long, value_name = "NAME=VALUE", help_heading = "Destination")]
     secret_header: Vec<Pair>,
-    /// A header with a value out of the event
+    /// A header with a value taken from the event
     #[arg(long, value_name = "NAME=data.path", help_heading = "Destination")]
     dynamic_header: Vec<Pair>,
-    /// How long a message stays in the storage queue: seconds, or a duration such as 2h
+    /// Time to live of messages in the storage queue: seconds, or a duration such as 2h
     #[arg(long, value_name = "SECONDS", help_heading = "Destination")]
     queue_message_ttl: Option<String>,
     /// The Entra tenant whose tokens protect the webhook
@@ -90,7 +90,7 @@ pub struct SubscriptionSettings {
     /// The Entra application, by id or URI
     #[arg(long, value_name = "APPLICATION", help_heading = "Destination")]
     aad_application: Option<String>,
-    /// The form in which events are delivered
+    /// Schema in which events are delivered
     #[arg(long, value_name = "SCHEMA", ignore_case = true, help_heading = "Destination")]
     delivery_schema: Option<Schema>,
 
@@ -102,52 +102,52 @@ pub struct SubscriptionSettings {
     /// A label; may be repeated
     #[arg(long = "label", value_name = "TEXT")]
     labels: Vec<String>,
-    /// When the subscription ends: 2030-01-01T00:00:00Z, or that long from now, such as 30d
+    /// When the subscription ends: 2030-01-01T00:00:00Z, or this long from now, such as 30d
     #[arg(long, value_name = "TIME")]
     expires: Option<String>,
 }
 
-/// Which events are wanted.
+/// Filter of a subscription.
 #[derive(Clone, Debug, Default, PartialEq, Args)]
 pub struct FilterSettings {
     /// Only events of this type; may be repeated
     #[arg(long = "event-type", value_name = "TYPE", visible_aliases = ["included-event-types", "type"], num_args = 1..,
           help_heading = "Filter")]
     event_types: Vec<String>,
-    /// Only events whose subject begins so
+    /// Only events whose subject begins with this text
     #[arg(long, value_name = "TEXT", help_heading = "Filter")]
     subject_begins_with: Option<String>,
-    /// Only events whose subject ends so
+    /// Only events whose subject ends with this text
     #[arg(long, value_name = "TEXT", help_heading = "Filter")]
     subject_ends_with: Option<String>,
-    /// Whether upper and lower case differ in subjects
+    /// Whether subjects compare case-sensitively
     #[arg(long, value_name = "true|false", num_args = 0..=1, default_missing_value = "true", help_heading = "Filter")]
     subject_case_sensitive: Option<bool>,
-    /// Whether advanced filters look into arrays
+    /// Whether advanced filters evaluate arrays
     #[arg(long, value_name = "true|false", num_args = 0..=1, default_missing_value = "true", help_heading = "Filter")]
     advanced_filtering_on_arrays: Option<bool>,
     #[command(flatten)]
     advanced: AdvancedFilters,
 }
 
-/// When a delivery is given up, and what becomes of it.
+/// Retry policy and dead-letter destination.
 #[derive(Clone, Debug, Default, PartialEq, Args)]
 pub struct RetrySettings {
-    /// Give up after so many attempts, 1 to 30
+    /// Give up after this many attempts, 1 to 30
     #[arg(long, value_name = "N", help_heading = "Retry and dead letters")]
     max_delivery_attempts: Option<u32>,
     /// Give up after this time: minutes, or a duration such as 2h; at most a day
     #[arg(long, value_name = "MINUTES", help_heading = "Retry and dead letters")]
     event_ttl: Option<String>,
-    /// Where events go that are given up: ACCOUNT/CONTAINER, or a resource id
+    /// Dead-letter destination: ACCOUNT/CONTAINER, or a resource id
     #[arg(long, value_name = "PLACE", help_heading = "Retry and dead letters")]
     dead_letter: Option<String>,
-    /// Which Event Grid to behave like: "postrider profiles" lists them
+    /// Event Grid to behave like: "postrider profiles" lists them
     #[arg(long, value_name = "NAME", help_heading = "Retry and dead letters")]
     profile: Option<String>,
 }
 
-/// `--advanced-filter KEY OPERATOR VALUES…`, each time it is given.
+/// `--advanced-filter KEY OPERATOR VALUES…`, one item for each use.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct AdvancedFilters(Vec<Vec<String>>);
 
@@ -186,10 +186,10 @@ impl FromArgMatches for AdvancedFilters {
     }
 }
 
-/// What names in flags stand for.
+/// Context in which names and times in flags are resolved.
 pub struct Meaning<'a> {
     pub ids: &'a Ids,
-    /// The group of resources that are named without one.
+    /// Group of resources that are named without one.
     pub group: &'a str,
     pub now: Timestamp,
 }
@@ -199,7 +199,7 @@ impl SubscriptionSettings {
         *self == SubscriptionSettings::default()
     }
 
-    /// Puts what was said into the properties of a subscription, in which what was not said stays as it is.
+    /// Puts the given settings into a subscription's properties; other properties stay as they are.
     pub fn put_into(&self, properties: &mut Map<String, Value>, meaning: &Meaning<'_>) -> Result<()> {
         self.put_destination(properties, meaning)?;
         self.filter.put_into(properties)?;
@@ -227,7 +227,7 @@ impl SubscriptionSettings {
     fn put_destination(&self, properties: &mut Map<String, Value>, meaning: &Meaning<'_>) -> Result<()> {
         if let Some(endpoint) = &self.endpoint {
             let destination = self.destination(endpoint, meaning)?;
-            // An identity that delivered to the old endpoint delivers to the new one.
+            // A destination with a managed identity keeps the identity when the endpoint changes.
             match properties.get_mut("deliveryWithResourceIdentity") {
                 Some(Value::Object(with_identity)) => {
                     with_identity.insert("destination".into(), destination);
@@ -279,7 +279,7 @@ impl SubscriptionSettings {
         Ok(json!({"endpointType": kind.name(), "properties": properties}))
     }
 
-    /// What stands beside the endpoint itself.
+    /// Properties of the destination other than the endpoint itself.
     fn within_destination(&self) -> Result<Vec<(&'static str, Value)>> {
         let mut found = Vec::new();
         let mut put = |name, value: Option<Value>| found.extend(value.map(|value| (name, value)));
@@ -391,7 +391,7 @@ impl FilterSettings {
     }
 }
 
-/// Puts members into an object inside another, which is made only if there are any.
+/// Puts members into a nested object, which is created only if there are any.
 fn put_some<const N: usize>(
     properties: &mut Map<String, Value>,
     name: &str,
@@ -408,7 +408,7 @@ fn put_some<const N: usize>(
     }
 }
 
-/// Refuses a flag that the destination has no use for.
+/// Refuses a flag that does not apply to the destination.
 fn check_property(kind: Option<EndpointType>, name: &str) -> Result<()> {
     use EndpointType::{AzureFunction, StorageQueue, WebHook};
     let Some(kind) = kind else { return Ok(()) };
@@ -424,7 +424,7 @@ fn check_property(kind: Option<EndpointType>, name: &str) -> Result<()> {
     }
 }
 
-/// Takes settings away.
+/// Removes settings.
 pub fn clear(properties: &mut Map<String, Value>, what: &[Clear]) {
     for one in what {
         let mut drop_in = |holder: &str, member: &str| {
@@ -487,7 +487,7 @@ const OPERATORS: [(&str, Operand); 19] = [
     ("IsNotNull", Operand::None),
 ];
 
-/// One advanced filter out of its words.
+/// Builds one advanced filter from its words.
 fn advanced(words: &[String]) -> Result<Value> {
     let [key, operator, values @ ..] = words else {
         bail!("--advanced-filter needs KEY OPERATOR VALUES…");
@@ -533,7 +533,7 @@ fn advanced(words: &[String]) -> Result<Value> {
         Operand::Strings => filter["values"] = json!(values),
         Operand::Ranges => {
             let range = |text: &String| {
-                // Brackets keep a negative number from looking like a flag.
+                // Ranges are in brackets so that a negative number does not look like a flag.
                 let bare = text.trim_start_matches('[').trim_end_matches(']');
                 let (from, to) = bare
                     .split_once(',')
@@ -547,13 +547,13 @@ fn advanced(words: &[String]) -> Result<Value> {
     Ok(filter)
 }
 
-/// A number of minutes, or a duration that is one.
+/// A number of minutes, or a duration that is a whole number of minutes.
 fn minutes(text: &str) -> Result<Value> {
     units(text, 60, "--event-ttl", "minutes")
 }
 
 fn seconds(text: &str) -> Result<Value> {
-    // A message that never expires.
+    // `-1`: the message never expires.
     match text {
         "-1" => Ok(json!(-1)),
         _ => units(text, 1, "--queue-message-ttl", "seconds"),
@@ -572,7 +572,7 @@ fn units(text: &str, unit: u64, flag: &str, name: &str) -> Result<Value> {
     Ok(json!(duration.as_secs() / unit))
 }
 
-/// A time, or so long from now.
+/// A point in time, or a duration from now.
 fn time(text: &str, now: Timestamp) -> Result<Value> {
     let time = match Timestamp::parse(text) {
         Some(time) => time,

@@ -1,4 +1,5 @@
-//! How subscriptions are, joined to what they are: the management API knows the one, our own API the other.
+//! Status of subscriptions: joins the state that our own API reports to the resources of the
+//! management API.
 
 use super::arm::Arm;
 use crate::client::encoded;
@@ -7,18 +8,18 @@ use http::Method;
 use serde_json::Value;
 use std::collections::HashMap;
 
-/// The member that is added to a subscription as the management API shows it.
+/// Member added to a subscription as the management API shows it.
 pub const MEMBER: &str = "status";
 const PATH: &str = "/postrider/v1/subscriptions";
-/// The server lists no more at once.
+/// Largest page of the server.
 const PAGE_MAX: usize = 1000;
 
-/// Which subscriptions are asked about.
+/// Selection of subscriptions.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Asked<'a> {
-    /// The resource id of what they are on.
+    /// Resource id of the topic, domain or system topic.
     pub topic: Option<&'a str>,
-    /// A part of their name.
+    /// Part of the name.
     pub name: Option<&'a str>,
 }
 
@@ -34,8 +35,8 @@ impl Asked<'_> {
     }
 }
 
-/// Adds to each subscription how it is, where the server knows that: a subscription that was made or deleted
-/// meanwhile has no status.
+/// Adds the status to each subscription. A subscription that was created or deleted between the two
+/// requests has none.
 pub async fn add(arm: &Arm, subscriptions: &mut [Value], asked: Asked<'_>) -> Result<()> {
     let mut found = HashMap::new();
     let mut skip = 0;
@@ -70,7 +71,8 @@ pub async fn add(arm: &Arm, subscriptions: &mut [Value], asked: Asked<'_>) -> Re
     Ok(())
 }
 
-/// A subscription's id without what differs between its two paths: nested in a topic, and as an extension of it.
+/// Key of a subscription that is the same for both of its paths: nested in a topic, and as an
+/// extension of it.
 fn key(id: &str) -> String {
     let id = id.to_lowercase();
     match id.rsplit_once("/eventsubscriptions/") {
@@ -82,7 +84,7 @@ fn key(id: &str) -> String {
     }
 }
 
-/// Health in a word, and that it is paused.
+/// Health in a word, and whether the subscription is paused.
 pub fn health(status: &Value) -> String {
     let health = status["health"].as_str().unwrap_or("-");
     match status["state"].as_str() {
@@ -91,7 +93,7 @@ pub fn health(status: &Value) -> String {
     }
 }
 
-/// Events that have not arrived and still may.
+/// Number of events that are neither delivered nor given up.
 pub fn waiting(status: &Value) -> String {
     let count = |name: &str| status[name].as_u64();
     match (count("waiting"), count("retrying")) {
@@ -105,7 +107,7 @@ pub fn oldest(status: &Value) -> String {
     seconds.map_or_else(|| "-".to_owned(), age)
 }
 
-/// The share of attempts in the last minutes that failed.
+/// Share of failed attempts in the last minutes.
 pub fn failed_share(status: &Value) -> String {
     let recent = |name: &str| status["recent"][name].as_u64();
     match (recent("failed"), recent("attempts")) {
@@ -120,7 +122,7 @@ pub fn failed_share(status: &Value) -> String {
     }
 }
 
-/// A length of time, to two units.
+/// A duration in its two largest units.
 fn age(seconds: f64) -> String {
     let seconds = seconds as u64;
     let (minutes, hours, days) = (seconds / 60, seconds / 3600, seconds / 86_400);

@@ -1,14 +1,14 @@
-//! What became of events, for people: one story as a timeline, many as a table.
+//! Event histories for people: one event as a timeline, several as a table.
 
 use crate::output::outcome_words;
 use crate::terminal::{Table, harmless, table, time_or_text};
 use serde_json::Value;
 use std::fmt::Write as _;
 
-/// So much of what an endpoint answered is shown.
+/// Longest part of an endpoint's response that is shown.
 const SNIPPET_SHOWN_MAX: usize = 300;
 
-/// Every story there is of an event's id: it may have been published more than once.
+/// All histories for an event's id, which may have been published more than once.
 pub fn timeline(found: &Value) -> String {
     let stories = list(&found["stories"]);
     let all: Vec<String> = stories.iter().map(story).collect();
@@ -27,7 +27,7 @@ fn text(value: &Value) -> String {
     }
 }
 
-/// What is there of these, after their names.
+/// Names and values of those members that are present.
 fn named(of: &Value, members: &[(&str, &str)]) -> Vec<String> {
     let some = members.iter().filter(|(member, _)| !of[*member].is_null());
     some.map(|(member, name)| format!("{name} {}", text(&of[*member])))
@@ -79,7 +79,7 @@ fn story(story: &Value) -> String {
 }
 
 fn put(out: &mut String, depth: usize, line: &str) {
-    // Writing to a string does not fail.
+    // Writing to a string cannot fail.
     let _ = writeln!(out, "{}{line}", "  ".repeat(depth));
 }
 
@@ -193,7 +193,7 @@ fn show_attempt(out: &mut String, attempt: &Value) {
     put(out, 3, &format!("then: {then}"));
 }
 
-/// Events that were found.
+/// Table of found events.
 pub fn events(found: &[Value]) -> Table {
     let columns = [
         "accepted",

@@ -1,4 +1,4 @@
-//! `postrider subscription`: who gets which events, where and how.
+//! `postrider subscription`: manages event subscriptions.
 
 use super::arm::Arm;
 use super::file::with_whole_ids;
@@ -25,7 +25,7 @@ pub struct SubscriptionArgs {
 
 #[derive(Clone, Debug, clap::Subcommand)]
 enum Command {
-    /// Create a subscription, or replace one that is there
+    /// Create a subscription, or replace an existing one
     Create {
         name: String,
         #[command(flatten)]
@@ -38,7 +38,7 @@ enum Command {
         #[command(flatten)]
         wait: WaitFlags,
     },
-    /// List the subscriptions of one thing, or all there are
+    /// List the subscriptions of one topic, domain, system topic or resource, or all of them
     List {
         #[command(flatten)]
         on: On,
@@ -48,36 +48,36 @@ enum Command {
         name: String,
         #[command(flatten)]
         on: On,
-        /// With the whole URL of a webhook, and the values of secret headers
+        /// Include the whole URL of a webhook, and the values of secret headers
         #[arg(long, visible_alias = "include-full-endpoint-url")]
         secrets: bool,
     },
-    /// Change what is said, leave the rest
+    /// Change the given settings, keep the rest
     Update {
         name: String,
         #[command(flatten)]
         on: On,
         #[command(flatten)]
         settings: SubscriptionSettings,
-        /// Take this away; may be repeated
+        /// Remove this setting; may be repeated
         #[arg(long, value_name = "WHAT", value_enum)]
         clear: Vec<Clear>,
         #[command(flatten)]
         wait: WaitFlags,
     },
-    /// Send nothing more for now: events wait and do not age
+    /// Stop sending: events are held and do not age
     Pause {
         name: String,
         #[command(flatten)]
         on: On,
     },
-    /// Send what waits, and whatever comes
+    /// Send the events that were held, and new ones
     Resume {
         name: String,
         #[command(flatten)]
         on: On,
     },
-    /// Ask an endpoint that is left alone at once, with one delivery
+    /// Probe an endpoint on probation at once, with one delivery
     Probe {
         name: String,
         #[command(flatten)]
@@ -88,7 +88,7 @@ enum Command {
         name: String,
         #[command(flatten)]
         on: On,
-        /// Do not ask
+        /// Do not ask for confirmation
         #[arg(long, short = 'y')]
         yes: bool,
         #[command(flatten)]
@@ -96,7 +96,7 @@ enum Command {
     },
 }
 
-/// What a subscription is on.
+/// The resource that a subscription belongs to.
 #[derive(Clone, Debug, Default, Args)]
 pub struct On {
     /// On this topic
@@ -111,13 +111,13 @@ pub struct On {
     /// On this system topic
     #[arg(long, value_name = "NAME", group = "on")]
     system_topic: Option<String>,
-    /// On this resource, by its whole id
+    /// On this resource, by its full id
     #[arg(long, value_name = "ID", visible_alias = "source-resource-id", group = "on")]
     scope: Option<String>,
 }
 
 impl On {
-    /// The id of what it is on, and the topic inside that if it is a domain.
+    /// Id of the resource, and the topic inside it if it is a domain.
     pub async fn place(&self, arm: &Arm) -> Result<(String, Option<&str>)> {
         let owner = match (&self.topic, &self.domain, &self.system_topic, &self.scope) {
             (Some(topic), ..) => arm.locate(Kind::Topic, topic).await?,
@@ -138,7 +138,7 @@ impl On {
         Ok((owner, self.domain_topic.as_deref()))
     }
 
-    /// The id of all subscriptions on it.
+    /// Id of the list of subscriptions on the resource.
     async fn subscriptions(&self, arm: &Arm) -> Result<String> {
         let (owner, domain_topic) = self.place(arm).await?;
         Ok(match domain_topic {
@@ -152,7 +152,7 @@ impl On {
         Ok(format!("{}/{name}", self.subscriptions(arm).await?))
     }
 
-    /// The id of the topic, domain or system topic, where that is what was named.
+    /// Id of the topic, domain or system topic; `None` if another resource or none was named.
     async fn topic_id(&self, arm: &Arm) -> Result<Option<String>> {
         match self.is_given() && self.scope.is_none() {
             true => Ok(Some(self.place(arm).await?.0)),
@@ -165,7 +165,7 @@ impl On {
     }
 }
 
-/// A subscription with its whole URL and the values of its secret headers.
+/// Reads a subscription with its full URL and the values of its secret headers.
 pub async fn get_in_clear(arm: &Arm, id: &str) -> Result<Option<super::arm::Read>> {
     let Some(mut read) = arm.find(id).await? else {
         return Ok(None);
@@ -263,7 +263,8 @@ pub async fn subscription(args: &SubscriptionArgs) -> Result<()> {
             let mut properties = normal::writable_properties(&read.body["properties"]);
             clear(&mut properties, cleared);
             let group = meant_group(&arm, &id).await?;
-            // What the configuration declared may name its places shortly, which this API does not take.
+            // Declared subscriptions may have short names of resources, which the management API
+            // does not accept.
             with_whole_ids(&mut properties, &arm.ids, &group)?;
             settings.put_into(&mut properties, &meaning(&arm, &group))?;
             let body = json!({ "properties": properties });
@@ -282,7 +283,7 @@ pub async fn subscription(args: &SubscriptionArgs) -> Result<()> {
     }
 }
 
-/// What our own API does to a subscription, and how it is afterwards.
+/// Calls an operation of our own API on a subscription, and prints the state afterwards.
 async fn control(flags: &GridFlags, arm: &Arm, verb: &str, name: &str, on: &On) -> Result<()> {
     let id = on.one(arm, name).await?;
     let path = format!("/postrider/v1/subscriptions/{verb}");
@@ -305,7 +306,7 @@ fn found(read: Option<super::arm::Read>, name: &str) -> Result<super::arm::Read>
     })
 }
 
-/// Every subscription on anything.
+/// Subscriptions of all topics and resources.
 async fn all(arm: &Arm) -> Result<Vec<Value>> {
     let scope = match arm.named_group() {
         Some(group) => arm.ids.group(group),
@@ -314,7 +315,7 @@ async fn all(arm: &Arm) -> Result<Vec<Value>> {
     arm.list(&format!("{scope}/{PROVIDER}/eventSubscriptions")).await
 }
 
-/// The group of resources that are named without one: that of what the subscription is on.
+/// Default group of resources that are named without one: that of the subscription's topic.
 pub async fn meant_group(arm: &Arm, id: &str) -> Result<String> {
     match group_of(id) {
         Some(group) => Ok(group.to_owned()),

@@ -1,4 +1,4 @@
-//! Resources for people. Whatever others wrote is shown, never obeyed by the terminal.
+//! Resources for people. Control characters in others' text are escaped.
 
 use super::ids::{group_of, name_of};
 use super::status;
@@ -51,7 +51,7 @@ pub fn system_topics(resources: &[Value]) -> Table {
     table
 }
 
-/// How a subscription is, in a sentence.
+/// State of a subscription in a sentence.
 pub fn how_it_is(now: &Value) -> String {
     let waits = ["waiting", "retrying"].map(|name| now[name].as_u64().unwrap_or(0));
     let waits = match waits.iter().sum() {
@@ -65,7 +65,7 @@ pub fn how_it_is(now: &Value) -> String {
         Some("delayed") => format!(
             "is delayed until {}: its endpoint keeps failing ({})",
             text(&now["until"]),
-            // A server of an earlier version has only a name.
+            // Servers of earlier versions send only the name of the cause.
             text(now.get("causeText").unwrap_or(&now["cause"]))
         ),
         Some("probing") => "is delayed, and its endpoint is being asked".to_owned(),
@@ -130,12 +130,12 @@ pub fn keys(keys: &Value) -> Table {
     table
 }
 
-/// Everything about one resource, a line for each value.
+/// A table of all values of one resource.
 pub fn show(resource: &Value) -> Table {
     let mut table = table(&["field", "value"], &[]);
     let mut rows = Vec::new();
     flatten("", resource, &mut rows);
-    // What it is called comes first.
+    // Name and id come first.
     let rank = |field: &str| {
         ["name", "id", "type", "location"]
             .iter()
@@ -154,7 +154,7 @@ fn flatten(path: &str, value: &Value, rows: &mut Vec<(String, String)>) {
         Value::Null => {}
         Value::Object(map) => {
             for (name, value) in map {
-                // The envelope says nothing to people.
+                // The `properties` envelope is left out of field names.
                 let path = match (path, name.as_str()) {
                     ("", "properties") => String::new(),
                     ("", name) => name.to_owned(),

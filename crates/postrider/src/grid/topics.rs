@@ -18,13 +18,13 @@ pub struct TopicArgs {
 
 #[derive(Clone, Debug, clap::Subcommand)]
 enum TopicCommand {
-    /// Create a topic, or replace one that is there
+    /// Create a topic, or replace an existing one
     Create(CreateArgs<TopicSettings>),
     /// List the topics
     List,
     /// Print one topic
     Show { name: String },
-    /// Change what is said, leave the rest
+    /// Change the given settings, keep the rest
     Update(UpdateArgs<TopicSettings>),
     /// Delete a topic with its subscriptions
     Delete(DeleteArgs),
@@ -40,13 +40,13 @@ pub struct DomainArgs {
 
 #[derive(Clone, Debug, clap::Subcommand)]
 enum DomainCommand {
-    /// Create a domain, or replace one that is there
+    /// Create a domain, or replace an existing one
     Create(CreateArgs<DomainSettings>),
     /// List the domains
     List,
     /// Print one domain
     Show { name: String },
-    /// Change what is said, leave the rest
+    /// Change the given settings, keep the rest
     Update(UpdateArgs<DomainSettings>),
     /// Delete a domain with its topics and subscriptions
     Delete(DeleteArgs),
@@ -86,13 +86,13 @@ pub struct SystemTopicArgs {
 
 #[derive(Clone, Debug, clap::Subcommand)]
 enum SystemTopicCommand {
-    /// Create a system topic, or replace one that is there
+    /// Create a system topic, or replace an existing one
     Create(CreateArgs<SystemTopicSettings>),
     /// List the system topics
     List,
     /// Print one system topic
     Show { name: String },
-    /// Change what is said, leave the rest
+    /// Change the given settings, keep the rest
     Update(UpdateArgs<SystemTopicSettings>),
     /// Delete a system topic with its subscriptions
     Delete(DeleteArgs),
@@ -115,7 +115,7 @@ struct UpdateArgs<S: Args> {
     name: String,
     #[command(flatten)]
     settings: S,
-    /// Take this away; may be repeated
+    /// Remove this setting; may be repeated
     #[arg(long, value_name = "WHAT", value_enum)]
     clear: Vec<Clear>,
     #[command(flatten)]
@@ -132,48 +132,50 @@ enum Clear {
 #[derive(Clone, Debug, Args)]
 struct DeleteArgs {
     name: String,
-    /// Do not ask
+    /// Do not ask for confirmation
     #[arg(long, short = 'y')]
     yes: bool,
     #[command(flatten)]
     wait: WaitFlags,
 }
 
-/// What flags say about a resource.
+/// Settings of a resource as flags.
 trait Settings: Args + PartialEq + Default {
     fn put_into(&self, body: &mut Value, arm: &Arm, group: &str) -> Result<()>;
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Args)]
 struct TopicSettings {
-    /// Where it is [default: where its resource group is]
+    /// Location [default: that of its resource group]
     #[arg(long)]
     location: Option<String>,
     /// A tag; may be repeated
     #[arg(long = "tag", value_name = "NAME=VALUE")]
     tags: Vec<Pair>,
-    /// The form of the events that it takes [default: eventgrid]
+    /// Schema of published events [default: eventgrid]
     #[arg(long, value_name = "SCHEMA", ignore_case = true)]
     input_schema: Option<Schema>,
-    /// Where a custom event has its id, topic, eventTime, eventType, subject or dataVersion; may be repeated
+    /// Member of a custom event for id, topic, eventTime, eventType, subject or dataVersion; may be
+    /// repeated
     #[arg(long = "input-mapping", value_name = "FIELD=SOURCE")]
     mappings: Vec<Pair>,
-    /// What eventType, subject or dataVersion are where a custom event has none; may be repeated
+    /// Default of eventType, subject or dataVersion for custom events without it; may be repeated
     #[arg(long = "input-default", value_name = "FIELD=VALUE")]
     defaults: Vec<Pair>,
-    /// Whether anyone who reaches the server may publish: enabled or disabled
+    /// Whether any address may publish: enabled or disabled
     #[arg(long, value_enum, value_name = "ACCESS")]
     public_network_access: Option<Access>,
     /// An address or network that may publish, such as 10.0.0.0/8; may be repeated
     #[arg(long = "inbound-ip", value_name = "NETWORK")]
     inbound_ips: Vec<String>,
-    /// Refuse keys, accept tokens only
+    /// Refuse keys, accept only tokens
     #[arg(long, value_name = "true|false", num_args = 0..=1, default_missing_value = "true")]
     disable_local_auth: Option<bool>,
-    /// Which Event Grid to behave like: "postrider profiles" lists them
+    /// Event Grid to behave like: "postrider profiles" lists them
     #[arg(long, value_name = "NAME")]
     profile: Option<String>,
-    /// Let the edge API reach this topic, which may be open to anyone on this machine; custom topics only
+    /// Let the edge API reach this topic, which may be open to anyone on this machine; custom
+    /// topics only
     #[arg(long, value_name = "true|false", num_args = 0..=1, default_missing_value = "true")]
     edge: Option<bool>,
 }
@@ -262,10 +264,10 @@ impl TopicSettings {
 struct DomainSettings {
     #[command(flatten)]
     topic: TopicSettings,
-    /// Whether the first subscription on a topic of the domain creates that topic [default: true]
+    /// Whether the first subscription on a topic of the domain creates the topic [default: true]
     #[arg(long, value_name = "true|false", num_args = 0..=1, default_missing_value = "true")]
     auto_create_topics: Option<bool>,
-    /// Whether the last subscription takes with it a topic that was created so [default: true]
+    /// Whether the last subscription's deletion deletes a topic that was created so [default: true]
     #[arg(long, value_name = "true|false", num_args = 0..=1, default_missing_value = "true")]
     auto_delete_topics: Option<bool>,
 }
@@ -293,13 +295,13 @@ impl DomainSettings {
 
 #[derive(Clone, Debug, Default, PartialEq, Args)]
 struct SystemTopicSettings {
-    /// What it tells of: a resource id, or the name of a storage account
+    /// Source of the events: a resource id, or the name of a storage account
     #[arg(long, value_name = "ID")]
     source: Option<String>,
-    /// What the source is [default: Microsoft.Storage.StorageAccounts]
+    /// Type of the source [default: Microsoft.Storage.StorageAccounts]
     #[arg(long, value_name = "TYPE")]
     topic_type: Option<String>,
-    /// Where it is [default: where its resource group is]
+    /// Location [default: that of its resource group]
     #[arg(long)]
     location: Option<String>,
     /// A tag; may be repeated
@@ -396,7 +398,7 @@ pub async fn system_topic(args: &SystemTopicArgs) -> Result<()> {
     }
 }
 
-/// The same five things, done to each kind.
+/// Create, list, show, update and delete for resources of one kind.
 struct Resource<'a> {
     arm: &'a Arm,
     flags: &'a GridFlags,

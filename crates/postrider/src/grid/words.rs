@@ -1,4 +1,4 @@
-//! Small things that many flags share.
+//! Argument types and helpers that many commands share.
 
 use super::Usage;
 use anyhow::{Context, Result};
@@ -6,7 +6,7 @@ use serde_json::{Map, Value, json};
 use std::io::Read;
 use std::str::FromStr;
 
-/// The forms of events.
+/// Event schemas.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum Schema {
     #[value(name = "eventgrid", alias = "eventgridschema")]
@@ -33,7 +33,7 @@ impl Schema {
         }
     }
 
-    /// As the API names it.
+    /// Schema by its name in the API.
     pub fn named(name: &str) -> Option<Schema> {
         use clap::ValueEnum;
         Schema::from_str(name, true).ok()
@@ -65,7 +65,7 @@ pub fn pairs(pairs: &[Pair]) -> Value {
     Value::Object(members.collect())
 }
 
-/// An object inside another, made if it is not there.
+/// A nested object, created if it is missing.
 pub fn object<'a>(holder: &'a mut Value, name: &str) -> &'a mut Map<String, Value> {
     if !holder.is_object() {
         *holder = json!({});
@@ -77,7 +77,7 @@ pub fn object<'a>(holder: &'a mut Value, name: &str) -> &'a mut Map<String, Valu
     inner.as_object_mut().expect("it was just made one")
 }
 
-/// A file, or the standard input for `-`.
+/// Reads a file, or the standard input for `-`.
 pub fn read_text(path: &str) -> Result<String> {
     if path == "-" {
         let mut text = String::new();
@@ -89,7 +89,7 @@ pub fn read_text(path: &str) -> Result<String> {
     std::fs::read_to_string(path).with_context(|| format!("reading {path}"))
 }
 
-/// A body that is sent as it is.
+/// Reads a body that is sent unchanged.
 pub fn read_json(path: &str) -> Result<Value> {
     let text = read_text(path)?;
     serde_json::from_str(&text).map_err(|e| {

@@ -1,4 +1,5 @@
-//! Copies one store into another, empty one, through the traits that all stores keep; and reads it back.
+//! Copies one store into another, empty one through the traits that all stores implement, and
+//! verifies the copy.
 
 use super::progress::Progress;
 use super::tally::{Counts, Tally};
@@ -12,12 +13,12 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Resources that become durable together.
+/// Catalog changes per commit.
 const CHANGES: usize = 256;
-/// Blobs that are looked up together.
+/// Blobs per page.
 const BLOBS: usize = 500;
 
-/// One end of a migration.
+/// Stores of the source or the destination.
 #[derive(Clone)]
 pub struct Stores {
     pub log: Arc<dyn EventLog>,
@@ -31,20 +32,20 @@ impl Stores {
     }
 }
 
-/// What was read from the source.
+/// Content of the source.
 pub struct Copied {
     pub catalog: Loaded,
     pub blobs: usize,
     pub replays: usize,
     pub tally: Tally,
-    /// Deliveries for subscriptions that do not exist any more.
+    /// Deliveries for subscriptions that no longer exist.
     pub strays: u64,
     /// Deliveries whose events are damaged.
     pub damaged: u64,
     pub took: Duration,
 }
 
-/// Copies everything. The destination holds nothing yet.
+/// Copies everything to an empty destination.
 pub async fn copy(from: &Stores, to: &Stores) -> Result<Copied> {
     let catalog = read_catalog(&*from.catalog)
         .await
@@ -71,7 +72,7 @@ pub async fn copy(from: &Stores, to: &Stores) -> Result<Copied> {
         let now = with_known(next, &known, &mut strays);
         now.iter().for_each(|one| tally.add(one));
         let count = now.iter().map(|one| one.open.len() as u64).sum();
-        // The next are read while these are written.
+        // The next batch is read while this one is written.
         let (imported, read) = tokio::join!(importing.import(now), export.next());
         imported.context("writing events")?;
         next = read.context("reading events")?;
@@ -95,7 +96,7 @@ pub async fn copy(from: &Stores, to: &Stores) -> Result<Copied> {
     })
 }
 
-/// What a log says is open, of these subscriptions.
+/// Open deliveries of these subscriptions in a log.
 fn counts(log: &dyn EventLog, known: &BTreeSet<SubscriptionId>) -> Counts {
     let mut counts = Counts::default();
     for of in known {
@@ -112,7 +113,7 @@ fn counts(log: &dyn EventLog, known: &BTreeSet<SubscriptionId>) -> Counts {
     counts
 }
 
-/// Leaves out what was for subscriptions that are gone.
+/// Removes deliveries of deleted subscriptions.
 fn with_known(moved: Vec<Moved>, known: &BTreeSet<SubscriptionId>, strays: &mut u64) -> Vec<Moved> {
     let kept = moved.into_iter().filter_map(|mut one| {
         let before = one.open.len();
@@ -123,8 +124,8 @@ fn with_known(moved: Vec<Moved>, known: &BTreeSet<SubscriptionId>, strays: &mut 
     kept.collect()
 }
 
-/// The catalogue as any end would tell it: in the order of numbers and names, and without the nodes that had something
-/// to do with it, of which none runs.
+/// The catalog in an order that does not depend on the store: sorted by ids and names. The nodes
+/// recorded in it are removed, since none of them is running.
 async fn read_catalog(catalog: &dyn Catalog) -> Result<Loaded> {
     let mut loaded = catalog.load().await?;
     loaded.topics.sort_by_key(|one| one.id);
@@ -160,7 +161,7 @@ async fn copy_catalog(loaded: &Loaded, from: &dyn Catalog, to: &dyn Catalog) -> 
     for some in changes.chunks(CHANGES) {
         to.commit(some.to_vec()).await?;
     }
-    // Numbers go on where they were.
+    // Ids continue where the source's end.
     let given = from.next_id().await?;
     while to.next_id().await? <= given {}
     Ok(())
@@ -174,7 +175,7 @@ async fn copy_archive(from: &dyn Archive, to: &dyn Archive) -> Result<(usize, us
         let Some(last) = some.last() else { break };
         let last = last.id;
         for blob in some {
-            // What was forgotten leaves a gap.
+            // Forgotten blobs leave gaps in the numbers, which are kept.
             if after.map_or(1, |BlobId(before)| before + 1) < blob.id.0 {
                 to.skip_numbers(BlobId(blob.id.0 - 1), 0).await?;
             }
@@ -199,8 +200,8 @@ async fn copy_archive(from: &dyn Archive, to: &dyn Archive) -> Result<(usize, us
     Ok((blobs, jobs.len()))
 }
 
-/// A replay as it goes along: one that was cut short does not go on by itself where it comes to. Whoever wants the rest
-/// resumes it.
+/// A replay as stored at the destination: a running one becomes cancelled, and has to be resumed by
+/// the operator.
 fn moved(job: ReplayJob) -> ReplayJob {
     let state = match job.state {
         ReplayState::Running => ReplayState::Cancelled,
@@ -209,7 +210,7 @@ fn moved(job: ReplayJob) -> ReplayJob {
     ReplayJob { state, ..job }
 }
 
-/// Reads the destination, opened anew, and compares it with what was copied.
+/// Reads the reopened destination and compares it with what was copied.
 pub async fn verify(copied: &Copied, from: &Stores, to: &Stores) -> Result<()> {
     let stored = read_catalog(&*to.catalog)
         .await

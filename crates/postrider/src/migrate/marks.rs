@@ -1,4 +1,4 @@
-//! What a data directory says of its migration: files beside the store that no server overlooks.
+//! Migration markers in a data directory: files beside the store that every server checks.
 
 use crate::material::{read_if_there, write_private};
 use crate::private_files;
@@ -15,23 +15,23 @@ pub const STORE: [&str; 4] = ["log", "state.redb", "catalog.redb", "archive.redb
 const MOVED_TO: &str = "moved-to.json";
 const MOVING_IN: &str = "moving-in.json";
 
-/// Everything in the embedded store was moved away.
+/// Marker: everything in the embedded store was moved away.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MovedTo {
-    /// The cluster's own number, in hexadecimal.
+    /// Id of the cluster, in hexadecimal.
     pub cluster: String,
-    /// Where the cluster is, for people.
+    /// Address of the cluster, for messages.
     pub place: String,
     pub at: String,
 }
 
-/// Something is being moved into the embedded store.
+/// Marker: a migration into the embedded store is in progress.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MovingIn {
     pub cluster: String,
     pub place: String,
     pub at: String,
-    /// Everything is here and was found right.
+    /// Whether everything was copied and verified.
     pub verified: bool,
 }
 
@@ -98,7 +98,7 @@ impl MovingIn {
     }
 }
 
-/// Refuses an embedded store that was moved away, or that is not all there yet.
+/// Refuses an embedded store that was moved away, or whose migration is incomplete.
 pub fn check(data_dir: &Path) -> Result<()> {
     let shown = data_dir.display();
     if let Some(MovingIn { place, at, .. }) = MovingIn::read(data_dir)? {
@@ -117,13 +117,13 @@ pub fn check(data_dir: &Path) -> Result<()> {
     Ok(())
 }
 
-/// The files of a store that are there.
+/// Existing files of an embedded store.
 pub fn store_files(data_dir: &Path) -> Vec<PathBuf> {
     let all = STORE.iter().map(|name| data_dir.join(name));
     all.filter(|path| path.exists()).collect()
 }
 
-/// Removes a store that is not all there.
+/// Removes an incomplete store.
 pub fn wipe(data_dir: &Path) -> Result<()> {
     for path in store_files(data_dir) {
         let removed = match path.is_dir() {
@@ -135,7 +135,8 @@ pub fn wipe(data_dir: &Path) -> Result<()> {
     sync(data_dir)
 }
 
-/// Puts a store that was moved away out of the way, its mark last: interrupted, it is gone on with.
+/// Renames a store that was moved away; its marker is moved last, so that an interrupted run can
+/// continue.
 pub fn set_aside(data_dir: &Path, now: Timestamp) -> Result<PathBuf> {
     let aside = data_dir.join(format!("moved-{}", now.nanos() / 1_000_000_000));
     private_files::make_directory(&aside)?;

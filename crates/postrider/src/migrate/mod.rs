@@ -1,8 +1,8 @@
-//! `postrider migrate`: moves everything of a stopped server from one kind of store to the other.
+//! `postrider migrate`: moves all data of a stopped server from one kind of store to the other.
 //!
-//! Nothing of the source is changed by it, but for marks. A destination that is not all there carries one by which no
-//! server starts on it and the next run begins anew; so does a cluster that is being moved away, and a source that was
-//! moved, lest a server starts on it by mistake.
+//! The source is not changed except for markers. An incomplete destination has a marker that keeps
+//! servers from starting on it and makes the next run begin again; a cluster that is being moved
+//! away, and a source that was moved, have one so that no server starts on them by mistake.
 
 mod copy;
 pub mod marks;
@@ -36,23 +36,24 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// How long it may take until all partitions are this process's own, when those that had them are gone.
+/// How long taking over all partitions may take after their owners are gone.
 const PARTITIONS_PATIENCE: Duration = Duration::from_secs(60);
 const KIND: &str = "POSTRIDER_STORE__KIND";
 
-/// Move topics, subscriptions, keys, undelivered events and dead letters of a stopped server to another store
+/// Move topics, subscriptions, keys, undelivered events and dead letters of a stopped server to
+/// another store
 #[derive(Clone, Debug, clap::Args)]
 pub struct MigrateArgs {
-    /// The kind of store to move to; the other one is where everything is now
+    /// Kind of store to move to; the other one is the source
     #[arg(long, value_enum)]
     to: To,
     /// Configuration file (TOML) with data_dir and [store.jetstream]; also POSTRIDER_CONFIG
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
-    /// The directory of the embedded store [default: ./postrider-data]
+    /// Directory of the embedded store [default: ./postrider-data]
     #[arg(long, value_name = "DIR")]
     data_dir: Option<PathBuf>,
-    /// Take a migration back: empty a destination that is not all there, and let the source be used again
+    /// Undo a migration: empty an incomplete destination, and let the source be used again
     #[arg(long)]
     undo: bool,
     #[command(flatten)]
@@ -67,7 +68,7 @@ enum To {
 
 pub fn run(args: &MigrateArgs) -> Result<ExitCode> {
     let _ = tracing_subscriber::fmt()
-        // Partitions that are taken and given back are no news here.
+        // Take-overs and hand-overs of partitions are expected here and not logged.
         .with_env_filter("warn,async_nats=error,postrider_jetstream::members=error")
         .with_target(false)
         .with_ansi(std::io::stderr().is_terminal())
@@ -83,7 +84,8 @@ pub fn run(args: &MigrateArgs) -> Result<ExitCode> {
             (To::Jetstream, true) => ends.undo_to_jetstream().await,
             (To::Embedded, true) => ends.undo_to_embedded().await,
         };
-        // A server that runs in the directory writes its log itself: nothing was moved then.
+        // A running server writes its audit log itself, and refuses the migration, so there is
+        // nothing to record.
         let data_dir = ends.data_dir();
         if data_dir.is_dir()
             && let Ok(_lock) = serve::lock(data_dir)
@@ -104,8 +106,8 @@ pub fn run(args: &MigrateArgs) -> Result<ExitCode> {
     })
 }
 
-/// Whichever store the configuration chooses, both are looked at: so it is read as if it chose the one that has more
-/// to be said about.
+/// Loads the configuration as if it chose JetStream, whichever store it chooses: that choice checks
+/// the settings of both.
 fn load(args: &MigrateArgs) -> Result<Loaded> {
     let flags = ServeFlags {
         config: args.config.clone(),
@@ -119,21 +121,21 @@ fn load(args: &MigrateArgs) -> Result<Loaded> {
     )?)
 }
 
-/// What happened, for people and for programs.
+/// Result of the command as text and as JSON.
 struct Told {
     text: String,
     json: Value,
 }
 
-/// Both ends of a migration, by the configuration.
+/// Source and destination of a migration, from the configuration.
 struct Ends<'c> {
     config: &'c Config,
     settings: Settings,
-    /// Where the cluster is, for people.
+    /// Address of the cluster, for messages.
     place: String,
 }
 
-/// What a server keeps in its directory.
+/// Stores of an embedded server's directory.
 struct Embedded {
     stores: Stores,
     identity: u64,
@@ -167,11 +169,11 @@ impl Embedded {
     }
 }
 
-/// A cluster that is all this process's own.
+/// A cluster of which this process owns all partitions.
 struct Owned {
     cluster: Cluster,
     stores: Stores,
-    /// Under which epoch each partition was taken over.
+    /// Epoch at which each partition was taken over.
     epochs: BTreeMap<u8, u64>,
 }
 
@@ -202,7 +204,7 @@ impl Owned {
         Ok(owned)
     }
 
-    /// Waits until all partitions are here.
+    /// Waits until this process owns all partitions.
     async fn have_all(&self, settings: &Settings) -> Result<()> {
         let all = usize::from(self.cluster.facts.partitions);
         let here = || self.cluster.log.partitions().len();
@@ -226,7 +228,7 @@ impl Owned {
         open.map(|one| (one.number(), one.epoch())).collect()
     }
 
-    /// Whether nobody has come meanwhile.
+    /// Fails if another node has joined or a partition was lost meanwhile.
     fn alone(&self) -> Result<()> {
         let membership = self.cluster.members.membership();
         let me = self.cluster.members.node().id;
@@ -240,7 +242,8 @@ impl Owned {
             "a node of the cluster was started meanwhile: {}. Stop it and run this again",
             others.join(", ")
         );
-        // One that was lost and taken again is not the same any more: somebody may have delivered of it.
+        // A partition that was lost and taken again has another epoch: another node may have
+        // delivered from it.
         let before = self.epochs.iter();
         let now = self.epochs();
         let (kept, all) = (
@@ -287,7 +290,7 @@ impl<'c> Ends<'c> {
         &self.config.data_dir
     }
 
-    /// Where the embedded store is, for people elsewhere.
+    /// Path of the embedded store, for messages read elsewhere.
     fn directory(&self) -> String {
         let path = std::path::absolute(self.data_dir()).unwrap_or_else(|_| self.data_dir().into());
         let machine = rustix::system::uname().nodename().to_string_lossy().into_owned();
@@ -298,7 +301,7 @@ impl<'c> Ends<'c> {
         Ok(Connection::open(&self.settings, "migrate").await?)
     }
 
-    /// Refuses as long as nodes run.
+    /// Fails while nodes are running.
     fn keys(&self) -> Result<Arc<Keyring>> {
         Ok(Arc::new(secrets::keyring(self.config)?))
     }
@@ -337,11 +340,11 @@ impl<'c> Ends<'c> {
             Some(found)
                 if found.is_with(source.identity) && found.state == State::Verified && moved_to.is_some() =>
             {
-                // Everything was done but for the last step.
+                // Only the last step is missing: an earlier run was interrupted before it.
                 Migration::forget(&bucket).await?;
                 return Ok(self.finished("jetstream"));
             }
-            // What is there was begun by us, or is what has been moved into this very store.
+            // An earlier run began this migration, or the cluster was moved into this very store.
             Some(found) if found.is_with(source.identity) => {}
             Some(found) => bail!(found.refusal()),
             None => {
@@ -389,7 +392,7 @@ impl<'c> Ends<'c> {
         Ok(self.told("jetstream", &copied))
     }
 
-    /// Refuses a cluster that holds something already.
+    /// Refuses a cluster that holds data.
     async fn nothing_there(&self, connection: &Connection) -> Result<()> {
         let me = serve::random();
         let catalog = postrider_jetstream::catalog::JetStreamCatalog::open(connection, me).await?;
@@ -430,7 +433,7 @@ impl<'c> Ends<'c> {
                 MovingIn::remove(data_dir)?;
                 return Ok(self.finished("embedded"));
             }
-            // It was begun before.
+            // An earlier run began this migration.
             Some(found) if found.state == State::Leaving => {}
             Some(found) => bail!(found.refusal()),
             None => {}
@@ -446,7 +449,7 @@ impl<'c> Ends<'c> {
             verified,
         };
         mark(false).write(data_dir)?;
-        // From here on no node can be started; one that just was is seen before the end.
+        // From here on no node can start; one that has just started is detected before the end.
         let leaving = Migration::new(State::Leaving, 0, self.directory(), now());
         leaving.write(&bucket).await?;
         if let Err(e) = source.alone() {
@@ -455,7 +458,7 @@ impl<'c> Ends<'c> {
         }
 
         say(format!("moving {} to {}", self.place, data_dir.display()));
-        // Read once: the databases cannot be looked into for their key while they are open.
+        // The keys are read once: they cannot be looked up in the databases while those are open.
         let keys = self.keys()?;
         let destination = Embedded::open(data_dir, keys.clone()).await?;
         let copied = copy::copy(&source.stores, &destination.stores).await?;
@@ -476,7 +479,7 @@ impl<'c> Ends<'c> {
         Ok(self.told("embedded", &copied))
     }
 
-    /// Whether it was this directory's store that everything was moved into.
+    /// Whether the migration's destination was this directory's store.
     async fn is_here(&self, moved: &Migration) -> Result<bool> {
         if !self.data_dir().join("state.redb").exists() {
             return Ok(false);
@@ -487,8 +490,8 @@ impl<'c> Ends<'c> {
         Ok(moved.is_with(identity))
     }
 
-    /// Sees that the directory holds no store: what an interrupted run has left is removed, what was moved into this
-    /// very cluster is put aside.
+    /// Makes the directory empty: removes the remains of an interrupted run, and sets aside a store
+    /// that was moved into this very cluster.
     fn make_room(&self, cluster: &str, moving_in: Option<MovingIn>) -> Result<()> {
         let data_dir = self.data_dir();
         if let Some(mark) = moving_in {
@@ -532,7 +535,7 @@ impl<'c> Ends<'c> {
             let source = Embedded::open(data_dir, self.keys()?).await?;
             let identity = source.identity;
             source.close().await?;
-            // The cluster may be gone for good; the directory can be used all the same.
+            // The cluster may be gone for good; the directory becomes usable all the same.
             match self.half_done(identity).await {
                 Ok(true) => done.push(format!("what was written to {} is removed", self.place)),
                 Ok(false) => {}
@@ -549,7 +552,8 @@ impl<'c> Ends<'c> {
         Ok(undone(done))
     }
 
-    /// Removes what an interrupted migration of this store has left in the cluster. False if there is none.
+    /// Removes what an interrupted migration of this store has left in the cluster. Returns whether
+    /// there was any.
     async fn half_done(&self, identity: u64) -> Result<bool> {
         let connection = self.connect().await?;
         if !Bucket::exists(&connection).await? {
@@ -702,7 +706,7 @@ fn undone(done: Vec<String>) -> Told {
     }
 }
 
-/// An answer that was lost says nothing: what counts is what is there.
+/// The write's answer may be lost, so the marker is read back and decides.
 async fn mark_verified(bucket: &Bucket, mark: Migration) -> Result<()> {
     let written = mark.write(bucket).await;
     match Migration::read(bucket).await? {

@@ -1,11 +1,11 @@
-//! How far a migration has come: a bar on a terminal, lines elsewhere.
+//! Progress of a migration: a bar on a terminal, lines elsewhere.
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressState, ProgressStyle};
 use std::io::IsTerminal;
 use std::time::Duration;
 use tokio::time::Instant;
 
-/// Without a terminal a line is written no more often than this.
+/// Least time between two lines where there is no terminal.
 const LINE_EVERY: Duration = Duration::from_secs(5);
 
 pub struct Progress {
@@ -17,19 +17,19 @@ pub struct Progress {
     bar: Option<ProgressBar>,
 }
 
-/// Says what happens, on the standard error: the standard output is for the report.
+/// Prints progress on the standard error: the standard output is for the report.
 pub fn say(text: impl std::fmt::Display) {
     eprintln!("{text}");
 }
 
 impl Progress {
-    /// Begins to count deliveries.
+    /// Starts to count deliveries.
     pub fn new(what: &'static str, total: u64) -> Progress {
         let bar = std::io::stderr().is_terminal().then(|| {
             let style = ProgressStyle::with_template("{msg} {bar:40} {pos}/{len} {rate} {eta} left")
                 .expect("a fixed template")
                 .with_key("rate", |state: &ProgressState, out: &mut dyn std::fmt::Write| {
-                    // There is nobody to tell if a bar cannot be drawn.
+                    // A failure to draw the bar is ignored: there is nowhere to report it.
                     let _ = write!(out, "{:.0}/s", state.per_sec());
                 });
             let bar = ProgressBar::with_draw_target(Some(total), ProgressDrawTarget::stderr());
@@ -63,7 +63,7 @@ impl Progress {
         }
     }
 
-    /// How long it took.
+    /// Ends the display and returns the time taken.
     pub fn end(self) -> Duration {
         let took = self.began.elapsed();
         if let Some(bar) = self.bar {

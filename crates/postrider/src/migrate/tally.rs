@@ -1,4 +1,5 @@
-//! What was moved, counted and summed: the same for both ends, in whatever order they tell it.
+//! Counts and checksums of migrated deliveries, which are equal for both stores in whatever order
+//! they are read.
 
 use postrider_core::event::{Batch, Schema};
 use postrider_core::ids::SubscriptionId;
@@ -7,7 +8,7 @@ use postrider_store::moving::{Moved, Open, Stage};
 use ring::digest::{Context, SHA256};
 use std::collections::BTreeMap;
 
-/// The open deliveries of one subscription.
+/// Open deliveries of one subscription.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
     pub waiting: u64,
@@ -24,11 +25,11 @@ impl Counts {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Tally {
     pub by_subscription: BTreeMap<SubscriptionId, Counts>,
-    /// Events of which something is open, each once however many want it.
+    /// Events with an open delivery, each counted once.
     pub events: u64,
-    /// Of their texts.
+    /// Total size of the events' texts.
     pub bytes: u64,
-    /// The sum of a hash of everything that is known of each delivery.
+    /// Sum of hashes over all that is known of each delivery.
     sum: u128,
 }
 
@@ -69,7 +70,7 @@ impl Tally {
         format!("{:032x}", self.sum)
     }
 
-    /// How the other end differs; none if it does not.
+    /// How the destination differs; `None` if it does not.
     pub fn difference(&self, found: &Tally) -> Option<String> {
         let all = self.by_subscription.keys().chain(found.by_subscription.keys());
         for of in all {
@@ -96,7 +97,7 @@ impl Tally {
     }
 }
 
-/// Everything that matters about one delivery, wherever it is kept.
+/// Hash of all properties of a delivery that any store keeps.
 fn hash(batch: &Batch, open: &Open) -> u128 {
     let mut hash = Context::new(&SHA256);
     let number = |hash: &mut Context, n: u64| hash.update(&n.to_le_bytes());

@@ -1,22 +1,22 @@
-//! How a delivery goes that always fails, under the limits of a subscription that names none.
+//! Attempts of a delivery that always fails, with the default limits of a subscription.
 
 use postrider_core::profile::{Profile, TimeToLiveRule};
 use std::time::Duration;
 
-/// So many attempts are listed; a schedule of seconds and a long time to live have more.
+/// Most attempts that are listed; a schedule of seconds and a long time to live have more.
 pub const LISTED_MAX: usize = 1000;
 
-/// Each attempt is answered at once with a failure of no special kind, the first falls together with
-/// publishing, and chance is left out.
+/// Attempts if each is answered at once with a failure without a rule of its own, the first is made
+/// at the time of publishing, and there is no jitter.
 pub struct Course {
-    /// When attempts fall, counted from the first; the first [`LISTED_MAX`] of them.
+    /// Times of the attempts since the first; at most [`LISTED_MAX`] of them.
     pub offsets: Vec<Duration>,
-    /// How many there are in all.
+    /// Total number of attempts.
     pub attempts: usize,
     pub end: End,
 }
 
-/// What ends it, and when, counted from the first attempt.
+/// The limit that ends the attempts, and its time since the first attempt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum End {
     Attempts(Duration),
@@ -45,7 +45,7 @@ impl Course {
         }
     }
 
-    /// Attempts, each with the wait before it and its offset.
+    /// Attempts by number, with the wait before each and its offset.
     pub fn steps(&self) -> impl Iterator<Item = (usize, Option<Duration>, Duration)> {
         self.offsets.iter().enumerate().map(|(index, offset)| {
             let before = index.checked_sub(1).map(|before| self.offsets[before]);
@@ -54,7 +54,7 @@ impl Course {
     }
 }
 
-/// What a subscription's retry policy may say in the management API, as `postrider_wire` reads it; the edge
-/// API and the configuration take any number.
+/// Ranges of a subscription's retry policy in the management API, as `postrider_wire` checks them;
+/// the edge API and the configuration accept any number.
 pub const ATTEMPTS_RANGE: [u32; 2] = [1, 30];
 pub const TIME_TO_LIVE_MINUTES_RANGE: [u32; 2] = [1, 1440];

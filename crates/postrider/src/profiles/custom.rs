@@ -1,4 +1,4 @@
-//! The operator's own profile, made from `[profile_custom]` and the profile that it is based on.
+//! The operator's own profile, built from `[profile_custom]` and its base profile.
 
 use crate::config::{OrOff, ProbationCustom, ProfileCustom, TimeToLiveCheck};
 use postrider_core::outcome::Outcome;
@@ -9,8 +9,8 @@ use std::time::Duration;
 
 pub const NAME: &str = "custom";
 
-/// The base as it is in force, with what the operator wrote laid over it. `documented` are the rules of
-/// probation where the base knows none. Lists and texts live as long as the process.
+/// The base with the operator's settings laid over it. `documented` is the probation used where the
+/// base has none. Lists and texts are leaked, so call this once per configuration.
 pub fn profile(written: &ProfileCustom, base: &Profile, documented: Probation) -> Profile {
     let success: &[u16] = match &written.success {
         Some(success) => success.clone().leak(),
@@ -27,7 +27,7 @@ pub fn profile(written: &ProfileCustom, base: &Profile, documented: Probation) -
             None => base.schedule,
         },
         response_timeout: written.response_timeout.unwrap_or(base.response_timeout),
-        // A wait that the operator wrote is meant for batches too.
+        // The operator's response timeout applies to batches, too.
         batch_response_timeout: match (written.batch_response_timeout, written.response_timeout) {
             (Some(batch), _) => batch,
             (None, Some(single)) => single,
@@ -63,14 +63,16 @@ pub fn profile(written: &ProfileCustom, base: &Profile, documented: Probation) -
     }
 }
 
-/// A least wait of the base as it holds in the custom profile. A schedule that the operator wrote holds as it is
-/// written: only floors written beside it may overrule it, so that those of the base give way to its shortest wait.
+/// A floor of the base as it applies in the custom profile. The operator's schedule must hold as
+/// written unless floors written beside it overrule it, so inherited floors are lowered to its
+/// shortest wait.
 fn inherited_floor(written: &ProfileCustom, floor: Duration) -> Duration {
     let shortest = written.schedule.iter().flatten().min();
     shortest.map_or(floor, |shortest| floor.min(*shortest))
 }
 
-/// The base's lines, less the finality that the operator took from them, under the operator's own.
+/// Status rules of the base, without the finality that the operator replaced, overlaid by the
+/// operator's own.
 fn statuses(
     written: &ProfileCustom,
     base: &[StatusLine],
@@ -96,7 +98,8 @@ fn statuses(
         };
         lines.insert(line.status, kept);
     }
-    // Without a dead-letter destination these are retried as the base would, the slower way where it has two.
+    // Without a dead-letter destination these statuses are retried with the base's floor, the
+    // longer one if it has two.
     let floor = |status: u16| {
         let line = base.iter().find(|line| line.status == status);
         let rules = line

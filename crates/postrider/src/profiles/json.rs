@@ -1,8 +1,9 @@
-//! Profiles as JSON. Names and meanings stay as they are; new fields may appear.
+//! Profiles as JSON. Existing names and meanings are stable; new fields may be added.
 //!
-//! Durations are numbers of seconds, with a fraction where there is one; `null` is never, or not there.
+//! Durations are numbers of seconds, possibly fractional; `null` means never, or absent.
 //!
-//! `postrider profiles -o json` prints a list of [`Summary`], `postrider profiles show NAME -o json` a [`Shown`].
+//! `postrider profiles -o json` prints a list of [`Summary`], `postrider profiles show NAME -o
+//! json` a [`Shown`].
 
 use super::course::{ATTEMPTS_RANGE, Course, End, TIME_TO_LIVE_MINUTES_RANGE};
 use crate::config::NEVER;
@@ -34,13 +35,13 @@ fn print(value: &impl Serialize) -> String {
 #[serde(rename_all = "camelCase")]
 struct Summary<'a> {
     name: &'a str,
-    /// The profile that holds where none is named.
+    /// Whether this is the default profile.
     default: bool,
     about: &'a str,
     response_timeout: Seconds,
-    /// That of a subscription which names none.
+    /// Time to live of a subscription that sets none.
     time_to_live: Seconds,
-    /// How many attempts fit into it, if each fails at once.
+    /// Number of attempts within the time to live, if each fails at once.
     attempts_fitting: usize,
 }
 
@@ -50,29 +51,30 @@ struct Shown<'a> {
     name: &'a str,
     default: bool,
     about: &'a str,
-    /// The waits between attempts; the last repeats.
+    /// Waits between attempts; the last repeats.
     schedule: Vec<Seconds>,
-    /// How much longer each wait may be by chance, in percent of itself.
+    /// Largest random lengthening of each wait, in percent.
     jitter_percent: u32,
     response_timeout: Seconds,
-    /// That of a subscription whose requests may hold several events.
+    /// Response timeout of a subscription that allows several events per request.
     batch_response_timeout: Seconds,
-    /// How long after sending a late response counts; `null`: it does not.
+    /// How long after sending a late response counts; `null`: late responses do not count.
     late_window: Option<Seconds>,
     success: &'a [u16],
-    /// Answers to a batch after which its events are sent again in halves, as the same attempt.
+    /// Statuses after which a batch is sent again in halves, as the same attempt.
     split_batches_on: &'a [u16],
     statuses: Vec<Status>,
-    /// After any other failure, no answer included.
+    /// Rule for any other failure, no answer included.
     other: Rule,
-    /// Floors that are longer than waits of the schedule, and hold instead.
+    /// Floors that are longer than waits of the schedule, and overrule them.
     overruling_floors: Vec<Overruling>,
     retry_policy: RetryPolicy,
-    /// The first thousand, if each fails at once with a failure of no special kind, jitter left out.
+    /// At most the first thousand attempts, if each fails at once with a failure without a rule of
+    /// its own, without jitter.
     attempts: Vec<Attempt>,
     attempts_fitting: usize,
     end: Ending,
-    /// `null`: deliveries are not delayed.
+    /// `null`: the profile has no probation.
     probation: Option<Probation>,
     dead_letter: DeadLetter,
     /// How long the validation URL of a webhook may be visited.
@@ -87,8 +89,8 @@ struct Status {
     azure_resource: Rule,
 }
 
-/// `{"rule": "final"}`, `{"rule": "retry", "floor": 300}` or `{"rule": "finalIfDeadLettered", "floor": 300}`;
-/// the floor is the least wait.
+/// `{"rule": "final"}`, `{"rule": "retry", "floor": 300}` or `{"rule": "finalIfDeadLettered",
+/// "floor": 300}`; the floor is the least wait.
 #[derive(Serialize)]
 #[serde(tag = "rule", rename_all = "camelCase")]
 enum Rule {
@@ -102,14 +104,14 @@ enum Rule {
 struct Overruling {
     /// `null`: any status that is not listed, and no answer at all.
     status: Option<u16>,
-    /// `webHook` and `azureResource`, or one of them.
+    /// Kinds of destinations: `webHook` and `azureResource`, or one of them.
     kinds: Vec<&'static str>,
     floor: Seconds,
-    /// The waits of the schedule that are shorter.
+    /// Shorter waits of the schedule, which the floor overrules.
     waits: Vec<Seconds>,
 }
 
-/// The limits of a subscription that names none, and the ranges that the management API accepts.
+/// Default limits of a subscription, and the ranges that the management API accepts.
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
 struct RetryPolicy {
@@ -123,16 +125,16 @@ struct RetryPolicy {
 
 #[derive(Serialize)]
 struct Attempt {
-    /// The first is 1.
+    /// Number of the attempt; the first is 1.
     attempt: usize,
-    /// Since the attempt before; `null` for the first.
+    /// Wait since the previous attempt; `null` for the first.
     wait: Option<Seconds>,
-    /// Since the first attempt.
+    /// Time since the first attempt.
     offset: Seconds,
 }
 
-/// What ends it, and when: `offset` is that of the last attempt, or of the slot at which the time to live is
-/// found to have passed.
+/// The limit that ends the attempts. `offset` is that of the last attempt, or of the slot at which
+/// the time to live is found to have passed.
 #[derive(Serialize)]
 struct Ending {
     /// `attempts` or `timeToLive`.
@@ -142,13 +144,13 @@ struct Ending {
 
 #[derive(Serialize)]
 struct Probation {
-    /// This many different deliveries must have failed.
+    /// Number of different deliveries that must fail.
     failures: u32,
-    /// How long an endpoint is left alone at first.
+    /// First probation delay, by cause.
     causes: Vec<Cause>,
-    /// The same for any other cause.
+    /// First probation delay for any other cause.
     other: Seconds,
-    /// Each failed probe doubles it, up to this.
+    /// Upper bound of the probation delay, which each failed probe doubles.
     max: Seconds,
 }
 

@@ -1,4 +1,4 @@
-//! The profiles that the configuration leaves in force, and `postrider profiles`, which shows them.
+//! Profiles as configured, and `postrider profiles`, which shows them.
 
 mod custom;
 mod course;
@@ -14,9 +14,9 @@ use postrider_core::profile::{DeadLetterTiming, EDGE, OverrulingFloor, Profile, 
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// Every profile as this server follows it, and which of them holds where none is named.
+/// Profiles as this server follows them, with the default one.
 ///
-/// What is changed lives as long as the process: call this once for each configuration.
+/// Changed profiles are leaked: call this once for each configuration.
 pub fn of(loaded: &Loaded) -> Profiles {
     let config = &loaded.config;
     let mut profiles = Profiles::default();
@@ -61,7 +61,7 @@ pub fn of(loaded: &Loaded) -> Profiles {
     profiles
 }
 
-/// A profile of the documents, with what the operator may change in it.
+/// A standard profile with the operator's changes.
 fn standard(profile: &Profile, loaded: &Loaded) -> Profile {
     let config = &loaded.config;
     let profile = Profile {
@@ -97,8 +97,8 @@ fn with_probation(rules: Probation, loaded: &Loaded) -> Probation {
     }
 }
 
-/// Lines for the log of a start: where a floor of the operator's own profile holds instead of the schedule that is written
-/// for it. The floors of the documents overrule the documents' schedules: nobody need be told.
+/// Log lines at the start about floors of the operator's profile that overrule its written
+/// schedule. Documented floors that overrule documented schedules are not reported.
 pub fn overruled_waits(loaded: &Loaded, profiles: &Profiles) -> Vec<String> {
     let written = loaded.config.profile_custom.as_ref();
     if written.is_none_or(|custom| custom.schedule.is_none()) {
@@ -117,7 +117,7 @@ pub fn overruled_waits(loaded: &Loaded, profiles: &Profiles) -> Vec<String> {
     floors.iter().map(line).collect()
 }
 
-/// List the profiles, or show all of one, as the configuration leaves them
+/// List the profiles, or show one in full, as configured
 #[derive(Clone, Debug, Default, clap::Args)]
 pub struct ProfilesArgs {
     #[command(subcommand)]
@@ -125,7 +125,7 @@ pub struct ProfilesArgs {
     /// Configuration file (TOML); also POSTRIDER_CONFIG
     #[arg(long, value_name = "FILE", global = true)]
     config: Option<PathBuf>,
-    /// The profile that holds where none is named [default: cloud-2021]
+    /// Default profile [default: cloud-2021]
     #[arg(long, value_name = "NAME", global = true)]
     profile: Option<String>,
     #[command(flatten)]
@@ -134,9 +134,9 @@ pub struct ProfilesArgs {
 
 #[derive(Clone, Debug, clap::Subcommand)]
 enum Command {
-    /// Print all of one profile
+    /// Show one profile in full
     Show {
-        /// Its name
+        /// Name of the profile
         name: String,
     },
 }
@@ -146,7 +146,7 @@ pub fn run(args: &ProfilesArgs) -> Result<()> {
     Ok(())
 }
 
-/// What is printed.
+/// Output of the command.
 fn answer(args: &ProfilesArgs, env: impl IntoIterator<Item = (String, String)>) -> Result<String> {
     let flags = ServeFlags {
         config: args.config.clone(),

@@ -28,7 +28,7 @@ const fn secs(n: u64) -> Duration {
     Duration::from_secs(n)
 }
 
-/// What the command line prints, under a file, or why it does not.
+/// Output of the command with a configuration file, or its error.
 fn told(line: &str, file: &str, env: &[(&str, &str)]) -> Result<String, String> {
     use clap::{Args, FromArgMatches};
     let directory = tempfile::tempdir().unwrap();
@@ -167,7 +167,7 @@ fn a_custom_profile_is_its_base_but_for_what_it_says() {
     let keys = "schedule = [\"1s\", \"2s\"]\nresponse_timeout = \"5s\"\nlate_window = \"6s\"\nsuccess = [200, 404]\n\
                 other_floor = \"3s\"\njitter_percent = 0\nattempts_max = 100\ntime_to_live = \"1h\"\n\
                 time_to_live_check = \"before-waiting\"\nprobation = \"off\"";
-    // The schedule holds: floors of the base give way to its shortest wait.
+    // The written schedule holds: inherited floors are lowered to its shortest wait.
     let second = |rule: StatusRule| rule.with_floor(|_| secs(1));
     let without_404: Vec<StatusLine> = named
         .statuses
@@ -215,7 +215,7 @@ fn what_custom_says_of_a_status_takes_the_place_of_what_the_base_says() {
     let five = RetryAfter(secs(300));
     let other = RetryAfter(secs(10));
     let slow = |status, seconds| (status, RetryAfter(secs(seconds)), RetryAfter(secs(seconds)));
-    // A column that was not final stays as it is.
+    // A column that was not final is unchanged.
     check(
         "final = [403, 410]",
         &[
@@ -271,27 +271,27 @@ fn what_custom_says_of_a_status_takes_the_place_of_what_the_base_says() {
             slow(503, 30),
         ],
     );
-    // What is final only with a dead-letter destination is not what "final" replaces.
+    // `final` does not replace statuses that are final only with a dead-letter destination.
     assert_eq!(
         custom("base = \"cloud-2020\"\nfinal = []").statuses,
         CLOUD_2020.statuses
     );
 }
 
-/// The configuration that README.md shows, as it stands there.
-fn readme_example() -> &'static str {
-    const README: &str = include_str!("../../../../README.md");
-    let begins = README.find("[profile_custom]\nbase").expect("README has it");
-    let block = &README[begins..];
+/// The configuration in docs/retry-profiles.md.
+fn documented_example() -> &'static str {
+    const PAGE: &str = include_str!("../../../../docs/retry-profiles.md");
+    let begins = PAGE.find("[profile_custom]\nbase").expect("the page has it");
+    let block = &PAGE[begins..];
     &block[..block.find("```").expect("the block ends")]
 }
 
 #[test]
-fn the_readmes_example_retries_when_it_says() {
+fn the_documented_example_retries_when_it_says() {
     use postrider_core::profile::EndpointKind;
     use postrider_core::retry::{Attempt, Next, RetryPolicy};
     use postrider_core::time::Timestamp;
-    let profiles = of_file(readme_example());
+    let profiles = of_file(documented_example());
     let profile = profiles.named("custom").unwrap();
     let policy = RetryPolicy {
         attempts_max: profile.attempts_max,
@@ -322,12 +322,12 @@ fn the_readmes_example_retries_when_it_says() {
         (profile.response_wait(1), profile.response_wait(10)),
         (secs(15), secs(15))
     );
-    // The one floor that it gives overrules waits, and that is said.
+    // A floor that overrules waits of the schedule is reported.
     assert_eq!(
-        overruled_waits(&loaded(readme_example(), &[]), &profiles),
+        overruled_waits(&loaded(documented_example(), &[]), &profiles),
         ["profile \"custom\": a retry after status 503 waits for 1m, not the schedule's 5s, 30s"]
     );
-    let text = told("profiles show custom", readme_example(), &[]).unwrap();
+    let text = told("profiles show custom", documented_example(), &[]).unwrap();
     assert_lines(
         &text,
         &[
@@ -336,7 +336,7 @@ fn the_readmes_example_retries_when_it_says() {
             "503 1m, not the schedule's 5s, 30s",
         ],
     );
-    let shown = told("profiles show custom --json", readme_example(), &[]).unwrap();
+    let shown = told("profiles show custom --json", documented_example(), &[]).unwrap();
     let shown: Value = serde_json::from_str(&shown).unwrap();
     assert_eq!(
         shown["overrulingFloors"],
@@ -359,7 +359,7 @@ fn only_floors_that_are_written_beside_a_schedule_overrule_it() {
         assert_eq!(overruled_waits(&loaded, &profiles).len(), lines, "{keys}");
     };
     check("schedule = [\"5s\", \"1m\"]", 5, 5, 5, 0);
-    // No floor of the base is raised.
+    // Floors of the base are not raised.
     check("schedule = [\"1h\"]", 10, 120, 30, 0);
     check("schedule = [\"1m\", \"5s\"]\nother_floor = \"20s\"", 20, 5, 5, 1);
     check(
@@ -369,11 +369,11 @@ fn only_floors_that_are_written_beside_a_schedule_overrule_it() {
         1,
         1,
     );
-    // Without a schedule all is as in the base, documented floors included: nothing that is written is overruled.
+    // Without a written schedule the base's floors hold, and nothing written is overruled.
     check("response_timeout = \"1s\"", 10, 120, 30, 0);
     check("floors = { 503 = \"2m\" }", 10, 120, 120, 0);
     check("base = \"cloud-2018\"\nschedule = [\"5s\"]", 0, 0, 0, 0);
-    // A list of statuses says nothing of their floors.
+    // A list of statuses does not change their floors.
     let keys = "schedule = [\"5s\"]\nfinal = []\nfinal_if_dead_lettered = [408]";
     check(keys, 5, 5, 5, 0);
 }
@@ -640,7 +640,7 @@ fn a_profile_that_is_not_there_is_named() {
     );
 }
 
-/// The ranges that are shown are those that the management API accepts.
+/// The displayed ranges are those that the management API accepts.
 #[test]
 fn the_ranges_are_the_management_apis() {
     use postrider_core::event::Schema;

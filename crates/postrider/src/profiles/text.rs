@@ -6,7 +6,7 @@ use crate::terminal::columns;
 use postrider_core::profile::{EndpointKind, OverrulingFloor, Profile, Profiles, StatusRule, TimeToLiveRule};
 use std::time::Duration;
 
-/// One line for each profile.
+/// A table with a line for each profile.
 pub fn list(profiles: &Profiles) -> String {
     let mut rows = vec![["", "profile", "response timeout", "attempts", "about"].map(String::from)];
     for profile in profiles.iter() {
@@ -31,7 +31,7 @@ pub fn list(profiles: &Profiles) -> String {
     format!("{table}\n* holds where neither a subscription nor its topic names a profile\n")
 }
 
-/// Everything about one profile.
+/// All properties of one profile.
 pub fn show(profile: &Profile, profiles: &Profiles) -> String {
     let default = match profile.name == profiles.fallback().name {
         true => " (the default)",
@@ -162,7 +162,7 @@ fn rule(rule: StatusRule) -> String {
     }
 }
 
-/// Waits of the schedule that are shorter than a floor.
+/// Waits of the schedule that a floor overrules.
 fn overruled(profile: &Profile) -> String {
     let floors = profile.overruling_floors();
     if floors.is_empty() {
@@ -175,7 +175,7 @@ fn overruled(profile: &Profile) -> String {
     )
 }
 
-/// After what a floor holds, and instead of which waits.
+/// The failures to which a floor applies, and the waits it replaces.
 pub fn overruling(floor: &OverrulingFloor) -> [String; 2] {
     let after = floor
         .status

@@ -1,4 +1,4 @@
-//! Attempts of one subscription, as its page shows them.
+//! Attempts of a subscription, as its page shows them.
 
 use crate::docs::{CONFIG, SECRET};
 use crate::lab::Lab;
@@ -63,7 +63,7 @@ fn a_subscription_shows_its_own_attempts_with_failures_first() {
     let named = attempts(&lab.server, "orders/billing", "&outcome=success");
     assert_eq!(each(&named, "status"), [200, 200]);
 
-    // Whatever the pages are cut into, every attempt is shown once, also where events have several.
+    // For any page size every attempt is shown once, also for events with several.
     for limit in 1..=6 {
         let (mut seen, mut cursor) = (Vec::new(), String::new());
         loop {

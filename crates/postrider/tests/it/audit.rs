@@ -1,4 +1,5 @@
-//! Who changed what is recorded before it is answered, without secrets, and nobody can change the record unnoticed.
+//! Changes are recorded before they are answered, without secrets, and tampering with the record is
+//! noticed.
 
 use crate::cli::Shell;
 use crate::receiver::Receiver;
@@ -28,7 +29,7 @@ fn lines(server: &Server, query: &str) -> Vec<Value> {
     page["value"].as_array().expect("a list").clone()
 }
 
-/// The resource group that everything is in.
+/// The server's resource group.
 fn group(server: &Server) -> String {
     let topics = format!("/subscriptions?{VERSION}");
     let all = server.send("GET", &topics, &[OWNER], "").expect(200).json();
@@ -126,7 +127,7 @@ fn what_was_answered_is_recorded_after_a_kill_and_tampering_is_named() {
         (&login["actor"]["id"], &login["outcome"]["status"]),
         (&json!("ci"), &json!(401))
     );
-    // Readers do not see it.
+    // Readers may not read the audit log.
     server
         .send("GET", "/postrider/v1/audit", &[READER], "")
         .expect(403);

@@ -1,4 +1,4 @@
-//! The unmodified Azure SDKs publish, and what they publish arrives.
+//! The unmodified Azure SDKs publish, and their events arrive.
 //!
 //! `tests/clients/setup.sh DIR` installs them; `POSTRIDER_CLIENTS=DIR` makes these tests use them.
 
@@ -10,7 +10,7 @@ use std::process::Command;
 
 const KEY: &str = "AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8=";
 
-/// Where the clients are installed; none, with a notice, if nobody says.
+/// Directory of the installed clients; `None`, with a notice, if the variable is not set.
 pub fn installed() -> Option<PathBuf> {
     let directory = std::env::var_os("POSTRIDER_CLIENTS").map(PathBuf::from);
     if directory.is_none() {
@@ -25,7 +25,7 @@ pub fn scripts() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/clients")
 }
 
-/// Runs a script that publishes and prints what was accepted; all of it must arrive.
+/// Runs a script that publishes and prints the accepted events; all of them must arrive.
 fn publishes(command: impl FnOnce(&Server) -> Command) {
     let receiver = Receiver::start();
     let mut config = String::from("client = [{ id = \"me\", secret = \"client-secret\" }]\n");
@@ -91,7 +91,7 @@ fn the_javascript_sdk_publishes_over_http_and_https() {
 const TENANT: &str = "00000000-0000-0000-0000-000000000002";
 const ACCOUNT: &str = "00000000-0000-0000-0000-000000000001";
 
-/// Runs a script that manages the server and prints each thing that holds; it must get to its end.
+/// Runs a script that manages the server and prints each check that held; it must complete.
 fn manages(command: impl FnOnce(&Server) -> Command, least: usize) {
     let config = "client = [{ id = \"11111111-1111-1111-1111-111111111111\", secret = \"client-secret\" }]\n";
     let server = Setup::config(config).start();
@@ -137,12 +137,13 @@ fn the_javascript_sdk_manages() {
     manages(script, 20);
 }
 
-/// Tokens that az has cached of the server before would be refused, and were used all the same.
+/// az must log out first: it would use cached tokens of the previous server, which would be
+/// refused.
 #[test]
 fn az_logs_in_again_after_the_data_directory_was_made_anew() {
     let Some(directory) = installed() else { return };
     let home = tempfile::tempdir().expect("a temporary directory");
-    // With a generated client, az would find no token under its new id.
+    // The client is fixed: with a generated client, az would have no cached token for its new id.
     let config = "client = [{ id = \"11111111-1111-1111-1111-111111111111\", secret = \"client-secret\" }]\n";
     let mut server = Setup::config(config).start();
     let run = |server: &Server, program: &Path, arguments: &[&str]| {

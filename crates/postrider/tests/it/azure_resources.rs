@@ -1,4 +1,4 @@
-//! Topics, domains, system topics and what surrounds them, as Azure's management clients see them.
+//! Topics, domains, system topics and their surroundings, as Azure's management clients see them.
 
 use crate::client::Answer;
 use crate::server::{JSON, Server, Setup, event};
@@ -23,7 +23,7 @@ fn start() -> Server {
     Setup::config(config()).start()
 }
 
-/// A path within a group.
+/// Path of a resource within a group.
 fn within(group: &str, rest: &str) -> String {
     format!("/subscriptions/{ACCOUNT}/resourceGroups/{group}/providers/Microsoft.EventGrid/{rest}")
 }
@@ -45,7 +45,7 @@ fn call(server: &Server, method: &str, target: &str, headers: &[(&str, &str)], b
     server.send(method, target, &all, body)
 }
 
-/// As the owner, with an API version.
+/// Sends a request as the owner, with an API version.
 fn arm(server: &Server, method: &str, path: &str, body: &Value) -> Answer {
     let mark = if path.contains('?') { '&' } else { '?' };
     call(server, method, &format!("{path}{mark}{VERSION}"), &[], body)
@@ -56,7 +56,7 @@ fn get(server: &Server, path: &str) -> Value {
     arm(server, "GET", path, &Value::Null).expect(200).json()
 }
 
-/// The error's code, its target, and its message.
+/// Code, target and message of an error.
 #[track_caller]
 fn error(answer: Answer, status: u16) -> (String, String, String) {
     let body = answer.expect(status).json();
@@ -65,7 +65,7 @@ fn error(answer: Answer, status: u16) -> (String, String, String) {
     (text("code"), text("target"), text("message"))
 }
 
-/// The path and query of a URL of this server.
+/// Path and query of a URL of this server.
 fn local(url: &str) -> &str {
     let at = url.match_indices('/').nth(2).expect("an absolute URL").0;
     &url[at..]
@@ -79,7 +79,7 @@ fn names(list: &Value) -> Vec<&str> {
         .collect()
 }
 
-/// What a recorded answer has, ours has too, of the same type; null may stand for anything.
+/// Members of a recorded answer must be in ours, with the same type; null matches anything.
 fn check_shape(recorded: &Value, ours: &Value, at: &str) {
     match (recorded, ours) {
         (Value::Null, _) | (_, Value::Null) => {}
@@ -103,7 +103,7 @@ fn check_shape(recorded: &Value, ours: &Value, at: &str) {
     }
 }
 
-// What az and the SDKs sent, in the order they sent it, is answered as they needed it.
+// Requests recorded from az and the SDKs, in their order, get the statuses that the clients needed.
 #[test]
 fn recorded_requests_get_the_answers_that_the_clients_needed() {
     let server = start();
@@ -123,11 +123,12 @@ fn recorded_requests_get_the_answers_that_the_clients_needed() {
         let called = format!("{} {method} {path}: {}", field("call"), answer.text());
         let needed = one["status"].as_u64().unwrap();
         if method == "DELETE" {
-            // The recorded server deleted without telling whether there was anything.
+            // The recorded server did not tell whether the resource had existed.
             assert!(matches!(answer.status, 202 | 204), "{called}");
             continue;
         }
-        // The recorded server was a stand-in; the service itself makes and changes system topics at once.
+        // The recorded server was a stand-in; the service itself changes system topics
+        // synchronously.
         let at_once = path.contains("/systemTopics/") && matches!(method, "PUT" | "PATCH");
         let needed = if at_once && needed == 201 { 200 } else { needed };
         assert_eq!(u64::from(answer.status), needed, "{called}");
@@ -138,7 +139,8 @@ fn recorded_requests_get_the_answers_that_the_clients_needed() {
         }
         let mut shown = one["answer"].clone();
         if let Some(members) = shown.as_object_mut() {
-            // Newer versions of the API do not have them; the recorded server echoed whatever it had.
+            // Newer versions of the API do not have these members; the recorded server echoed
+            // whatever it had.
             let listed = members.contains_key("value");
             let preview = field("query").contains("preview");
             if listed && !preview {
@@ -172,7 +174,7 @@ fn recorded_requests_get_the_answers_that_the_clients_needed() {
     }
 }
 
-// The requests among the examples of the specification do what the specification says.
+// Requests among the specification's examples behave as specified.
 #[test]
 fn examples_of_the_specification() {
     let server = start();
@@ -181,7 +183,7 @@ fn examples_of_the_specification() {
     assert!(examples.len() > 25);
     for one in &examples {
         let field = |name: &str| one[name].as_str().unwrap_or_default();
-        // Some ask for another resource than the one that the first examples make.
+        // Some examples use another resource than the one that the first examples create.
         let path = field("path")
             .replace("{account}", ACCOUNT)
             .replace("exampletopic2", "exampletopic1")
@@ -229,7 +231,7 @@ fn a_topic_from_its_making_to_its_end() {
     assert_eq!(shown["properties"]["postrider"]["profile"], "cloud-2020");
     assert!(shown["identity"]["principalId"].is_string());
 
-    // Both keys publish, and a new one at once instead of the old one.
+    // Both keys can publish; a new key replaces the old one at once.
     let endpoint = local(shown["properties"]["endpoint"].as_str().unwrap()).to_owned();
     let publish = |server: &Server, key: &Value| {
         let key = key.as_str().unwrap();
@@ -259,7 +261,7 @@ fn a_topic_from_its_making_to_its_end() {
         (401, 200)
     );
 
-    // A PATCH keeps what it does not name, a PUT does not; neither touches the keys.
+    // A PATCH keeps members that it does not name, a PUT does not; neither changes the keys.
     let patched = arm(&server, "PATCH", &path, &json!({"tags": {"b": "c"}}))
         .expect(201)
         .json();
@@ -279,7 +281,7 @@ fn a_topic_from_its_making_to_its_end() {
         again
     );
 
-    // All of it outlives the process, and so does what clients were told to ask for.
+    // All of this survives a kill, and so do the operation URLs that clients were given.
     server.kill();
     server.start();
     assert_eq!(
@@ -313,7 +315,7 @@ fn what_is_refused_and_why() {
         assert_eq!((given.as_str(), at.as_str()), (code, target), "{message}");
         message
     };
-    // Who asks, and how.
+    // Refusals of credentials and API versions.
     let none = server.send("GET", &format!("{path}?{VERSION}"), &[], "");
     let challenge = none.header("www-authenticate").unwrap().to_owned();
     assert!(
@@ -378,7 +380,7 @@ fn what_is_refused_and_why() {
         "",
     );
 
-    // What is sent.
+    // Refusals of bodies.
     let put = |name: &str, body: Value| arm(&server, "PUT", &topic(name), &body);
     check(put("abc", Value::Null), 400, "InvalidRequestContent", "");
     let broken = [("authorization", "Bearer hush"), JSON];
@@ -411,7 +413,7 @@ fn what_is_refused_and_why() {
         "nothing was made"
     );
 
-    // What is there already.
+    // Conflicts with existing resources.
     let said = check(
         put("orders", json!({"location": "eastus"})),
         409,
@@ -461,7 +463,7 @@ fn what_is_refused_and_why() {
 #[test]
 fn lists_come_in_pages() {
     let server = start();
-    // Not in the order of their names.
+    // Created in an order other than that of the names.
     for number in (0..45).rev() {
         let group = if number % 3 == 0 { "Other" } else { "rg1" };
         let path = within(group, &format!("topics/topic-{number:02}"));
@@ -499,7 +501,7 @@ fn lists_come_in_pages() {
             .all(|name| name.starts_with("topic-1") && name != "topic-11")
     );
 
-    // What is deleted or made between two pages neither hides nor repeats anything else.
+    // Deleting or creating resources between two pages neither hides nor repeats others.
     let first = call(&server, "GET", &format!("{all}&$top=10"), &[], &Value::Null).json();
     assert_eq!(names(&first).last(), Some(&"topic-35"));
     arm(&server, "DELETE", &topic("topic-35"), &Value::Null).expect(202);
@@ -555,7 +557,7 @@ fn changes_that_depend_on_what_is_there() {
     assert_eq!(error(delete(&etag), 412).0, "PreconditionFailed");
     delete(&second).expect(202);
 
-    // Of many who want to be the first, one is.
+    // Exactly one of many concurrent creates is the first.
     let made: Vec<u16> = std::thread::scope(|threads| {
         let start = || threads.spawn(|| put(&[("if-none-match", "*")]).status);
         let started: Vec<_> = (0..16).map(|_| start()).collect();
@@ -681,7 +683,7 @@ fn system_topics_have_sources() {
     );
     let group = format!("/subscriptions/{ACCOUNT}/resourceGroups/rg1");
     put("more", &group, "Microsoft.Resources.ResourceGroups").expect(200);
-    // They are known by group and name.
+    // System topics are identified by group and name.
     let body =
         json!({"location": "westus2", "properties": {"source": storage("local"), "topicType": stores}});
     arm(&server, "PUT", &within("rg2", "systemTopics/blobs"), &body).expect(200);
@@ -761,7 +763,7 @@ fn both_views_show_the_same_topics() {
     );
     let edge = server.edge("GET", "/topics", &Value::Null).expect(200).json();
     let edge: Vec<_> = edge.as_array().unwrap().iter().map(|one| &one["name"]).collect();
-    // The edge API reaches its own.
+    // The edge API shows only topics with `edge`.
     assert_eq!(edge, ["from-edge"]);
     arm(&server, "DELETE", &topic("FROM-EDGE"), &Value::Null).expect(202);
     server.edge("GET", "/topics/from-edge", &Value::Null).expect(404);
@@ -787,7 +789,7 @@ fn groups_are_there_when_they_are_used() {
     arm(&server, "PUT", &group("mine"), &body).expect(200);
     let moved = arm(&server, "PUT", &group("mine"), &json!({"location": "eastus"}));
     assert_eq!(error(moved, 409).0, "InvalidResourceGroupLocation");
-    // A topic that says nothing else is where its group is, and brings one with it.
+    // A topic without a location gets that of its group, which is created with it.
     let orders = within("Mine", "topics/orders");
     let made = arm(&server, "PUT", &orders, &json!({"properties": {}}))
         .expect(201)
@@ -836,7 +838,7 @@ fn groups_are_there_when_they_are_used() {
     assert_eq!(names(&get(&server, &all)), ["rg1", "yours"]);
 }
 
-/// Asks whether a storage account could be made, as az does before it makes one.
+/// Asks whether a storage account name is available, as az does before it creates one.
 fn availability(server: &Server, name: &Value) -> Answer {
     let path = format!("/subscriptions/{ACCOUNT}/providers/Microsoft.Storage/checkNameAvailability");
     let body = json!({"name": name, "type": "Microsoft.Storage/storageAccounts"});
@@ -880,7 +882,7 @@ fn storage_accounts_are_configured_not_made() {
     );
 }
 
-// Names in messages are in the casing of the service's types, and of the request.
+// Names in messages keep the casing of the service's types, and of the request.
 #[test]
 fn messages_keep_the_casing_of_names() {
     let server = start();

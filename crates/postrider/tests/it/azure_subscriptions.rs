@@ -1,5 +1,5 @@
-//! Event subscriptions as Azure's management clients make and change them: what they get, and what is left of them
-//! after a crash. Their handshakes have tests of their own.
+//! Event subscriptions as Azure's management clients create and change them, their effect, and
+//! their state after a crash. Handshakes have tests of their own.
 
 use crate::client::Answer;
 use crate::receiver::{Delivery, Receiver, Reply};
@@ -40,7 +40,7 @@ fn make(server: &Server, resource: &str) {
     arm(server, "PUT", &grid(resource), &json!({"location": "westus2"})).expect(201);
 }
 
-/// Sends it and waits until the operation has ended well.
+/// Sends a request and waits until its operation has succeeded.
 #[track_caller]
 fn done(server: &Server, method: &str, path: &str, body: &Value) {
     let answer = arm(server, method, path, body).expect(201);
@@ -63,7 +63,7 @@ fn web_hook(url: &str, more: Value) -> Value {
     json!({ "properties": properties })
 }
 
-/// Agrees to be asked, refuses what comes to `/bad`, and takes everything else.
+/// A receiver that completes handshakes, refuses requests to `/bad`, and accepts everything else.
 fn receiver() -> Receiver {
     Receiver::answering(|delivery| match delivery.header("aeg-event-type") {
         Some("SubscriptionValidation") => {
@@ -77,7 +77,7 @@ fn receiver() -> Receiver {
     })
 }
 
-/// The next delivery of events, past handshakes and notices.
+/// The next delivery of events; skips handshakes and notices.
 #[track_caller]
 fn next_event(receiver: &Receiver) -> Delivery {
     loop {
@@ -124,7 +124,7 @@ fn changes_hold_for_the_next_event_and_survive_a_crash() {
         ("/first?code=1", Some("hunter2"))
     );
 
-    // As az does it: what was shown comes back, without the URL.
+    // az sends back what it was shown, which lacks the URL.
     let shown = get(&server, &path);
     let destination = &shown["properties"]["destination"];
     assert_eq!(destination["properties"]["endpointUrl"], Value::Null);
@@ -252,12 +252,13 @@ fn domains_route_to_the_topics_inside() {
     let expected = [("/inside", "a"), ("/whole", "a"), ("/whole", "b")];
     assert_eq!(got, expected.map(|(path, id)| (path.to_owned(), id.to_owned())));
 
-    // It came with its first subscription and goes with the last.
+    // The domain topic was created with its first subscription and is deleted with the last.
     arm(&server, "DELETE", &extension(&inside, "alone"), &Value::Null).expect(202);
     arm(&server, "GET", &inside, &Value::Null).expect(404);
 }
 
-// The documents' own example: a subscription on a storage account is told when dead letters are written there.
+// The documents' own example: a subscription on a storage account is notified when dead letters are
+// written there.
 #[test]
 fn storage_accounts_tell_of_dead_letters() {
     let receiver = receiver();
@@ -284,7 +285,7 @@ fn storage_accounts_tell_of_dead_letters() {
     );
     publish(&server, "/topics/orders", "topics/orders", &[event("a")]);
     assert_eq!(next_event(&receiver).path, "/bad");
-    // Dead letters wait five minutes for company.
+    // Dead letters wait five minutes to be written together.
     server.advance(&json!({"by": "300s"}));
     let delivery = next_event(&receiver);
     assert_eq!(delivery.path, "/told");

@@ -1,4 +1,4 @@
-//! Dead letters in Azure Blob Storage, as Azurite plays it and the Azure SDK reads it.
+//! Dead letters in Azure Blob Storage, emulated by Azurite and read by the Azure SDK.
 //!
 //! `tests/clients/setup.sh DIR` installs both; `POSTRIDER_CLIENTS=DIR` makes these tests use them.
 
@@ -15,12 +15,12 @@ use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use tempfile::TempDir;
 
-/// Known to everyone.
+/// Azurite's well-known account and key.
 pub const ACCOUNT: &str = "devstoreaccount1";
 pub const KEY: &str =
     "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw==";
 
-/// One of Azurite's services in a directory of its own. It is killed when it is dropped.
+/// A service of Azurite in a directory of its own, killed on drop.
 pub struct Azurite {
     /// `blob` or `queue`.
     service: &'static str,
@@ -35,7 +35,7 @@ impl Azurite {
         Azurite::start_service("blob")
     }
 
-    /// None, with a notice, if it is not installed.
+    /// Starts the service; `None`, with a notice, if Azurite is not installed.
     pub fn start_service(service: &'static str) -> Option<Azurite> {
         let mut azurite = Azurite {
             service,
@@ -48,7 +48,7 @@ impl Azurite {
         Some(azurite)
     }
 
-    /// On the same port each time.
+    /// Starts the service again on the same port.
     pub fn start_again(&mut self) {
         let service = self.service;
         let program = format!("js/node_modules/.bin/azurite-{service}");
@@ -67,12 +67,12 @@ impl Azurite {
         let listens = "successfully listens on http://127.0.0.1:";
         let port = lines.find_map(|line| line.ok()?.split_once(listens)?.1.trim().parse().ok());
         self.port = port.expect("azurite says where it listens");
-        // It says something for every request, which somebody must take.
+        // The output must be drained: Azurite prints a line for every request.
         std::thread::spawn(move || lines.for_each(drop));
         self.running = Some(child);
     }
 
-    /// Lets it write down what it has.
+    /// Stops the service so that it saves its data.
     pub fn stop(&mut self) {
         let mut child = self.running.take().expect("it is running");
         signals::send(&child, Signal::TERM);
@@ -85,7 +85,7 @@ impl Azurite {
         format!("http://127.0.0.1:{}/{ACCOUNT}", self.port)
     }
 
-    /// It as a storage account in the configuration.
+    /// The service as a storage account in the configuration.
     pub fn configured(&self, key: &str, create_containers: bool) -> String {
         let endpoint = self.endpoint();
         format!(
@@ -95,7 +95,7 @@ impl Azurite {
         )
     }
 
-    /// Asks the Azure SDK.
+    /// Runs a query through the Azure SDK.
     pub fn ask(&self, what: &str, container: &str) -> String {
         let output = Command::new(self.clients.join("venv/bin/python"))
             .arg(scripts().join(format!("python/{}s.py", self.service)))
@@ -107,7 +107,7 @@ impl Azurite {
         String::from_utf8(output.stdout).expect("it prints text")
     }
 
-    /// What is in a container, by name; null without one.
+    /// Blobs of a container by name; null if the container does not exist.
     fn blobs(&self, container: &str) -> Value {
         serde_json::from_str(&self.ask("read", container)).expect("it prints JSON")
     }
@@ -245,7 +245,8 @@ fn a_store_that_is_away_is_waited_for() {
         Some(1)
     );
 
-    // Away for more than four hours: what waited is dropped, what comes afterwards is written.
+    // After more than four hours without the store, waiting dead letters are dropped and later ones
+    // are written.
     azurite.stop();
     lab.server.publish("orders", &[event("b")]);
     lab.at_once();
@@ -313,7 +314,8 @@ fn a_wrong_key_is_refused_when_the_subscription_is_made() {
     }
     assert!(!told.contains(wrong), "{told}");
 
-    // Nobody can say so while the store is away; it shows when there is something to write.
+    // The wrong key cannot be detected while the store is away; it is reported when there is
+    // something to write.
     azurite.stop();
     let lab = Lab::start(Setup::test_clock(config), receiver);
     lab.server.logged(&["WARN", "billing", "cannot be reached"]);

@@ -1,11 +1,11 @@
-//! `postrider bench --store jetstream`: that it measures what it says, not how fast anything is.
+//! `postrider bench --store jetstream`: checks what is measured, not the speed.
 
 use crate::cluster::nats;
 use serde_json::Value;
 use std::path::Path;
 use std::process::Command;
 
-/// What it prints for programs.
+/// JSON output of a measurement.
 #[track_caller]
 fn measured(program: &Path, options: &[&str]) -> Value {
     let directory = tempfile::tempdir().unwrap();
@@ -79,7 +79,8 @@ fn nodes_share_the_work_and_go_on_for_one_that_dies() {
         (&50.into(), &0.into()),
         "{takeover}"
     );
-    // Nobody may take what is another's before a whole lease has gone by without a word, less its last heartbeat's age.
+    // A partition is taken over only after its owner was silent for a whole lease, less the age of
+    // its last heartbeat.
     assert!(takeover["first_ms"].as_f64().unwrap() > 1000.0, "{takeover}");
 }
 

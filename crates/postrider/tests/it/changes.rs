@@ -1,4 +1,4 @@
-//! What becomes of events under way when a subscription changes, goes, or comes to its end.
+//! Deliveries in progress when a subscription changes, is deleted, or expires.
 
 use crate::lab::{Lab, seconds, timestamp};
 use crate::receiver::{Gate, Receiver, Reply};
@@ -43,7 +43,8 @@ fn a_subscription_that_is_made_again_does_not_inherit() {
     assert_eq!(lab.dropped(), json!({"SubscriptionDeleted": 1}));
 }
 
-/// Publishes one event, deletes its subscription while its first attempt is under way, lets the attempt end.
+/// Publishes one event, deletes its subscription during the first attempt, then lets the attempt
+/// end.
 fn deleted_under_way(delete: impl FnOnce(&Lab), status: u16) -> (u64, Value) {
     let gate = Arc::new(Gate::default());
     let receiver = Receiver::answering({
@@ -107,7 +108,7 @@ fn other_limits_hold_for_the_next_failure() {
 fn a_subscription_ends_when_its_time_is_over() {
     let receiver = failing();
     let end = json!("2030-01-01T00:00:00Z");
-    // One that the configuration declares, and one that was made by hand.
+    // A declared subscription, and one that was created by request.
     let config = format!(
         "[[topic]]\nname = \"orders\"\n[[topic.subscription]]\nname = \"declared\"\nexpiration_time_utc = {end}\n\
          destination = {{ endpoint_type = \"WebHook\", properties = {{ endpoint_url = \"{}\" }} }}\n",
@@ -121,7 +122,7 @@ fn a_subscription_ends_when_its_time_is_over() {
     lab.server.publish("orders", &[event("a"), event("b")]);
     assert_eq!(lab.at_once().len(), 6);
 
-    // Attempts come at 10, 40 and 100 s, the end at 120 s.
+    // Attempts are due at 10, 40 and 100 s; the subscription expires at 120 s.
     assert_eq!(lab.pass_to(119), 18);
     assert_eq!(lab.dropped(), json!({}));
     let show = |lab: &Lab, name: &str| {
@@ -143,7 +144,7 @@ fn a_subscription_ends_when_its_time_is_over() {
     assert_eq!(arrived.len(), 1);
     assert_eq!(arrived[0].delivery.path, "/lasting");
 
-    // The configuration still declares it, which is no reason not to start.
+    // The configuration still declares the expired subscription, which must not prevent a start.
     for stop_gently in [false, true] {
         match stop_gently {
             true => lab.server.stop(),
@@ -209,7 +210,7 @@ fn another_profile_holds_for_the_next_failure() {
     let lab = Lab::subscribed(Setup::test_clock(""), failing(), json!(null));
     lab.server.publish("orders", &[event("a")]);
     lab.at_once();
-    // The wait that was decided stays; the next ones are the module's.
+    // The wait that was already chosen stays; later ones follow the module's profile.
     let edge = json!({"properties": {"postrider": {"profile": "edge"}}});
     lab.server.edge("PUT", "/topics/orders", &edge).expect(200);
     let next: Vec<_> = (0..3).map(|_| lab.next_arrival().seconds()).collect();

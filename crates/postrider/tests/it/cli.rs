@@ -1,4 +1,4 @@
-//! The commands that do what az does: against a running server, as a stranger types them.
+//! Management commands against a running server, as a user types them.
 
 use crate::client::Connection;
 use crate::receiver::{Receiver, Reply};
@@ -9,10 +9,10 @@ use std::io::{BufRead, BufReader, Write};
 use std::path::PathBuf;
 use std::process::{Command, Output, Stdio};
 
-/// Webhooks are not asked first: what these tests are about is the command line.
+/// Handshakes are off: these tests are about the command line.
 const TRUSTING: &str = "[validation]\nenabled = false\n";
 
-/// Someone at a shell.
+/// A user's shell for one server.
 pub struct Shell<'a> {
     server: &'a Server,
     home: tempfile::TempDir,
@@ -64,19 +64,19 @@ impl Shell<'_> {
         told
     }
 
-    /// What a command that goes well prints.
+    /// Standard output of a command that must succeed.
     #[track_caller]
     pub fn ok(&self, arguments: &[&str]) -> String {
         self.well(arguments).out
     }
 
-    /// What it says besides.
+    /// Standard error of a command that must succeed.
     #[track_caller]
     pub fn aside(&self, arguments: &[&str]) -> String {
         self.well(arguments).err
     }
 
-    /// What it prints, as JSON.
+    /// Output of a command that must succeed, as JSON.
     #[track_caller]
     pub fn json(&self, arguments: &[&str]) -> Value {
         let mut all = arguments.to_vec();
@@ -85,7 +85,7 @@ impl Shell<'_> {
         serde_json::from_str(&out).unwrap_or_else(|e| panic!("{e} in {out}"))
     }
 
-    /// What a command that goes badly says.
+    /// Error message of a command that must fail with this code.
     #[track_caller]
     pub fn refused(&self, code: i32, arguments: &[&str]) -> String {
         let told = self.run(arguments);
@@ -134,7 +134,7 @@ fn a_list_says_how_subscriptions_are() {
     };
     assert!(!create("sick").err.contains("was there already"));
     create("held");
-    // A mistyped name may have replaced something.
+    // Replacing an existing resource is noted: its name may be mistyped.
     let again = create("held");
     assert!(
         again
@@ -207,13 +207,13 @@ fn json_has_one_flag_and_lists_are_arrays() {
     };
     assert!(plain(&["profiles", "--output", "json"]).is_array());
     assert!(plain(&["profiles", "show", "edge", "-o", "json"]).is_object());
-    // Earlier names still work, though help does not tell of them.
+    // Earlier names of flags still work, but help does not list them.
     let earlier = shell.ok(&["deadletters", "list", "--json"]);
     assert_eq!(earlier.trim(), "[]");
     let help = shell.ok(&["deadletters", "list", "--help"]);
     assert!(!help.contains("--json") && help.contains("Examples:"), "{help}");
     shell.ok(&["topic", "list", "--output", "table"]);
-    // Failures are told alike everywhere.
+    // Failures are reported the same way everywhere.
     for arguments in [
         &["deadletters", "list"][..],
         &["topic", "list"],
@@ -241,7 +241,7 @@ fn the_wrong_scheme_is_named_on_both_sides() {
     assert!(told.contains(&reason) && told.contains("use https://"), "{told}");
     server.logged(&["client speaks another scheme", "listener=\"https\"", "https://"]);
 
-    // Other clients, too; one that has much to send gets to read the answer.
+    // Other clients get the message, too; one with a large body can still read it.
     let mut plain = Connection::open(server.https).expect("a connection");
     let body = vec![b'x'; 1 << 20];
     let answer = plain.send("POST", "/topics/orders/api/events", &[], &body);
@@ -253,7 +253,8 @@ fn the_wrong_scheme_is_named_on_both_sides() {
     let message = answer["error"]["message"].as_str().expect("a message");
     assert!(message.contains("use http://"), "{message}");
 
-    // Without a scheme it is http, as the server's own address is written in most places.
+    // An address without a scheme means http, as the server's own address is written in most
+    // places.
     let port = server.http.port().to_string();
     shell.ok(&["topic", "list", "--server", &format!("localhost:{port}")]);
     shell.ok(&["topic", "list", "--server", &port]);
@@ -337,7 +338,7 @@ fn a_topic_a_subscription_an_event_and_nothing_else() {
     assert_eq!(delivery.path, "/hook?code=hunter2");
     assert_eq!(delivery.ids(), ["i1"]);
     assert_eq!(delivery.header("x-key"), Some("s3cret"));
-    // Neither the filtered nor the numbered get through.
+    // Neither the filtered event nor the numbered ones are delivered.
     shell.ok(&[
         "event",
         "send",
@@ -374,7 +375,7 @@ fn a_topic_a_subscription_an_event_and_nothing_else() {
         assert_eq!(receiver.next().json()[0]["eventType"], "B");
     }
 
-    // What is not said stays, the secrets too.
+    // Settings that are not given stay the same, secrets included.
     shell.ok(&[
         "subscription",
         "update",
@@ -547,7 +548,7 @@ fn keys_are_listed_and_made_anew() {
     let refused = send(&before["key2"]);
     assert_eq!(refused.code, 1, "{}", refused.err);
     assert!(refused.err.starts_with("error: "), "{}", refused.err);
-    // Events as they stand in a file.
+    // Events sent from a file.
     let one = json!({"id": "f", "subject": "s", "eventType": "t", "eventTime": "2030-01-01T00:00:00Z", "data": 1,
                      "dataVersion": "1"});
     let file = shell.write("events.json", &json!([one, one]).to_string());
@@ -631,7 +632,7 @@ fn a_validation_by_hand_is_waited_for() {
         .stdout(Stdio::piped())
         .stderr(Stdio::piped());
     let mut child = command.spawn().expect("it runs");
-    // It accepts what it was sent without the code in it: now a visit must speak for it.
+    // The handshake was accepted without its code, so the validation URL must be visited.
     let asked = receiver.next().json();
     let mut told = String::new();
     let mut lines = BufReader::new(child.stderr.take().expect("it is piped"));
@@ -712,7 +713,7 @@ fn a_grid_file_is_planned_applied_and_then_there_is_nothing_to_do() {
     let again = shell.ok(&["apply", "-f", &as_json, "--dry-run"]);
     assert!(again.contains("nothing to do"), "{again}");
 
-    // A secret, a limit and a tag change, and the plan tells without the secret.
+    // A secret, a limit and a tag change; the plan does not show the secret.
     let changed = text
         .replace("hunter2", "hunter3")
         .replace("s3cret", "s4cret")
@@ -745,7 +746,7 @@ fn a_grid_file_is_planned_applied_and_then_there_is_nothing_to_do() {
         ("/billing?code=hunter3", Some("s4cret"))
     );
 
-    // What others made goes only if that is asked for.
+    // Resources of others are deleted only with --prune.
     shell.ok(&["topic", "create", "stray"]);
     let url = receiver.url("/stray");
     shell.ok(&[
@@ -807,7 +808,7 @@ fn contexts_name_servers() {
     );
     let ca = server.ca();
     let ca = ca.to_str().expect("text");
-    // The certificate is for names and addresses of this machine, not for a port.
+    // The certificate is valid for names and addresses of this machine, whatever the port.
     let added = run(&[
         "context",
         "add",
@@ -927,7 +928,7 @@ fn an_imported_file_is_a_configuration_too_and_its_keys_count() {
     );
     let plan = shell.ok(&["apply", "-f", grid, "--dry-run"]);
     assert!(plan.contains("nothing to do: 2 as wanted"), "{plan}");
-    // What the configuration names shortly can be changed here.
+    // Short names in the configuration do not prevent changes by command.
     let on = ["subscription", "update", "tracking", "--topic", "parcels"];
     let updated = shell.json(&[&on[..], &["--max-events-per-batch", "3"]].concat());
     let place = &updated["properties"]["deadLetterDestination"]["properties"];

@@ -1,4 +1,4 @@
-//! A small HTTP client that sends exactly what it is told to, however wrong.
+//! A small HTTP client that sends exactly the given bytes, however wrong.
 
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, ServerName};
@@ -14,7 +14,7 @@ use crate::wait::PATIENCE;
 
 pub type Headers<'a> = &'a [(&'a str, &'a str)];
 
-/// What was answered.
+/// An HTTP response.
 #[derive(Debug)]
 pub struct Answer {
     pub status: u16,
@@ -35,7 +35,7 @@ impl Answer {
         serde_json::from_slice(&self.body).unwrap_or_else(|e| panic!("{e} in {:?}", self.text()))
     }
 
-    /// The same answer, if it has this status.
+    /// The answer itself; panics if its status differs.
     #[track_caller]
     pub fn expect(self, status: u16) -> Answer {
         assert_eq!(self.status, status, "{}", self.text());
@@ -53,7 +53,7 @@ pub fn find<'h>(headers: &'h [(String, String)], name: &str) -> Option<&'h str> 
 trait Stream: Read + Write + Send {}
 impl<S: Read + Write + Send> Stream for S {}
 
-/// One connection, used for one request after the other.
+/// A connection for sequential requests.
 pub struct Connection {
     stream: BufReader<Box<dyn Stream>>,
     host: String,
@@ -64,12 +64,12 @@ impl Connection {
         Connection::open_within(address, PATIENCE)
     }
 
-    /// Gives up on an answer after this long.
+    /// Opens a connection whose answers must come within `patience`.
     pub fn open_within(address: SocketAddr, patience: Duration) -> io::Result<Connection> {
         Ok(Connection::over(Box::new(dial(address, patience)?), address))
     }
 
-    /// Trusts the CA in `ca` and nobody else.
+    /// Opens a TLS connection that trusts only the CA in `ca`.
     pub fn open_tls(address: SocketAddr, name: &str, ca: &Path) -> io::Result<Connection> {
         let mut roots = RootCertStore::empty();
         for root in CertificateDer::pem_file_iter(ca).map_err(io::Error::other)? {
@@ -122,7 +122,7 @@ impl Connection {
         self.answer(method)
     }
 
-    /// Sends bytes as they are.
+    /// Sends raw bytes.
     pub fn write(&mut self, bytes: &[u8]) -> io::Result<()> {
         self.stream.get_mut().write_all(bytes)?;
         self.stream.get_mut().flush()
@@ -153,7 +153,7 @@ fn dial(address: SocketAddr, patience: Duration) -> io::Result<TcpStream> {
     Ok(stream)
 }
 
-/// A message's first line and its headers.
+/// Reads a message's first line and headers.
 pub fn read_head(stream: &mut impl BufRead) -> io::Result<(String, Vec<(String, String)>)> {
     let mut line = || -> io::Result<String> {
         let mut line = String::new();

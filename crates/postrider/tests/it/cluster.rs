@@ -1,4 +1,5 @@
-//! Several nodes on one NATS cluster, all of them processes on this machine, with links between them that can be cut.
+//! Several nodes on one NATS cluster, all of them processes on this machine, connected by links
+//! that can be cut.
 
 pub mod link;
 pub mod nats;
@@ -11,14 +12,14 @@ use serde_json::Value;
 use std::collections::BTreeSet;
 use std::path::Path;
 
-/// How a cluster is set up.
+/// Layout and settings of a cluster.
 pub struct Plan {
     pub nats: usize,
     pub nodes: usize,
     pub partitions: u8,
-    /// Of the settings of every node.
+    /// Lease setting of every node.
     pub lease: &'static str,
-    /// More of every node's configuration, to stand before the rest.
+    /// Further configuration of every node, which is put before the rest.
     pub config: String,
 }
 
@@ -34,17 +35,17 @@ impl Default for Plan {
     }
 }
 
-/// The nodes and what they stand on.
+/// The nodes with their links and NATS servers.
 pub struct Crew {
     pub nodes: Vec<Server>,
-    /// From each node to each NATS server.
+    /// Links from each node to each NATS server.
     links: Vec<Vec<Link>>,
     pub nats: NatsServers,
     _roads: Roads,
 }
 
 impl Crew {
-    /// Starts everything; none, with a notice, if there is no NATS server on this machine.
+    /// Starts everything; `None`, with a notice, if there is no NATS server on this machine.
     pub fn start(plan: &Plan) -> Option<Crew> {
         let program = nats::installed()?;
         let roads = Roads::new();
@@ -62,7 +63,7 @@ impl Crew {
         Some(crew)
     }
 
-    /// One more node.
+    /// Adds a node.
     pub fn add(&mut self, plan: &Plan) {
         let to_nats = |server: &nats::Nats| self._roads.link(server.client);
         let links: Vec<Link> = self.nats.servers.iter().map(to_nats).collect();
@@ -71,12 +72,12 @@ impl Crew {
         self.nodes.push(Setup::config(config).start());
     }
 
-    /// Between one node and one NATS server.
+    /// Sets the state of the link between a node and a NATS server.
     pub fn weather(&self, node: usize, nats: usize, weather: Weather) {
         self.links[node][nats].set(weather);
     }
 
-    /// Waits until the nodes that run share all partitions, none with two more than another.
+    /// Waits until the running nodes own all partitions, with numbers that differ by at most one.
     #[track_caller]
     pub fn shared_evenly(&self) {
         let running: Vec<&Server> = self.nodes.iter().filter(|node| node.is_running()).collect();
@@ -91,7 +92,7 @@ impl Crew {
         assert!(even, "the partitions are not shared: {shown:#?}");
     }
 
-    /// Keeps what everybody has logged, to be read after a failure.
+    /// Writes the logs of all processes to files, to be read after a failure.
     pub fn keep_logs(&self, directory: &Path) {
         std::fs::create_dir_all(directory).expect("a directory can be made");
         for (n, node) in self.nodes.iter().enumerate() {
@@ -103,7 +104,7 @@ impl Crew {
     }
 }
 
-/// How many partitions it serves, and of how many, as it says itself.
+/// Number of partitions that the node serves, and their total, as it reports itself.
 pub fn partitions(node: &Server) -> Option<(u64, u64)> {
     let partitions = &node.health()["store"]["partitions"];
     Some((partitions["owned"].as_u64()?, partitions["total"].as_u64()?))

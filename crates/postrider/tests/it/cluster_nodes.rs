@@ -1,4 +1,4 @@
-//! A few nodes on one NATS server, and what they do together: as quiet as `jepsen` is wild.
+//! A few nodes on one NATS server and their cooperation, without the faults that `jepsen` injects.
 
 use crate::client::Connection;
 use crate::cluster::{Crew, Plan, partitions};
@@ -14,7 +14,8 @@ use std::time::Duration;
 const CLIENT: &str = "[[client]]\nid = \"me\"\nsecret = \"hush\"\n";
 const AUTHORIZATION: (&str, &str) = ("authorization", "Bearer hush");
 
-/// Two nodes with a topic `orders`; a subscription `billing` of it, made at the first, goes to the receiver.
+/// Starts two nodes with a topic `orders` and a subscription `billing` on it, created at the first,
+/// to the receiver.
 fn two(receiver: &Receiver, config: &str) -> Option<Crew> {
     let crew = Crew::start(&Plan {
         config: config.into(),
@@ -25,7 +26,7 @@ fn two(receiver: &Receiver, config: &str) -> Option<Crew> {
     Some(crew)
 }
 
-/// Publishes so many events one by one. Returns their ids.
+/// Publishes `count` events one by one. Returns their ids.
 fn publish(node: &Server, prefix: &str, count: usize) -> BTreeSet<String> {
     let ids: BTreeSet<String> = (0..count).map(|n| format!("{prefix}-{n}")).collect();
     for id in &ids {
@@ -40,7 +41,7 @@ fn delivered(node: &Server) -> u64 {
         .expect("a number")
 }
 
-/// How often each of these arrived, once all of them have.
+/// Deliveries of these events, once all have arrived.
 #[track_caller]
 fn arrivals(receiver: &Receiver, ids: &BTreeSet<String>) -> BTreeMap<String, Vec<Delivery>> {
     let mut arrived: BTreeMap<String, Vec<Delivery>> = BTreeMap::new();
@@ -58,7 +59,7 @@ fn arrivals(receiver: &Receiver, ids: &BTreeSet<String>) -> BTreeMap<String, Vec
     arrived
 }
 
-/// How many attempts were made before each, as it says itself.
+/// Counts of earlier attempts in the deliveries' headers.
 fn counts(deliveries: &[Delivery]) -> Vec<&str> {
     deliveries
         .iter()
@@ -66,7 +67,7 @@ fn counts(deliveries: &[Delivery]) -> Vec<&str> {
         .collect()
 }
 
-/// Pauses or resumes the subscription, at this node.
+/// Pauses or resumes the subscription at this node.
 #[track_caller]
 fn control(node: &Server, verb: &str, subscription: &str) {
     let path = format!("/postrider/v1/subscriptions/{verb}");
@@ -81,7 +82,7 @@ fn two_nodes_share_the_deliveries_of_what_either_takes() {
     let [one, other] = &crew.nodes[..] else {
         unreachable!()
     };
-    // The other knows the topic and the subscription though nobody told it.
+    // The other node knows the topic and the subscription from the shared catalog.
     let mut ids = publish(other, "other", 20);
     ids.extend(publish(one, "one", 20));
     let arrived = arrivals(&receiver, &ids);
@@ -95,7 +96,7 @@ fn two_nodes_share_the_deliveries_of_what_either_takes() {
         "each delivers what it took"
     );
 
-    // Made at one, known to the other by the time that the answer is there.
+    // A subscription is known to the other node by the time its creation is answered.
     other.subscribe("orders", "audit", &receiver.url("/audit"), json!(null));
     one.edge("GET", "/topics/orders/eventSubscriptions/audit", &Value::Null)
         .expect(200);
@@ -111,7 +112,7 @@ fn two_nodes_share_the_deliveries_of_what_either_takes() {
     assert_eq!(receiver.next().path, "/audit");
 }
 
-// Clients that go through a load balancer meet another node with every request.
+// Clients behind a load balancer reach another node with every request.
 #[test]
 fn what_one_node_has_made_no_other_says_is_missing() {
     let receiver = Receiver::start();
@@ -157,7 +158,7 @@ fn a_node_without_a_partition_hands_over_what_it_takes() {
         .iter()
         .find(|node| !owns(node))
         .expect("somebody owns nothing");
-    // What was made here a moment ago is known there when the events arrive.
+    // A resource created here is known there when the events arrive.
     other.put_topic("orders");
     other.subscribe("orders", "billing", &receiver.url("/"), json!(null));
     let ids = publish(other, "e", 10);
@@ -165,7 +166,7 @@ fn a_node_without_a_partition_hands_over_what_it_takes() {
     assert!(arrived.values().all(|each| each.len() == 1), "{arrived:#?}");
     owner.counted("/deliveries/delivered", 10);
     assert_eq!(delivered(other), 0);
-    // A request that does not fit into one message of theirs.
+    // A request too large for a single message between nodes.
     let mut large = event("large");
     large["data"] = json!("x".repeat(1_000_000));
     other.publish("orders", &[large.clone()]);
@@ -183,7 +184,7 @@ fn what_a_killed_node_had_is_delivered_by_the_other_with_its_counts() {
     let Some(mut crew) = two(&receiver, &format!("{profile}{CLIENT}")) else {
         return;
     };
-    // One for which everything waits.
+    // A subscription for which all events wait.
     crew.nodes[0].subscribe("orders", "other", &receiver.url("/other"), json!(null));
     control(&crew.nodes[0], "pause", "other");
     let mut failed = publish(&crew.nodes[0], "failed-0", 5);
@@ -201,8 +202,8 @@ fn what_a_killed_node_had_is_delivered_by_the_other_with_its_counts() {
     let mut waiting = publish(&crew.nodes[0], "waiting-0", 5);
     waiting.extend(publish(&crew.nodes[1], "waiting-1", 5));
     mood.store(200, Relaxed);
-    // That it is gone is written down before it is answered, and with it all that has happened before; without it what
-    // became of the last attempts may be known to nobody.
+    // A deletion is recorded before it is answered, and with it everything that happened before;
+    // otherwise the results of the last attempts might be lost with the node.
     crew.nodes[0]
         .edge("DELETE", "/topics/orders/eventSubscriptions/other", &Value::Null)
         .expect(200);
@@ -227,7 +228,7 @@ fn what_a_killed_node_had_is_delivered_by_the_other_with_its_counts() {
     }
     crew.nodes[1].counted("/deliveries/delivered", 20);
 
-    // It comes back, gets its share and does its part.
+    // The node comes back, gets its share of partitions, and delivers.
     crew.nodes[0].start();
     crew.shared_evenly();
     let ids = publish(&crew.nodes[0], "back", 5);
@@ -235,7 +236,7 @@ fn what_a_killed_node_had_is_delivered_by_the_other_with_its_counts() {
     crew.nodes[0].counted("/deliveries/delivered", 5);
 }
 
-// Events come all the while, to both nodes; attempts take a moment, so that some are always under way.
+// Both nodes get events throughout; attempts take a moment, so that some are always in progress.
 #[test]
 fn a_node_that_is_asked_to_end_hands_over_without_a_duplicate() {
     let receiver = Receiver::answering(|_| {
@@ -296,7 +297,7 @@ fn a_node_that_is_asked_to_end_hands_over_without_a_duplicate() {
     assert!(twice.is_empty(), "{} of {}: {twice:#?}", twice.len(), taken.len());
 }
 
-/// What one publisher was told of its events.
+/// Events of one publisher, by result.
 #[derive(Default)]
 struct Published {
     taken: Vec<String>,
@@ -304,7 +305,7 @@ struct Published {
     refused: Vec<String>,
 }
 
-/// Publishes one event after the other.
+/// Publishes one event after the other until `stop`.
 fn publish_until(address: std::net::SocketAddr, publisher: usize, stop: &AtomicBool) -> Published {
     let target = format!("/topics/orders/events?{EDGE_VERSION}");
     let mut published = Published::default();
@@ -448,10 +449,10 @@ fn a_node_that_says_that_it_is_ready_takes_events_in() {
         let Value::Object(partitions) = &health["store"]["partitions"] else {
             panic!("{health}");
         };
-        // They come one by one.
+        // Partitions become served one by one; a server that reports ready serves all that it owns.
         assert_eq!(partitions["owned"], partitions["served"], "{health}");
         assert_ne!(partitions["owned"], 0, "{health}");
-        // A kill may bring the one before again.
+        // A kill may cause the previous event to be delivered again.
         while receiver.next().ids() != [id] {}
     }
 }

@@ -1,4 +1,5 @@
-//! A cluster as people and programs see it: `/postrider/v1/cluster`, health, metrics, the command line, the doctor.
+//! A cluster as people and programs see it: `/postrider/v1/cluster`, health, metrics, the command
+//! line, the doctor.
 
 use crate::azure_clients::{installed, scripts};
 use crate::cli::Shell;
@@ -14,7 +15,8 @@ use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
-/// `/healthz` answers sooner, whatever JetStream does. Far more than it needs: this machine does other things too.
+/// Longest time for `/healthz`, whatever JetStream does. Far more than it needs, since this machine
+/// is busy with other things.
 const HEALTH_PATIENCE: Duration = Duration::from_secs(3);
 
 fn plan() -> Plan {
@@ -55,7 +57,8 @@ fn a_cluster_is_shown_and_its_nodes_are_drained() {
     one.put_topic("orders");
     one.subscribe("orders", "billing", &receiver.url("/"), json!(null));
     let mut api = Description::of(one);
-    // The first answers of nodes that have just started list no trouble: streams that nobody has made yet are none.
+    // Nodes that have just started report no trouble: streams that have not been created yet are
+    // not missing.
     for node in &crew.nodes {
         let first = api.ask(node, "getCluster", &[], None).json();
         assert_eq!(first["jetstream"]["trouble"], json!([]), "{first:#}");
@@ -82,7 +85,7 @@ fn a_cluster_is_shown_and_its_nodes_are_drained() {
     assert_eq!(owned.len(), 2, "{cluster:#}");
     let guarantee = cluster["jetstream"]["guarantee"].as_str().expect("a sentence");
     assert!(guarantee.contains("survives"), "{guarantee}");
-    // What the servers promise is said at the start, too.
+    // The guarantee is logged at the start, too.
     one.logged(&["kept in JetStream", guarantee]);
     let health = api.ask(one, "getHealth", &[], None).json();
     assert_eq!(health["store"]["kind"], "jetstream");
@@ -92,7 +95,7 @@ fn a_cluster_is_shown_and_its_nodes_are_drained() {
         json!({"owned": 2, "served": 4, "total": 4})
     );
 
-    // By the other's name, at the first: it is told, and gives everything away.
+    // The first node drains the other by its name; that one hands over all its partitions.
     let shell = Shell::of(one);
     let status = shell.ok(&["cluster", "status", "--secret", secret()]);
     assert!(
@@ -122,10 +125,10 @@ fn a_cluster_is_shown_and_its_nodes_are_drained() {
         two.health()
     );
     assert_eq!(two.health()["ready"], true);
-    // What is published to the drained one is kept and delivered by the other.
+    // Events published to the drained node are stored and delivered by the other.
     two.publish("orders", &[event("handed-on")]);
     assert_eq!(receiver.next().ids(), ["handed-on"]);
-    // Nobody is left to take over from the last one.
+    // The last node cannot be drained: no other is left to take over.
     let last = json!({"node": "node-0"});
     let answer = two.send(
         "POST",
@@ -151,7 +154,7 @@ fn secret() -> &'static str {
     SECRET.1.strip_prefix("Bearer ").expect("a bearer")
 }
 
-/// Every number that the dashboard and the alerts ask for is there.
+/// All metrics that the dashboard and the alerts use exist.
 fn metrics(node: &Server) {
     let page = node.send("GET", "/metrics", &[SECRET], "").expect(200);
     let kinds: BTreeSet<&str> = page
@@ -208,7 +211,7 @@ fn a_node_that_is_cut_off_says_so_at_once_and_comes_back() {
         "what is known is still shown"
     );
     assert!(slowest < HEALTH_PATIENCE, "an answer took {slowest:?}");
-    // The other has taken over, and misses the first.
+    // The other node has taken over, and reports the first as missing.
     let missed = wait::is_true_in_time(|| {
         let health = two.health();
         codes(&health["warnings"]).contains(&"nodeMissing") && health["store"]["partitions"]["owned"] == 4
@@ -226,7 +229,7 @@ fn a_node_that_is_cut_off_says_so_at_once_and_comes_back() {
     println!("the slowest /healthz while NATS was away took {slowest:?}");
 }
 
-/// Runs the doctor as a node that would be started with this configuration.
+/// Runs the doctor with the configuration of a node.
 fn doctor(config: &str) -> (i32, Value) {
     let directory = tempfile::tempdir().expect("a temporary directory");
     let file = directory.path().join("postrider.toml");
@@ -274,7 +277,7 @@ fn the_doctor_looks_at_jetstream_and_changes_nothing() {
     assert_eq!(code, 0, "{told:#}");
     assert_eq!(level(&told, "connected to"), "ok");
     assert_eq!(level(&told, "7 streams"), "ok");
-    // As NATS servers are unless they are told otherwise.
+    // The default sync interval of NATS servers.
     assert_eq!(level(&told, "sync interval 2m"), "warning");
     let (code, told) = doctor(&config.replace("replicas = 1", "replicas = 3"));
     assert_eq!(
@@ -303,7 +306,7 @@ fn the_doctor_looks_at_jetstream_and_changes_nothing() {
     assert_eq!((code, level(&told, "cannot connect").as_str()), (1, "problem"));
 }
 
-/// Things that the walk through the page looks at.
+/// Number of checks in the page's walk-through.
 const HELD: usize = 4;
 
 #[test]

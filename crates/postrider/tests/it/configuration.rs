@@ -1,4 +1,4 @@
-//! What the operator decides, and what the first start makes.
+//! The operator's configuration, and the files that the first start creates.
 
 use crate::client::Connection;
 use crate::server::{EDGE_VERSION, JSON, Server, Setup, event};
@@ -14,7 +14,7 @@ fn mode(path: &Path) -> u32 {
         & 0o777
 }
 
-/// What `--print-config` prints.
+/// Output of `--print-config`.
 #[track_caller]
 fn printed(config: &str, env: &[(&'static str, &str)], flags: &[&str]) -> String {
     let setup = Setup {
@@ -178,7 +178,8 @@ fn an_open_edge_api_answers_only_to_its_own_names() {
         let refusal = get(host).expect(403).json();
         assert_eq!(refusal["error"]["details"]["code"], "Forbidden", "{refusal}");
     }
-    // A page in a browser cannot publish either, whether it borrows our address or names it.
+    // A page in a browser cannot publish either, whether it uses our address as its host or calls
+    // it.
     server.put_topic("orders");
     let body = json!([event("e1")]).to_string();
     let publish = |headers: &[(&str, &str)]| server.send("POST", "/topics/orders/events", headers, &body);
@@ -192,10 +193,11 @@ fn an_open_edge_api_answers_only_to_its_own_names() {
     ] {
         publish(&[JSON, ("origin", origin)]).expect(403);
     }
-    // A page's form cannot send what is asked for, nor can what names no type at all.
+    // A page's form cannot send the required content type, and requests without any are refused,
+    // too.
     publish(&[("content-type", "text/plain")]).expect(415);
     publish(&[]).expect(415);
-    // Its own pages may, and so may deliveries, which have an origin that no page has.
+    // Our own pages may publish, and so may deliveries, which have an origin that no page has.
     let own = format!("http://{}", server.http);
     for origin in [own.as_str(), "eventgrid.azure.net"] {
         publish(&[JSON, ("origin", origin)]).expect(200);
@@ -217,7 +219,7 @@ fn the_first_start_makes_keys_that_only_the_owner_can_read() {
     assert!(secret.len() >= 32 && credentials["client_id"].as_str().is_some());
     assert!(!server.log().join("\n").contains(&secret));
 
-    // They stay what they are, and the secret publishes.
+    // The files are kept across a restart, and the secret publishes.
     let ca = std::fs::read(server.ca()).unwrap();
     server.stop();
     server.start();
@@ -255,7 +257,7 @@ fn https_needs_no_trust_but_in_the_servers_own_ca() {
         other.send("GET", "/healthz", &[], b"").is_err(),
         "nor does its own for another name"
     );
-    // A client that speaks plain http to this port is told so.
+    // A client that speaks plain http to the https port gets an explanation.
     let mut plain = Connection::open(server.https).unwrap();
     let answer = plain.send("GET", "/healthz", &[], b"").unwrap().expect(400);
     assert!(answer.text().contains("https"), "{}", answer.text());

@@ -1,4 +1,4 @@
-//! Damaged log files: what is left arrives, what is damaged is reported and never served.
+//! Damaged log files: intact events are delivered, damage is reported and never delivered.
 
 use crate::receiver::{Gate, Receiver, Reply};
 use crate::server::{Server, Setup, event};
@@ -20,13 +20,13 @@ fn ids(numbers: impl Iterator<Item = usize>) -> BTreeSet<String> {
     numbers.map(id).collect()
 }
 
-/// How the server came to stand still.
+/// How the server was stopped.
 #[derive(Clone, Copy, Debug)]
 enum End {
     Killed,
     Stopped,
-    /// Stopped, started and stopped again: the events are in a file that was closed long ago, and
-    /// that is not read on start.
+    /// Stopped, started and stopped again: the events are in a segment that was closed long ago and
+    /// is not read on start.
     Sealed,
 }
 
@@ -53,7 +53,7 @@ impl Stopped {
         for n in 0..EVENTS {
             server.publish("orders", &[event(id(n))]);
         }
-        // What is in flight has arrived but is not answered: it will come again.
+        // Deliveries in flight have arrived but are not answered: they will be made again.
         match end {
             End::Killed => server.kill(),
             End::Stopped => server.stop(),
@@ -70,7 +70,7 @@ impl Stopped {
         }
     }
 
-    /// The log file that holds this text, and where.
+    /// Path and offset of this text in the log's files.
     fn find(&self, text: &str) -> (PathBuf, u64) {
         let directory = self.server.data_dir().join("log");
         let files = fs::read_dir(directory)
@@ -131,12 +131,12 @@ fn a_damaged_record_is_reported_with_its_place_and_not_served() {
         let health = server.send("GET", "/healthz", &[], "").expect(200).json();
         assert_eq!(health["store"]["corruptRecords"], 1, "{health}");
         if let End::Sealed = end {
-            // The index still knows whose event it was.
+            // The index still has the subscription of the damaged event.
             server.counted("/deliveries/dropped/StoredEventCorrupt", 1);
         }
         let told = health["store"]["corrupt"][0].as_str().unwrap();
         assert!(told.contains(&file), "{told}");
-        // The damaged bytes are within what is reported, or the record that begins before them is.
+        // The reported range covers the damaged bytes, or begins with their record.
         let words = told
             .split(|c: char| !c.is_ascii_digit())
             .filter_map(|word| word.parse::<u64>().ok());
@@ -151,7 +151,8 @@ fn a_damaged_record_is_reported_with_its_place_and_not_served() {
 fn records_behind_a_damaged_header_are_still_found() {
     let stopped = Stopped::new(End::Killed);
     let (file, at) = stopped.find(&id(20));
-    // Wipes out whatever stands before the event: the record's header and the end of the one before.
+    // Overwrites the bytes before the event: the record's header and the end of the previous
+    // record.
     stopped.overwrite(&(file, at - 120), &[0xa5; 100]);
     let expected = ids((0..EVENTS).filter(|n| ![19, 20].contains(n)));
     let (server, _) = stopped.delivers_after_start(&expected);
@@ -184,7 +185,7 @@ fn garbage_at_the_end_is_no_event() {
             .map(|n| (n.wrapping_mul(2_654_435_761) >> 24) as u8)
             .collect();
         stopped.overwrite(&(file.clone(), length), &garbage);
-        // And directly behind the last record, where the next would go.
+        // Garbage directly behind the last record, where the next one would go.
         if at + 4096 < length {
             stopped.overwrite(&(file, at + 400), &garbage);
         }
@@ -223,7 +224,7 @@ fn log_files_that_are_missing_do_not_stop_it() {
     );
 }
 
-// The last segment of a killed server: nothing but the log itself says how far it went.
+// The last segment of a killed server: only the log itself tells how far it went.
 #[test]
 fn the_last_log_file_of_a_killed_server_cannot_vanish_silently() {
     let stopped = Stopped::new(End::Killed);
@@ -231,7 +232,7 @@ fn the_last_log_file_of_a_killed_server_cannot_vanish_silently() {
     fs::remove_file(&file).unwrap();
     let (mut server, seen) = stopped.delivers_after_start(&BTreeSet::new());
     assert_eq!(seen, ["new", "newer"].map(String::from).into());
-    // With a checkpoint before the kill some of them are known.
+    // With a checkpoint before the kill some of the lost events are known.
     server.logged(&["ERROR", "are lost", "subscription"]);
     let health = server.health();
     let lost = &health["store"]["lost"][0];
@@ -243,7 +244,7 @@ fn the_last_log_file_of_a_killed_server_cannot_vanish_silently() {
     assert!(lost["deliveries"][0]["subscription"].is_string(), "{health}");
     assert_eq!(health["warnings"][0]["code"], "logDamaged", "{health}");
 
-    // Until the operator has taken note of it.
+    // The loss is reported until the operator acknowledges it.
     let known = health["store"]["lost"].clone();
     server.stop();
     server.start();
@@ -260,7 +261,7 @@ fn the_last_log_file_of_a_killed_server_cannot_vanish_silently() {
     assert_eq!(health["store"]["corruptRecords"], 0, "{health}");
 }
 
-/// Output of a command about the directory of a stopped server.
+/// Output of a command on the directory of a stopped server.
 fn postrider(server: &Server, arguments: &[&str]) -> String {
     let output = Command::new(env!("CARGO_BIN_EXE_postrider"))
         .env_clear()
@@ -281,7 +282,7 @@ fn a_lost_catalogue_or_state_is_refused_because_events_wait_behind_it() {
         let stopped = Stopped::new(End::Killed);
         let path = stopped.server.data_dir().join(file);
         let kept = fs::read(&path).unwrap();
-        // Twice: the first refusal must not make the second start forget.
+        // Twice, because the first refusal must not make the second start forget.
         for _ in 0..2 {
             fs::remove_file(&path).unwrap();
             let refused = stopped.server.start_second("127.0.0.1:0", "127.0.0.1:0");

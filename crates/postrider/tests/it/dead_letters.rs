@@ -1,5 +1,5 @@
-//! What becomes of events that are given up: when, where and how they are written, and what happens if they
-//! cannot be. Here with the account that is always there, in a directory.
+//! Events that are given up: when, where and how their dead letters are written, and the handling
+//! of failed writes. The account here is the built-in one, in a directory.
 
 use crate::cli::Shell;
 use crate::lab::{Lab, timestamp};
@@ -15,7 +15,7 @@ use std::time::Duration;
 
 const SUBSCRIPTION: &str = "/subscriptions/00000000-0000-0000-0000-000000000001/resourceGroups/rg1";
 
-/// A subscription's properties: where its dead letters go, and others.
+/// Subscription properties with a dead-letter destination, and others.
 pub fn dead_letter_to(account: &str, container: &str, mut others: Value) -> Value {
     if others.is_null() {
         others = json!({});
@@ -25,12 +25,13 @@ pub fn dead_letter_to(account: &str, container: &str, mut others: Value) -> Valu
     others
 }
 
-/// Into the container `dead` of the account that needs no configuration.
+/// Subscription properties with the container `dead` of the built-in account.
 fn to_local(others: Value) -> Value {
     dead_letter_to("local", "dead", others)
 }
 
-/// What a directory account holds: the letters of each blob by its path, which begins with the container.
+/// Content of a directory account: the dead letters of each blob by its path, which begins with the
+/// container.
 fn blobs(root: &Path) -> BTreeMap<String, Vec<Value>> {
     let mut found = BTreeMap::new();
     let mut folders = vec![root.to_owned()];
@@ -57,7 +58,7 @@ fn local_blobs(server: &Server) -> BTreeMap<String, Vec<Value>> {
     blobs(&server.data_dir().join("deadletters"))
 }
 
-/// The only blob there is, and its path.
+/// The only blob, and its path.
 #[track_caller]
 fn only_blob(server: &Server) -> (String, Vec<Value>) {
     let all: Vec<_> = local_blobs(server).into_iter().collect();
@@ -70,7 +71,7 @@ fn ids<'a>(letters: impl IntoIterator<Item = &'a Value>) -> Vec<String> {
     letters.into_iter().map(id).collect()
 }
 
-/// `/healthz`: letters that wait, letters that were written, blobs.
+/// From `/healthz`: dead letters that wait, dead letters written, and blobs.
 pub fn letter_counts(server: &Server) -> [u64; 3] {
     let health = server.health();
     ["pending", "written", "blobs"].map(|name| {
@@ -79,7 +80,7 @@ pub fn letter_counts(server: &Server) -> [u64; 3] {
     })
 }
 
-/// How the only delivery of an event has ended, as its trace shows it.
+/// Result of an event's only delivery, from its history.
 #[track_caller]
 fn how_it_ended(server: &Server, id: &str) -> Value {
     let target = format!("/postrider/v1/events/{id}");
@@ -90,7 +91,7 @@ fn how_it_ended(server: &Server, id: &str) -> Value {
     })
 }
 
-/// The numbers and the health of the only subscription.
+/// Statistics and health of the only subscription.
 #[track_caller]
 fn health_of(server: &Server) -> Value {
     let stats = server.send(
@@ -106,7 +107,7 @@ pub fn trouble(server: &Server) -> Value {
     server.health()["deadLetters"]["trouble"].take()
 }
 
-/// Moves the clock there and counts from then on.
+/// Moves the clock to this time and counts from there.
 pub fn begin_at(lab: &mut Lab, time: &str) {
     lab.start = timestamp(&json!(time));
     assert_eq!(lab.server.advance(&json!({"to": time})), (lab.start, 0));
@@ -119,7 +120,7 @@ pub fn assert_guid(text: &str) {
     assert!(groups == [8, 4, 4, 4, 12] && digits, "{text}");
 }
 
-/// Splits `<folder>/<guid>.json`.
+/// Asserts that the path is `<folder>/<guid>.json`.
 #[track_caller]
 pub fn assert_path(path: &str, folder: &str) {
     let name = path.strip_prefix(folder).and_then(|rest| rest.strip_prefix('/'));
@@ -155,7 +156,7 @@ fn five_minutes_after_the_last_attempt_it_is_in_a_blob() {
         ),
         "{ended}"
     );
-    // Health does not wait for the blob.
+    // Health changes before the blob is written.
     let health = health_of(&lab.server);
     assert_eq!(health["health"], "failing", "{health}");
     let reason = health["reasons"][0]["text"].as_str().expect("a text");
@@ -194,7 +195,7 @@ fn five_minutes_after_the_last_attempt_it_is_in_a_blob() {
     );
     assert_eq!(letter_counts(&lab.server), [0, 1, 1]);
     assert_eq!(lab.dropped(), json!({}));
-    // And that was all.
+    // Nothing else follows.
     assert_eq!(lab.pass(48 * 3600), 0);
     assert_eq!(local_blobs(&lab.server).len(), 1);
 }
@@ -418,7 +419,8 @@ fn each_schema_has_its_own_form() {
         let [letter] = &letters[..] else {
             panic!("{letters:?}")
         };
-        // Conversion to CloudEvents adds members of its own; what is expected must be there as it is.
+        // Conversion to CloudEvents adds members of its own; the expected ones must be there
+        // unchanged.
         for (member, value) in expected.as_object().expect("an object") {
             assert_eq!(letter.get(member), Some(value), "{member} of {name} in {letter}");
         }
@@ -435,7 +437,7 @@ fn many_letters_share_a_blob() {
         Receiver::answering(|_| Reply::Status(400)),
         to_local(json!(null)),
     );
-    // Given up at 0, 100 and 200 seconds: what is due is written, the rest is not.
+    // Given up at 0, 100 and 200 seconds: dead letters that are due are written, the rest are not.
     let events = |from: usize| {
         (from..from + 20)
             .map(|n| event(format!("{n:02}")))
@@ -482,7 +484,7 @@ fn a_blob_is_not_endless() {
     assert_eq!(written.len(), 5003);
     assert_eq!(letter_counts(&lab.server), [0, 5003, 2]);
 
-    // Nor by its bytes: of twenty events of 300 kB, thirteen fit into 4 MiB.
+    // Blobs are limited by bytes, too: of twenty events of 300 kB, thirteen fit into 4 MiB.
     let large = |n: usize| {
         let mut event = event(format!("large{n}"));
         event["data"] = json!("x".repeat(300_000));
@@ -583,7 +585,7 @@ fn without_its_container_it_is_dropped_after_four_hours() {
         ([0, 0, 0], dropped(3))
     );
     assert_eq!(trouble(&lab.server), json!([]), "nothing waits any more");
-    // What could never be stored was never dead-lettered.
+    // Events that could not be stored do not count as dead-lettered.
     assert_eq!(lab.count("deadLettered"), 0);
     let ended = how_it_ended(&lab.server, "first");
     assert_eq!(
@@ -602,7 +604,7 @@ fn without_its_container_it_is_dropped_after_four_hours() {
         );
     }
     assert_eq!(blobs(root.path()), BTreeMap::new());
-    // What is given up later has its own four hours, at whose very end it is tried once more.
+    // A dead letter of a later event has its own four hours, with one more try at their end.
     lab.server.publish("orders", &[event("fourth")]);
     lab.at_once();
     lab.pass(300 + 4 * 3600 - 1);
@@ -636,7 +638,7 @@ fn an_expired_event_waits_from_its_last_attempt() {
     assert_eq!(letter_counts(&lab.server), [0, 1, 1]);
 }
 
-/// An event that is given up hours after its last attempt.
+/// A lab with an event that is given up hours after its last attempt.
 fn expired_late(root: &Path) -> Lab {
     let receiver =
         Receiver::answering(|delivery| Reply::Status(if delivery.ids() == ["old"] { 500 } else { 400 }));
@@ -655,7 +657,8 @@ fn expired_late(root: &Path) -> Lab {
 fn an_expired_event_has_its_four_hours_though_its_last_attempt_is_older() {
     let root = tempfile::tempdir().expect("a temporary directory");
     let lab = expired_late(root.path());
-    // The attempts end at 17 200 seconds, the time to live at 24 000; that shows when the next one comes due.
+    // Attempts end at 17 200 seconds and the time to live at 24 000, which is noticed when the next
+    // attempt comes due.
     lab.pass_to(38_800 + 4 * 3600 - 1);
     assert_eq!(letter_counts(&lab.server), [1, 0, 0]);
     assert_eq!(lab.dropped(), json!({}));
@@ -675,7 +678,7 @@ fn an_expired_event_is_tried_once_before_it_goes_with_a_store_long_away() {
         lab.pass_to(30_000);
         lab.server.publish("orders", &[event("second")]);
         lab.at_once();
-        // The store has been away since 17 300 seconds: the first of them is gone.
+        // The store has been away since 17 300 seconds: the first dead letter is dropped.
         lab.pass_to(38_799);
         assert_eq!(letter_counts(&lab.server), [1, 0, 0]);
         let dropped = |n: u64| json!({"DeadLetterDestinationUnavailable": n});
@@ -683,7 +686,7 @@ fn an_expired_event_is_tried_once_before_it_goes_with_a_store_long_away() {
         if there {
             std::fs::create_dir(root.path().join("dead")).expect("it can be made");
         }
-        // Tried every five minutes.
+        // The write is retried every five minutes.
         lab.pass_to(38_800 + 300);
         match there {
             true => {
@@ -714,7 +717,7 @@ fn a_container_that_appears_in_time_is_used() {
     lab.at_once();
     lab.pass(2 * 3600);
     assert_eq!(letter_counts(&lab.server), [1, 0, 0]);
-    // Neither does a restart forget how long it has been tried.
+    // A restart keeps the time of the first try.
     lab.server.kill();
     lab.server.start();
     std::fs::create_dir(root.path().join("dead")).expect("it can be made");
@@ -764,7 +767,7 @@ fn both_times_can_be_set() {
     lab.pass(300);
     assert_eq!(ids(blobs(root.path()).values().flatten()), ["a"]);
 
-    // At once: one try, and no more.
+    // A delay of zero: written at once, with a single try.
     let root = tempfile::tempdir().expect("a temporary directory");
     let at_once = format!(
         "dead_letter.delay = \"10s\"\ndead_letter.give_up_after = 0\n{}",
@@ -801,7 +804,7 @@ fn a_safety_net_catches_what_would_be_dropped() {
     lab.subscribe("with", "/400", to_local(json!(null)));
     lab.server.publish("orders", &[event("a")]);
     lab.at_once();
-    // In 2020 a 400 was final only where there was a place for dead letters; a net is not one.
+    // In 2020 a 400 was final only with a dead-letter destination; the default one does not count.
     assert_eq!(lab.next_arrival().seconds(), 300);
     lab.pass(300);
     let mut paths: Vec<String> = local_blobs(&lab.server).into_keys().collect();
@@ -845,7 +848,8 @@ fn the_place_that_holds_is_that_of_the_time_of_writing() {
     let (path, _) = only_blob(&lab.server);
     assert!(path.starts_with("other/BILLING/"), "{path}");
 
-    // Without a place it is dropped, and said why; a subscription that goes takes its letters with it.
+    // Without a destination the dead letter is dropped with the reason; deleting a subscription
+    // drops its dead letters.
     for id in ["b", "c"] {
         lab.server.publish("orders", &[event(id)]);
         lab.at_once();
@@ -894,15 +898,16 @@ fn letters_that_wait_survive_every_kind_of_end() {
     assert_eq!(lab.count("attempts"), 0, "since the last start");
 }
 
-/// What a store of ours holds: blobs by their path. The server takes it for Azure's.
+/// Blobs in a storage service of the test's own, by path. The server takes it for Azure's.
 #[derive(Default)]
 struct Shelves {
     blobs: Mutex<Vec<(String, Vec<u8>)>>,
-    /// The server is to die at the request that finds this at 0.
+    /// The server is killed at the request that finds this at 0.
     fuse: AtomicI64,
 }
 
-/// How a server dies at a write: before the store has the blob, before it hears of that, or soon afterwards.
+/// When the server is killed during a write: before the store has the blob, before the answer
+/// arrives, or soon afterwards.
 #[derive(Clone, Copy, PartialEq)]
 enum Death {
     BeforeWriting,
@@ -912,8 +917,8 @@ enum Death {
 
 #[test]
 fn a_crash_loses_no_letter_wherever_it_comes() {
-    // The store is the test's own, so that the server can be killed at each of its writes; again and again,
-    // with new events each time. Twice is allowed, never is not.
+    // The test's own store allows killing the server at each of its writes, again and again, with
+    // new events each time. Duplicates are allowed, losses are not.
     const SUBSCRIPTIONS: usize = 4;
     const EVENTS: usize = 20;
     let rounds = if crate::server::slow_tests() { 120 } else { 15 };
@@ -979,7 +984,7 @@ fn a_crash_loses_no_letter_wherever_it_comes() {
             let how = br#"{"by":"10m","settle":"100ms"}"#;
             let _ = connection.send("POST", "/postrider/v1/clock/advance", &[JSON], how);
         });
-        // If fewer are written than it would take, it dies when all is done.
+        // If there are fewer writes than that, the server is killed when all are done.
         wait::until("the server is to die", || {
             (burnt.try_recv().is_ok() || moving.is_finished()).then_some(())
         });
@@ -1010,7 +1015,7 @@ fn a_crash_loses_no_letter_wherever_it_comes() {
         assert!(lost.is_empty(), "{subscription} lost {lost:?} and perhaps others");
         again += written.len() - seen.len();
     }
-    // What the server did not hear of, it wrote again.
+    // Blobs whose answer the server missed were written again.
     assert!(again >= EVENTS, "{again}");
 }
 
@@ -1114,7 +1119,8 @@ fn whoever_wants_to_is_told_of_each_blob() {
 
 #[test]
 fn nobody_is_told_of_the_blobs_of_what_was_told() {
-    // The one who is told refuses, and its own dead letters go to the account that it is told of.
+    // The subscriber to blob notices refuses them, and its own dead letters go to the account that
+    // the notices are about.
     let place = "dead_letter_destination = { endpoint_type = \"StorageBlob\", properties = { resource_id = \"local\", \
                  blob_container_name = \"dead\" } }\n";
     for (config, container) in [("", "dead"), ("dead_letter.default = \"local\"\n", "deadletters")] {
@@ -1138,7 +1144,8 @@ fn nobody_is_told_of_the_blobs_of_what_was_told() {
 
 #[test]
 fn being_told_is_as_durable_as_the_blob() {
-    // The one who is told is away when the blob is written; the server is killed, and it is told all the same.
+    // The subscriber is away when the blob is written; the notice is delivered although the server
+    // is killed.
     let status = Arc::new(AtomicU16::new(503));
     let receiver = Receiver::answering({
         let status = status.clone();
@@ -1223,7 +1230,7 @@ fn a_place_that_cannot_be_is_refused_by_name() {
         let told = Setup::config(config).refusal();
         assert!(told.contains(word), "{word} in {told}");
     }
-    // The module has no dead letters and refuses nothing about them; the log does not keep it to itself.
+    // The module has no dead letters and does not reject the setting; the log warns of it.
     let lab = Lab::subscribed(
         Setup::test_clock(""),
         receiver,
@@ -1267,7 +1274,7 @@ fn an_account_that_is_no_longer_configured_is_trouble_not_the_end() {
 
 const CLIENT: &str = "[[client]]\nid = \"me\"\nsecret = \"hush\"\n";
 
-/// Our own API, as a client.
+/// Calls our own API as a client.
 #[track_caller]
 fn ours(server: &Server, method: &str, path: &str, body: &Value) -> Value {
     let target = format!("/postrider/v1/deadletters{path}");
@@ -1282,7 +1289,7 @@ fn ours(server: &Server, method: &str, path: &str, body: &Value) -> Value {
     answer.json()
 }
 
-/// Replays and waits until that is done.
+/// Replays and waits for the end.
 #[track_caller]
 fn replayed(server: &Server, what: &Value) -> Value {
     let begun = ours(server, "POST", "/replay", what);
@@ -1318,7 +1325,8 @@ fn a_replay_sends_letters_again_as_if_for_the_first_time() {
         })
         .collect();
 
-    // One alone, while it is still refused: it comes back as a letter of its second replay.
+    // A single dead letter is replayed while still refused: it becomes a dead letter with two
+    // replays.
     let listed = ours(&lab.server, "GET", "", &Value::Null);
     let one = listed["value"][0]["id"].clone();
     let job = replayed(&lab.server, &json!({"id": one}));
@@ -1335,7 +1343,7 @@ fn a_replay_sends_letters_again_as_if_for_the_first_time() {
     lab.pass(300);
     assert_eq!(letter_counts(&lab.server), [0, 6, 4]);
 
-    // A restart between: what is replayed is read from the blobs.
+    // Killed in between: replayed events are read from the blobs.
     lab.server.kill();
     status.store(200, Relaxed);
     lab.server.start();
@@ -1362,14 +1370,15 @@ fn a_replay_sends_letters_again_as_if_for_the_first_time() {
     }
     arrivals.sort();
     let mut expected: Vec<(String, String)> = (0..5).map(|n| (n.to_string(), "1".to_owned())).collect();
-    // It was replayed before: once more for its first blob, and once for the letter that came of that.
+    // This event was replayed before: now once for its first blob, and once for the dead letter of
+    // that replay.
     expected[once_replayed.parse::<usize>().expect("a number")].1 = "2".to_owned();
     expected.push((once_replayed, "2".to_owned()));
     expected.sort();
     assert_eq!(arrivals, expected);
     lab.server.counted("/deliveries/delivered", 6);
     assert_eq!(lab.pass(24 * 3600), 0);
-    // The blobs stay as they are.
+    // The blobs are unchanged.
     assert_eq!(local_blobs(&lab.server).len(), 4);
 }
 
@@ -1408,7 +1417,7 @@ fn a_replay_to_a_receiver_that_still_fails_does_not_read_as_delivered() {
     outcome(&lab.server, &json!(1), count(0, 4, 0));
     lab.pass(300);
 
-    // They would be tried again, and nothing has arrived.
+    // The events would be retried, and none has arrived.
     status.store(500, Relaxed);
     let told = Shell::of(&lab.server).run(&replay);
     assert_ne!(told.code, 0, "{}{}", told.out, told.err);
@@ -1431,7 +1440,7 @@ fn a_replay_to_a_receiver_that_still_fails_does_not_read_as_delivered() {
         told.out
     );
 
-    // A restart does not remember: nothing is said rather than something wrong.
+    // The outcome is not kept across a restart: none is reported rather than a wrong one.
     lab.server.kill();
     lab.server.start();
     let job = ours(&lab.server, "GET", "/replays/3", &Value::Null);
@@ -1511,7 +1520,8 @@ fn letters_of_blobs_that_are_gone_or_cut_off_stay_known() {
     };
     each(0, letters[0]);
     each(1, letters[2]);
-    // A restart keeps what the replay could not do; what became of the others is not known any more.
+    // A restart keeps the dead letters that could not be replayed; the outcome of the others is
+    // forgotten.
     let mut job = job;
     let outcome = job.as_object_mut().and_then(|job| job.remove("outcome"));
     assert!(outcome.is_some());
@@ -1525,7 +1535,7 @@ fn letters_of_blobs_that_are_gone_or_cut_off_stay_known() {
     );
     assert_eq!(again, job);
 
-    // The directory as a whole is out of reach: nothing is known to be gone.
+    // The whole directory is unreachable, so no blob is known to be gone.
     let away = lab.server.data_dir().join("away");
     std::fs::rename(&root, &away).expect("it can be renamed");
     let listed = ours(&lab.server, "GET", "", &Value::Null);

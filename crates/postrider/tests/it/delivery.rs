@@ -1,4 +1,4 @@
-//! What webhooks receive: bodies and headers per schema, batches, delivery properties, filters.
+//! Deliveries to webhooks: bodies and headers per schema, batches, delivery properties, filters.
 
 use crate::receiver::{Delivery, Gate, Receiver, Reply};
 use crate::server::{JSON, Server, Setup, event};
@@ -9,7 +9,7 @@ use std::sync::Arc;
 const KEY: &str = "AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8=";
 const IDS: &str = "/subscriptions/00000000-0000-0000-0000-000000000001/resourceGroups/rg1/providers/Microsoft.EventGrid/topics";
 
-/// Declares a topic with a key, further lines about it, and subscriptions that are given as tables.
+/// Declares a topic with a key, further lines about it, and subscriptions as inline tables.
 fn topic(name: &str, lines: &str, subscriptions: &[String]) -> String {
     let subscriptions: String = subscriptions
         .iter()
@@ -18,7 +18,8 @@ fn topic(name: &str, lines: &str, subscriptions: &[String]) -> String {
     format!("[[topic]]\nname = \"{name}\"\nkey1 = \"{KEY}\"\n{lines}\n{subscriptions}")
 }
 
-/// A subscription named like the path that its events go to, with further lines and destination properties.
+/// A subscription named like the path of its endpoint, with further lines and destination
+/// properties.
 fn subscription(receiver: &Receiver, path: &str, lines: &str, properties: &str) -> String {
     let url = receiver.url(&format!("/{path}"));
     format!(
@@ -39,7 +40,7 @@ fn publish(server: &Server, topic: &str, content_type: &str, body: impl AsRef<[u
         .expect(200);
 }
 
-/// One delivery to each of these paths.
+/// Receives one delivery for each of these paths.
 fn one_each<const N: usize>(receiver: &Receiver, paths: [&str; N]) -> [Delivery; N] {
     let mut deliveries: Vec<_> = paths.iter().map(|_| receiver.next()).collect();
     paths.map(|path| {
@@ -298,7 +299,7 @@ fn batches_take_what_is_there_and_never_more_than_allowed() {
     sizes.sort_unstable();
     assert_eq!(sizes, [50, 100, 100]);
 
-    // A lone event does not wait for company.
+    // A single event does not wait for others.
     publish(
         &server,
         "orders",
@@ -351,7 +352,7 @@ fn delivery_properties_become_headers() {
         { name = "X-Subject", type = "Dynamic", properties = { sourceField = "subject" } },
         { name = "X-Missing", type = "Dynamic", properties = { sourceField = "data.none" } },
         { name = "X-Object", type = "Dynamic", properties = { sourceField = "data" } } ]"#;
-    // TOML has no line breaks inside inline tables.
+    // TOML inline tables cannot have line breaks.
     let attributes = attributes.replace('\n', " ");
     let server = Setup::config(topic(
         "orders",
@@ -375,7 +376,7 @@ fn delivery_properties_become_headers() {
             ("x-object", None),
         ],
     );
-    // The edge API shows subscriptions however they were made, secrets masked.
+    // The edge API shows all subscriptions, secrets masked.
     let shown = server
         .edge("GET", "/topics/orders/eventSubscriptions/hook", &Value::Null)
         .expect(200);
@@ -465,7 +466,7 @@ fn filters_decide_who_gets_what() {
         event
     });
     server.publish("orders", &bodies.collect::<Vec<_>>());
-    // Matching is decided at publish time: what matched is all that will ever come.
+    // Events are matched when they are published, so the count of matches is final.
     let matched: usize = checks.iter().map(|(_, ids)| ids.len()).sum();
     assert_eq!(server.health()["deliveries"]["matched"], matched);
     let mut got = vec![BTreeSet::new(); checks.len()];
@@ -582,7 +583,7 @@ fn what_matched_is_delivered_even_if_the_filter_changes_afterwards() {
     let server = Server::start_plain();
     server.put_topic("orders");
     server.subscribe("orders", "billing", &receiver.url("/"), json!(null));
-    // More than are in flight at once: most still wait in the log when the filter changes.
+    // More events than are in flight at once: most still wait in the log when the filter changes.
     let events: Vec<_> = (0..100).map(|n| event(format!("e{n}"))).collect();
     server.publish("orders", &events);
     server.subscribe(
@@ -601,7 +602,7 @@ fn what_matched_is_delivered_even_if_the_filter_changes_afterwards() {
 
 #[test]
 fn deliveries_reach_https_receivers_whose_ca_is_configured() {
-    // The receiver is another server of ours, whose CA nobody else trusts.
+    // The receiver is another Postrider server, whose CA is trusted only by configuration.
     let receiver = Receiver::start();
     let far = Setup::config(topic("far", "", &[subscription(&receiver, "far", "", "")])).start();
     let url = format!(
@@ -611,7 +612,7 @@ fn deliveries_reach_https_receivers_whose_ca_is_configured() {
     );
     let subscribed = |config: String| {
         let near = Setup::config(config).start();
-        // A custom event is forwarded as it is; our own stamp on `topic` would be refused over there.
+        // A custom event is forwarded unchanged; a `topic` stamped by us would be refused there.
         let custom = json!({"properties": {"inputSchema": "CustomEventSchema"}});
         near.edge("PUT", "/topics/near", &custom).expect(200);
         near

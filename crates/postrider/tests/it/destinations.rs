@@ -1,4 +1,4 @@
-//! Destinations that are not webhooks: queues of storage accounts, functions, brokers, relays.
+//! Destinations other than webhooks: storage queues, functions, brokers, relays.
 
 use crate::azurite::{ACCOUNT, Azurite, KEY};
 use crate::lab::Lab;
@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 const GROUP: &str = "/subscriptions/s/resourceGroups/g/providers";
 
-/// A topic `orders` with a subscription `sub` to a destination, whose properties are TOML.
+/// A topic `orders` with a subscription `sub` whose destination properties are TOML.
 fn subscription(kind: &str, properties: &str) -> String {
     format!(
         "[[topic]]\nname = \"orders\"\n{}",
@@ -33,7 +33,7 @@ fn to_queue(more: &str) -> String {
     format!("resource_id = \"{account}\", queue_name = \"orders-queue\"{more}")
 }
 
-/// The events in a queue, by id; null without one.
+/// Events in a queue, by id; null if the queue does not exist.
 fn queued(azurite: &Azurite, queue: &str) -> Value {
     let mut all: Value = serde_json::from_str(&azurite.ask("read", queue)).expect("it prints JSON");
     if let Some(all) = all.as_array_mut() {
@@ -106,11 +106,12 @@ fn a_queue_that_is_away_or_missing_is_tried_again() {
     };
     azurite.stop();
     server.publish("orders", &[event("a")]);
-    // The first attempt may be under way already.
+    // The first attempt may be in progress already.
     pass("0s");
     assert_eq!(pass("10s"), 1);
     azurite.start_again();
-    // It is there; the queue is not, which is tried again after five minutes and not sooner.
+    // The service is back but the queue does not exist, so the retry comes after five minutes and
+    // not sooner.
     assert_eq!(pass("30s"), 1);
     assert_eq!(queued(&azurite, "orders-queue"), json!(null));
     assert_eq!(pass("299s"), 0);
@@ -149,7 +150,7 @@ fn an_edge_device_names_a_queue_by_its_connection_string() {
     assert_eq!(queued(&azurite, "edge-queue")[0]["event"]["id"], "a");
 }
 
-/// A resource that the receiver plays, in the configuration.
+/// A resource played by the receiver, in the configuration.
 fn registered(receiver: &Receiver, id: &str, path: &str, keys: &str) -> String {
     let url = receiver.url(path);
     format!("[[destination]]\nresource = \"{GROUP}/{id}\"\nurl = \"{url}\"\n{keys}\n")
@@ -157,7 +158,7 @@ fn registered(receiver: &Receiver, id: &str, path: &str, keys: &str) -> String {
 
 const KEYS: &str = "key_name = \"send\"\nkey = \"local-key\"";
 
-/// Checks a token for this URL, made with the key above.
+/// Checks a token for this URL, signed with the key above.
 #[track_caller]
 fn assert_token(token: Option<&str>, url: &str) {
     let token = token.expect("a token");
@@ -177,7 +178,7 @@ fn assert_token(token: Option<&str>, url: &str) {
     assert_eq!(signature, made);
 }
 
-/// Checks headers; none for those that must not be there.
+/// Checks headers; `None` for those that must be absent.
 #[track_caller]
 fn assert_headers(delivery: &Delivery, expected: &[(&str, Option<&str>)]) {
     for (name, value) in expected {
@@ -238,7 +239,7 @@ fn an_event_hub_gets_messages_with_properties() {
          {{ name = \"X-Shop\", type = \"Static\", properties = {{ value = \"the \\\"1st\\\"\" }} }},\
          {{ name = \"X-Type\", type = \"Dynamic\", properties = {{ source_field = \"eventType\" }} }}]"
     );
-    // In 2018 only 200 and 202 were successes, of webhooks.
+    // In 2018 only 200 and 202 were successes, for webhooks.
     let setup = Setup::config(config + &subscription("EventHub", &properties)).profile("cloud-2018");
     let server = setup.start();
     server.publish("orders", &[event("a"), event("b")]);
@@ -271,7 +272,7 @@ fn an_event_hub_gets_messages_with_properties() {
 fn service_bus_gets_one_object_and_the_same_id_again() {
     let asked = AtomicUsize::new(0);
     let receiver = Receiver::answering(move |delivery| match delivery.path.as_str() {
-        // The topic is not there for a while.
+        // The Service Bus topic does not exist at first.
         "/shop/messages" if asked.fetch_add(1, Relaxed) == 0 => Reply::Status(410),
         _ => Reply::Status(201),
     });

@@ -1,4 +1,5 @@
-//! The description of our own API, against the real program: every answer is as it says.
+//! The OpenAPI description of our own API, checked against the real program: every answer matches
+//! it.
 
 use crate::azure_clients::{installed, scripts};
 use crate::client::Answer;
@@ -15,10 +16,11 @@ use std::process::Command;
 pub const SECRET: (&str, &str) = ("authorization", "Bearer hush");
 pub const CONFIG: &str = "client = [{ id = \"me\", secret = \"hush\" }, { id = \"eye\", secret = \"glance\", role = \"reader\" }]\n\
                       dead_letter = { delay = \"0s\", default = \"local\" }\n";
-/// Any will do: nothing is fetched from it.
+/// Base URL of references; never fetched.
 const PLACE: &str = "http://postrider.invalid/openapi.json";
 
-/// Schemas in which nothing may be that is not described. Clients must not mind; we do.
+/// Forbids undescribed members in all schemas. Clients must tolerate such members; this test does
+/// not.
 fn closed(value: &mut Value) {
     match value {
         Value::Object(members) => {
@@ -37,7 +39,7 @@ fn closed(value: &mut Value) {
     }
 }
 
-/// What the server says about itself, and what has been held against it.
+/// The server's OpenAPI document, and the answers checked against it.
 pub struct Description {
     document: Value,
     compiled: Schemas,
@@ -48,7 +50,7 @@ pub struct Description {
 
 impl Description {
     pub fn of(server: &Server) -> Description {
-        // Nobody has to sign in for it.
+        // The document needs no credentials.
         let document = server
             .send("GET", "/postrider/v1/openapi.json", &[], "")
             .expect(200)
@@ -68,7 +70,7 @@ impl Description {
         }
     }
 
-    /// By its id: where it is, its method, and the operation.
+    /// Path, method and description of an operation by its id.
     #[track_caller]
     fn operation(&self, id: &str) -> (String, String, Value) {
         let paths = self.document["paths"].as_object().expect("there are paths");
@@ -87,7 +89,7 @@ impl Description {
             .iter()
             .map(|part| format!("/{}", part.replace('~', "~0").replace('/', "~1")))
             .collect();
-        // A fragment of a URL.
+        // The pointer is a fragment of a URL.
         let fragment = pointer.replace('{', "%7B").replace('}', "%7D");
         let place = format!("{PLACE}#{fragment}");
         let compiled = self.compiler.compile(&place, &mut self.compiled);
@@ -111,7 +113,7 @@ impl Description {
         );
     }
 
-    /// Holds an answer against what is described for its status.
+    /// Checks an answer against the description of its status.
     #[track_caller]
     pub fn answered(&mut self, id: &str, answer: &Answer) {
         let (path, method, told) = self.operation(id);
@@ -149,7 +151,7 @@ impl Description {
         }
     }
 
-    /// Asks with the owner's secret; the answer must be as described.
+    /// Calls an operation with the owner's secret and checks the answer.
     #[track_caller]
     pub fn ask(&mut self, server: &Server, id: &str, values: &[(&str, &str)], body: Option<Value>) -> Answer {
         let (path, method, told) = self.operation(id);
@@ -184,7 +186,7 @@ impl Description {
         answer
     }
 
-    /// Every success that is described was had.
+    /// Asserts that every described success was seen.
     fn assert_all_seen(&self) {
         let mut missing = Vec::new();
         for (path, item) in self.document["paths"].as_object().expect("there are paths") {
@@ -249,7 +251,7 @@ impl Following {
         Following(reader)
     }
 
-    /// The name and the data of the next event. Sizes of chunks and comments are passed over.
+    /// Name and data of the next event. Chunk sizes and comments are skipped.
     #[track_caller]
     fn next(&mut self) -> (String, Value) {
         let mut name = String::new();
@@ -272,7 +274,7 @@ fn line(reader: &mut BufReader<TcpStream>) -> String {
     line.trim_end_matches(['\r', '\n']).to_owned()
 }
 
-/// Takes what it is sent, answers with the status that the path names, and never agrees to a handshake.
+/// Answers with the status in the path, and never completes a handshake.
 fn hook(delivery: &Delivery) -> Reply {
     let status = delivery.path[1..]
         .split('/')
@@ -288,7 +290,7 @@ fn id_of(topic: &str, name: &str) -> String {
     format!("{GROUP}/{provider}/topics/{topic}/{provider}/eventSubscriptions/{name}")
 }
 
-/// Events that arrived, are retried, were dead-lettered, and were wanted by nobody.
+/// A server with events that were delivered, retried, dead-lettered, and not matched.
 fn with_traffic(receiver: &Receiver) -> Server {
     let server = Setup::config(CONFIG).start();
     server.put_topic("orders");
@@ -329,7 +331,7 @@ fn answers_are_as_described() {
     ] {
         api.ask(&server, id, &[], None);
     }
-    // There is nobody to take over from a server by itself; `cluster_page` has the rest.
+    // A single server cannot be drained; `cluster_page` has the successful calls.
     for id in ["drainNode", "undrainNode"] {
         api.ask(&server, id, &[], Some(json!({})));
         api.seen.insert((id.to_owned(), 202));
@@ -424,7 +426,7 @@ fn subscriptions(api: &mut Description, server: &Server) {
     assert_eq!(listed["value"].as_array().map(Vec::len), Some(3));
     let id = id_of("orders", "busy");
     api.ask(server, "getSubscription", &[("id", &id)], None);
-    // What waits for a subscription that is paused is shown too.
+    // Events held for a paused subscription are shown, too.
     let paused = json!({"id": id_of("orders", "fine")});
     api.ask(server, "pauseSubscription", &[], Some(paused.clone()));
     server.publish("orders", &[event("held")]);
@@ -572,7 +574,7 @@ fn sessions(api: &mut Description, server: &Server) {
     api.ask(server, "rotateKey", &[], Some(json!({"now": true})));
 }
 
-/// Refusals are described too.
+/// Refusals match the description, too.
 fn refusals(api: &mut Description, server: &Server) {
     let operations: Vec<(String, String, Value)> = {
         let paths = api.document["paths"].as_object().expect("there are paths");
@@ -617,7 +619,7 @@ fn refusals(api: &mut Description, server: &Server) {
         .expect(404);
 }
 
-/// Examples are answers and requests that could be.
+/// Examples in the description are valid.
 #[test]
 fn examples_are_as_described() {
     let server = Server::start_plain();
@@ -646,7 +648,7 @@ fn examples_are_as_described() {
         place.push("schema");
         api.check(&place, &example);
     }
-    // What is held against the schemas would pass whatever it is, if they let everything through.
+    // The schemas must reject something, or the checks above would pass for any answer.
     api.refuses(&["components", "schemas", "Clock"], &json!({"now": "today"}));
     let more = json!({"now": "2026-11-15T12:00:00.0000000Z", "attempts": 1, "more": 2});
     api.refuses(&["components", "schemas", "Advanced"], &more);
@@ -696,7 +698,7 @@ fn the_configuration_is_explained() {
     }
 }
 
-/// Tools that others use read it, and find nothing that the server does otherwise.
+/// Common tools can read the description, and find no differences to the server.
 #[test]
 fn others_can_read_the_description() {
     let Some(directory) = installed() else { return };
@@ -710,4 +712,20 @@ fn others_can_read_the_description() {
     let told = String::from_utf8_lossy(&output.stderr);
     let said = String::from_utf8_lossy(&output.stdout);
     assert!(output.status.success(), "{said}\n{told}");
+}
+
+// docs/configuration.md ends with the default file; edit that file, then copy it into the page.
+#[test]
+fn the_configuration_page_has_the_default_file() {
+    const PAGE: &str = include_str!("../../../../docs/configuration.md");
+    const DEFAULTS: &str = include_str!("../../src/config/default.toml");
+    let (_, generated) = PAGE
+        .split_once("<!-- generated: crates/postrider/src/config/default.toml -->")
+        .expect("the page has the mark");
+    let block = generated
+        .trim_start()
+        .strip_prefix("```toml\n")
+        .expect("a block of TOML");
+    let (block, _) = block.split_once("\n```").expect("the block ends");
+    assert_eq!(block.trim_end(), DEFAULTS.trim_end());
 }

@@ -1,4 +1,4 @@
-//! `postrider doctor`: what it finds, what it says to do, and that it changes nothing.
+//! `postrider doctor`: its findings, its advice, and that it changes nothing.
 
 use crate::dead_letters::{dead_letter_to, shelf as shelf_account};
 use crate::receiver::{Receiver, Reply};
@@ -13,7 +13,7 @@ use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU16, Ordering::Relaxed};
 
-/// What the doctor said.
+/// Output of the doctor.
 pub struct Told {
     code: i32,
     out: String,
@@ -24,7 +24,7 @@ impl Told {
         serde_json::from_str(&self.out).unwrap_or_else(|e| panic!("{e} in {}", self.out))
     }
 
-    /// The check that says this, as (level, what to do).
+    /// The check whose text contains this, as (level, advice).
     #[track_caller]
     pub fn about(&self, about: &str, words: &str) -> (String, String) {
         let told = self.json();
@@ -59,7 +59,7 @@ fn doctor(directory: &Path, arguments: &[&str]) -> Told {
     }
 }
 
-/// The doctor with the flags and the configuration that a server was started with.
+/// Runs the doctor with the flags and the configuration of a server.
 pub fn doctor_of(server: &Server, output: &str) -> Told {
     let data_dir = server.data_dir();
     let (http, https) = (server.http.to_string(), server.https.to_string());
@@ -83,7 +83,7 @@ pub fn doctor_of(server: &Server, output: &str) -> Told {
     )
 }
 
-/// Every file below a directory, with what is in it.
+/// All files below a directory, with their content.
 fn files(directory: &Path) -> BTreeMap<PathBuf, Vec<u8>> {
     let mut found = BTreeMap::new();
     for entry in fs::read_dir(directory).expect("a directory") {
@@ -114,7 +114,7 @@ fn before_the_first_start_nothing_is_wrong_and_nothing_is_made() {
     assert_eq!(told.json()["problems"], 0);
     assert_eq!(told.level("data directory", "will be made"), "ok");
     assert_eq!(told.level("tls", "will be made"), "ok");
-    // How fast it is is the machine's own affair.
+    // Slow flushes depend on the machine: they may be a warning, but not a problem.
     assert_ne!(told.level("disk", "a flush takes"), "problem");
     assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 0);
 }
@@ -141,7 +141,7 @@ fn every_mistake_in_the_configuration_is_named() {
         assert!(todo.contains("postrider config"), "{todo}");
         assert!(told.out.contains(hint), "{}", told.out);
     }
-    // What parses may still not fit together.
+    // Settings that parse may still contradict each other.
     let config = "[limits]\nevents_per_request_max = 0\n[listen]\nkey_file = \"x\"\n";
     fs::write(&file, config).unwrap();
     let told = doctor(
@@ -194,7 +194,7 @@ fn a_running_server_is_asked() {
     assert!(todo.contains("tls/ca.pem"), "{todo}");
     assert_eq!(told.level("storage", "\"local\""), "ok");
     assert_eq!(files(&server.data_dir().join("log")), before);
-    // The same for people, and nothing secret in either.
+    // The text has the same findings, and neither form has secrets.
     let text = doctor_of(&server, "text");
     assert_eq!(text.code, 1);
     assert!(
@@ -214,10 +214,10 @@ fn a_running_server_is_asked() {
             told.out
         );
     }
-    // Without what is wrong there are only warnings, and all is well.
+    // Without the faulty subscription there are only warnings, and the exit code is 0.
     server.unsubscribe("orders", "forbidden");
     assert_eq!(doctor_of(&server, "json").code, 0);
-    // Whoever names another address is told.
+    // A wrong address is reported.
     let wrong = doctor(
         server.data_dir().parent().unwrap(),
         &[
@@ -245,7 +245,7 @@ fn what_a_stopped_server_left_is_read_and_stays_as_it_is() {
     server.subscribe("orders", "billing", &receiver.url("/"), json!(null));
     server.publish("orders", &[event("a")]);
     receiver.next();
-    // Not even time to close its databases.
+    // Killed, so that the databases are not closed.
     server.kill();
     let before = files(&server.data_dir());
     let told = doctor_of(&server, "json");
@@ -260,7 +260,7 @@ fn what_a_stopped_server_left_is_read_and_stays_as_it_is() {
         "the doctor changed something"
     );
 
-    // Someone else has the port.
+    // Another program has the port.
     let stranger = TcpListener::bind(server.http).unwrap();
     let told = doctor_of(&server, "json");
     let (level, todo) = told.about("listeners", "another program listens");
@@ -278,7 +278,7 @@ fn what_a_stopped_server_left_is_read_and_stays_as_it_is() {
 fn a_damaged_log_is_found() {
     let mut server = Server::start_plain();
     server.put_topic("orders");
-    // Nobody takes them, so they stay.
+    // The receiver is gone, so the events stay in the log.
     server.subscribe("orders", "billing", &Receiver::start().url("/"), json!(null));
     for id in ["first-of-all", "second", "third"] {
         server.publish("orders", &[event(id)]);
@@ -367,7 +367,7 @@ fn what_it_says_to_do_about_a_sick_endpoint_can_be_typed_as_it_is() {
     let told = doctor_of(&server, "json");
     let (level, _) = told.about("endpoints", "can be connected to, but is left alone until");
     assert_eq!((told.code, level.as_str()), (0, "warning"));
-    // By what it answered, not by a name for it.
+    // The probe's result is described by the status, not by the name of its category.
     assert_eq!(
         told.level("endpoints", "(HTTP 503 Service Unavailable, since"),
         "warning"

@@ -1,4 +1,4 @@
-//! What was acknowledged arrives, however often the server is killed.
+//! Acknowledged events arrive, however often the server is killed.
 
 use crate::client::Connection;
 use crate::receiver::{Gate, Receiver, Reply};
@@ -9,7 +9,7 @@ use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 
-/// A small generator of chance: the same seed gives the same run, as far as processes can.
+/// A small random generator: the same seed gives the same run, as far as processes allow.
 pub struct Chance(pub u64);
 
 impl Chance {
@@ -22,7 +22,7 @@ impl Chance {
     }
 }
 
-/// Publishes without end and remembers what was acknowledged.
+/// Publishes without end and remembers acknowledged events.
 pub struct Load {
     address: SocketAddr,
     stop: AtomicBool,
@@ -44,7 +44,8 @@ impl Load {
         self.stop.store(true, Relaxed);
     }
 
-    /// One publisher: comes back whenever it is thrown out. Every other event is of type "even".
+    /// Runs one publisher, which reconnects whenever it is disconnected. Every other event is of
+    /// type "even".
     pub fn publish(&self, publisher: usize) {
         let target = format!("/topics/orders/events?{EDGE_VERSION}");
         let mut chance = Chance(publisher as u64);
@@ -79,7 +80,7 @@ impl Load {
         }
     }
 
-    /// Waits for so many acknowledgements more.
+    /// Waits for this many further acknowledgements.
     pub fn progress(&self, requests: u64) {
         let goal = self.acknowledged.load(Relaxed) + requests;
         crate::wait::until("publishes are acknowledged", || {
@@ -130,7 +131,7 @@ fn nothing_acknowledged_is_lost_when_the_server_is_killed_at_any_moment() {
         .cloned()
         .collect();
     let mut seen = even.all_of(&wanted);
-    // Whatever else has come meanwhile must not have come to the wrong place.
+    // All other deliveries must have gone to the right subscription.
     seen.extend(even.so_far().iter().flat_map(|delivery| delivery.ids()));
     let stray: Vec<_> = seen.iter().filter(|id| !id.starts_with("even")).collect();
     assert!(stray.is_empty(), "{stray:?}");
@@ -161,7 +162,7 @@ fn what_waits_behind_a_held_up_receiver_outlives_the_server() {
     gate.open();
     receiver.all_of(&expected);
     server.counted("/deliveries/delivered", 600);
-    // Once settled and given a moment to be recorded, nothing comes again.
+    // Settled deliveries, after a moment to record them, are not made again.
     server.stop();
     receiver.so_far();
     server.start();

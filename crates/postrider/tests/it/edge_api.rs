@@ -1,4 +1,4 @@
-//! The edge module's REST API: its resources, its answers, its errors.
+//! The edge module's REST API: resources, answers, errors.
 
 use crate::client::Answer;
 use crate::receiver::Receiver;
@@ -8,7 +8,7 @@ use std::time::Duration;
 
 const MODULE: &str = "/iotHubs/postrider/devices/local/modules/eventgridmodule";
 
-/// An error in the module's dialect. Returns its message.
+/// Message of an error in the module's format.
 #[track_caller]
 fn refused(answer: Answer, status: u16, code: &str) -> String {
     let answer = answer.expect(status);
@@ -111,7 +111,7 @@ fn subscriptions_echo_what_was_sent_and_what_was_resolved() {
     });
     assert_eq!(made, shown(expected));
 
-    // Everything that the API knows, as samples spell it.
+    // All members that the API knows, spelled as in samples.
     let properties = json!({
         "topicName": "orders",
         "eventDeliverySchema": "EventGridSchema",
@@ -252,7 +252,7 @@ fn members_that_are_ignored_are_told() {
         Some("ignored because unknown: propertys")
     );
 
-    // What is right is not warned of, nor what was read and is sent back.
+    // Valid members, and those that were read and are sent back, cause no warning.
     body["properties"]["filter"] = json!({"subjectBeginsWith": "/a"});
     body["properties"]["retryPolicy"] = json!({"maxDeliveryAttempts": 3});
     let answer = server.edge("PUT", path, &body).expect(200);
@@ -409,7 +409,7 @@ fn errors_are_in_the_modules_dialect() {
     let unknown =
         json!({"advancedFilters": [{"operatorType": "NumberSquared", "key": "data.x", "value": 1}]});
     refused(with("filter", unknown), 400, "InvalidRequest");
-    // Nothing of all this was made.
+    // None of the refused resources exists.
     assert_eq!(
         server
             .edge("GET", "/topics/orders/eventSubscriptions", &Value::Null)
@@ -432,7 +432,7 @@ fn events_that_do_not_conform_are_refused_in_the_modules_dialect() {
         event.as_object_mut().expect("an object").remove(name);
         server.edge("POST", "/topics/orders/events", &json!([event]))
     };
-    // Unlike in the cloud, the version of the data is mandatory.
+    // Unlike in the cloud, the data version is mandatory.
     for name in ["id", "subject", "eventType", "eventTime", "dataVersion"] {
         let message = refused(without(name), 400, "InputJsonInvalid");
         assert!(

@@ -1,4 +1,4 @@
-//! The module for IoT Edge: its limits, its variables, and what it takes for success.
+//! The IoT Edge module's profile: limits, variables, and success statuses.
 
 use crate::lab::{Lab, seconds};
 use crate::receiver::{Receiver, Reply};
@@ -12,7 +12,7 @@ fn edge() -> Setup {
     Setup::test_clock("").profile("edge")
 }
 
-/// When the attempts of an event that fails all the time were made, and why it was dropped.
+/// Times of the attempts of an event that always fails, and the reason for which it was dropped.
 #[track_caller]
 fn attempts(setup: Setup, properties: Value) -> (Vec<u64>, Value) {
     let lab = Lab::subscribed(setup, Receiver::answering(|_| Reply::Status(500)), properties);
@@ -60,7 +60,7 @@ fn the_modules_variables_change_its_limits() {
 #[test]
 fn a_subscription_has_the_last_word_about_its_limits() {
     let setup = || edge().with(ATTEMPTS_VARIABLE, "3").with(TIME_VARIABLE, "1800");
-    // The module's own sample asks for fifty attempts. They end at 1 + 48 * 10 minutes.
+    // The module's own sample asks for fifty attempts, which end at 1 + 48 * 10 minutes.
     let sample = json!({"retryPolicy": {"eventExpiryInMinutes": 490, "maxDeliveryAttempts": 50}});
     let mut expected: Vec<u64> = (0..49).map(|n| 60 + n * 600).collect();
     expected.insert(0, 0);
@@ -68,7 +68,7 @@ fn a_subscription_has_the_last_word_about_its_limits() {
         attempts(setup(), sample),
         (expected, json!({"MaxDeliveryAttemptsExceeded": 1}))
     );
-    // What it leaves out is as the module's.
+    // Omitted settings are the module's.
     let more = json!({"retryPolicy": {"maxDeliveryAttempts": 50}});
     assert_eq!(
         attempts(setup(), more),

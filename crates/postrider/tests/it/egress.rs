@@ -1,4 +1,4 @@
-//! Where deliveries go, and what a hostile receiver or event can do about it.
+//! Addresses of deliveries, and the defence against hostile receivers and events.
 
 use crate::dead_letters::dead_letter_to;
 use crate::receiver::{Receiver, Reply};
@@ -12,7 +12,7 @@ use std::net::TcpListener;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-/// A server that says why attempts fail.
+/// A server that logs why attempts fail.
 fn talkative(config: &str) -> Server {
     Setup::config(format!("log.level = \"info,postrider_engine=debug\"\n{config}")).start()
 }
@@ -34,7 +34,7 @@ fn metadata_addresses_are_never_dialled() {
     for (n, url) in urls.iter().enumerate() {
         let body = json!({"properties": {"destination": {"endpointType": "WebHook", "properties": {"endpointUrl": url}}}});
         let answer = server.edge("PUT", &format!("/topics/orders/eventSubscriptions/s{n}"), &body);
-        // The URL may be refused or accepted; what counts is the address that would be dialled.
+        // The URL may be refused or accepted; the address that would be dialled is what matters.
         assert!(matches!(answer.status, 200 | 400), "{url}: {}", answer.text());
         accepted += u64::from(answer.status == 200);
     }
@@ -53,7 +53,7 @@ fn metadata_addresses_are_never_dialled() {
     assert_eq!(server.health()["deliveries"]["delivered"], 0);
 }
 
-// The proxy is there and opens no tunnel.
+// The proxy is up but opens no tunnel.
 #[test]
 fn a_fault_of_the_proxy_is_told_and_held_against_no_endpoint() {
     let proxy = Receiver::answering(|_| Reply::Status(502));
@@ -69,7 +69,7 @@ fn a_fault_of_the_proxy_is_told_and_held_against_no_endpoint() {
     let events: Vec<Value> = (0..12).map(|n| event(format!("e{n}"))).collect();
     server.publish("orders", &events);
     server.counted("/deliveries/delivered", 12);
-    // More than the ten failures that would have an endpoint left alone.
+    // More than the ten failures that would put an endpoint on probation.
     server.counted("/proxy/faults", 12);
     let health = server.health();
     assert_eq!(health["proxy"]["address"], address, "{health}");
@@ -135,7 +135,7 @@ fn a_custom_policy_allows_what_it_lists() {
     }
 }
 
-/// A web server that must not be asked anything.
+/// A web server that must not get any request.
 struct Avoided(TcpListener);
 
 impl Avoided {
@@ -163,7 +163,7 @@ fn storage_accounts_and_collectors_are_dialled_only_if_the_policy_allows_it() {
         Avoided::at("127.0.0.1"),
         Avoided::at("127.0.0.1"),
     );
-    // Of names the start knows nothing: they are judged when they are dialled.
+    // Names are not checked at the start: their addresses are judged when they are dialled.
     let config = format!(
         "profile = \"cloud-2018\"\negress = {{ policy = \"custom\", allow = [\"10.0.0.0/8\"] }}\n\
          [traces]\notlp_endpoint = \"http://localhost:{}\"\n\
@@ -192,7 +192,7 @@ fn storage_accounts_and_collectors_are_dialled_only_if_the_policy_allows_it() {
 fn the_keys_of_an_issuer_are_fetched_only_from_where_the_policy_allows_it() {
     let keys = Avoided::at("127.0.0.2");
     let keys_url = format!("http://127.0.0.2:{}/keys", keys.port());
-    // The issuer itself is allowed, and names keys at an address that is not.
+    // The issuer itself is allowed, but its keys are at an address that is not.
     let base: Arc<OnceLock<String>> = Arc::default();
     let issuer = {
         let base = base.clone();
@@ -290,7 +290,7 @@ fn large_and_endless_answers_do_not_hurt() {
     let idle = server.resident();
     let events: Vec<Value> = (0..5).map(|n| event(format!("e{n}"))).collect();
     server.publish("orders", &events);
-    // A success is one from its first line on, whatever follows; a head without an end is none.
+    // A success is decided by the first line, whatever follows; a head without an end is a failure.
     server.counted("/deliveries/delivered", 15);
     server.counted("/deliveries/attemptsFailed", 5);
     let grown = server.resident().saturating_sub(idle) >> 20;
@@ -305,7 +305,7 @@ fn a_slow_answer_does_not_hold_up_its_neighbours() {
     });
     let server = Server::start_plain();
     server.put_topic("orders");
-    // The same host and port, another path: another endpoint.
+    // Another path on the same host and port is another endpoint.
     server.subscribe("orders", "silent", &receiver.url("/silent"), json!(null));
     server.subscribe("orders", "prompt", &receiver.url("/prompt"), json!(null));
     let events: Vec<Value> = (0..200).map(|n| event(format!("e{n}"))).collect();
@@ -335,7 +335,7 @@ fn events_cannot_inject_headers() {
     ] {
         let mut sent = event("e1");
         sent["data"] = json!({"v": value});
-        // What becomes a header must not break out of it on the way to the version header either.
+        // Values that become headers must not break out of them in the data version either.
         sent["dataVersion"] = json!(value);
         let target = "/topics/orders/api/events";
         server

@@ -1,4 +1,5 @@
-//! A disk without room: publishes are refused, nothing is lost, and it goes on once there is room.
+//! A full disk: publish requests are refused, nothing is lost, and service resumes once there is
+//! space.
 
 use crate::receiver::{Gate, Receiver, Reply};
 use crate::server::{EDGE_VERSION, JSON, Setup, event};
@@ -10,11 +11,11 @@ use std::process::Command;
 use std::sync::Arc;
 use tempfile::TempDir;
 
-/// A small file system of its own, gone when dropped.
+/// A small file system of its own, unmounted on drop.
 struct SmallDisk(TempDir);
 
 impl SmallDisk {
-    /// None where mounting is not permitted.
+    /// `None` where mounting is not permitted.
     fn mount(megabytes: u32) -> Option<SmallDisk> {
         let place = TempDir::new().expect("a temporary directory");
         let options = format!("size={megabytes}m");
@@ -97,7 +98,7 @@ fn a_full_disk_refuses_publishes_until_there_is_room_and_loses_nothing() {
     let message = told["error"]["details"]["message"].as_str().unwrap();
     assert!(message.contains("the disk is full"), "{message}");
     let health = server.send("GET", "/healthz", &[], "").expect(503).json();
-    // What was refused is not counted as if it had been taken.
+    // Refused events are not counted as accepted.
     assert_eq!(health["deliveries"]["matched"], acknowledged.len());
     assert_eq!(health["status"], "unavailable");
     assert!(
@@ -112,11 +113,11 @@ fn a_full_disk_refuses_publishes_until_there_is_room_and_loses_nothing() {
         (&ready["ready"], &ready["reasons"]),
         (&json!(false), &health["reasons"])
     );
-    // Starting it anew would make no room.
+    // A restart would not free space, so the server stays live.
     server.send("GET", "/healthz/live", &[], "").expect(200);
     server.logged(&["ERROR", "publishes are refused", "the disk is full"]);
 
-    // A full disk does not keep it from starting, nor does it forget meanwhile.
+    // The server starts on a full disk and loses nothing.
     server.kill();
     server.start();
     publish(&mut server.connect(), &mut acknowledged);

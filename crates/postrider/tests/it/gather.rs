@@ -1,5 +1,5 @@
-//! Whoever asks any node gets the whole answer: what became of events at all of them, what all of them count, what
-//! waits at each.
+//! Any node gives the whole answer: the history of events, the counts and the backlogs of all
+//! nodes.
 
 use crate::cli::Shell;
 use crate::client::Answer;
@@ -53,7 +53,7 @@ fn post(node: &Server, path: &str, body: &Value) -> Answer {
     node.send("POST", &path, &[AUTHORIZATION, JSON], body.to_string())
 }
 
-/// Looks at every node until what is asked for is as it should be.
+/// Polls every node until its answer fits.
 #[track_caller]
 fn everywhere(crew: &Crew, path: &str, fits: impl Fn(&Value) -> bool) {
     for node in crew.nodes.iter().filter(|node| node.is_running()) {
@@ -83,7 +83,7 @@ fn texts<'a>(list: &'a Value, name: &str) -> Vec<&'a str> {
     list.map(|one| one[name].as_str().unwrap_or_default()).collect()
 }
 
-/// One node accepts, the other attempts: the story is the same wherever it is asked for.
+/// Both nodes show the same history of an event that one accepts and the other attempts.
 #[test]
 fn an_event_that_another_node_attempts_has_one_story() {
     let receiver = Receiver::start();
@@ -117,7 +117,7 @@ fn an_event_that_another_node_attempts_has_one_story() {
         "{missing}"
     );
 
-    // What is looked for is what became of it, not what the accepting node knows.
+    // Searches match the outcome at any node, not only what the accepting node knows.
     let listed = |found: &Value| found["value"].as_array().map(Vec::len) == Some(2);
     everywhere(&crew, "events?state=delivered", listed);
     everywhere(&crew, "events?outcome=Success", listed);
@@ -139,7 +139,7 @@ fn pages_go_through_what_all_nodes_have() {
     let mut ids = Vec::new();
     for n in 0..12 {
         let id = format!("e{n:02}");
-        // Sometimes one, sometimes the other, and several at a time.
+        // Both nodes publish in turns, sometimes several events in a row.
         crew.nodes[usize::from(n % 5 < 2)].publish("orders", &[event(&id)]);
         ids.push(id);
     }
@@ -151,7 +151,7 @@ fn pages_go_through_what_all_nodes_have() {
     for node in &crew.nodes {
         for (limit, filter) in [(1, ""), (5, ""), (5, "&state=delivered"), (12, ""), (100, "")] {
             let (mut seen, mut cursor) = (Vec::new(), String::new());
-            // More pages than there can be, though the last ones may be empty.
+            // More pages than needed, though the last ones may be empty.
             for _ in 0..30 {
                 let page = get(node, &format!("events?limit={limit}{filter}{cursor}"));
                 assert!(page["value"].as_array().unwrap().len() <= limit, "{page}");
@@ -168,7 +168,7 @@ fn pages_go_through_what_all_nodes_have() {
     assert_eq!(refused["field"], "cursor");
 }
 
-// The owner fails with it and is drained; the next owner delivers it.
+// The owner fails with the event and is drained; the next owner delivers it.
 #[test]
 fn after_a_takeover_the_attempts_of_both_owners_are_told() {
     let mood = Arc::new(AtomicU16::new(500));
@@ -202,7 +202,7 @@ fn after_a_takeover_the_attempts_of_both_owners_are_told() {
             && attempts[1]["number"] == 2
             && texts(attempts, "outcome")[1] == "Success"
     });
-    // What a node that is away has recorded is missing, and said to be.
+    // Recordings of an unavailable node are missing, and reported as such.
     crew.nodes[first].kill();
     let left = &crew.nodes[second];
     let away = format!("node-{first}");
@@ -263,7 +263,7 @@ fn what_nodes_count_is_added_up() {
     everywhere(&crew, "subscriptions", |found| {
         found["value"][0]["delivered"] == 3
     });
-    // Filters are tried on what any node has accepted.
+    // Filters are tried on events that any node has accepted.
     let body = json!({"topic": "orders", "filter": {"subjectBeginsWith": "/orders"}});
     for node in &crew.nodes {
         let tried = post(node, "filters/test", &body).expect(200).json();
@@ -272,7 +272,7 @@ fn what_nodes_count_is_added_up() {
     }
 }
 
-// Each node gives up what it has; nobody has written it yet.
+// Each node gives up its own deliveries; none has written a dead letter yet.
 #[test]
 fn dead_letters_on_their_way_are_seen_from_everywhere() {
     let receiver = Receiver::answering(|_| Reply::Status(400));
@@ -384,7 +384,7 @@ impl Following {
         line.trim_end_matches(['\r', '\n']).to_owned()
     }
 
-    /// The name and the data of the next event. Signs of life come without end.
+    /// Name and data of the next event. Signs of life are skipped.
     #[track_caller]
     fn next(&mut self) -> (String, Value) {
         let mut name = String::new();
@@ -415,7 +415,7 @@ fn whoever_watches_sees_what_happens_at_any_node() {
         let mut seen = Vec::new();
         while seen.len() < 2 {
             let (what, line) = following.next();
-            // What happened to the one before may be heard of here only now.
+            // News of the previous event may arrive only now.
             if line["id"] != id {
                 continue;
             }
@@ -436,10 +436,11 @@ fn whoever_watches_sees_what_happens_at_any_node() {
     }
 }
 
-// The listener is at one node; both nodes have deliveries for it, and one is too large for a message of theirs.
+// The listen session is at one node; both nodes have deliveries for it, and one is too large for a
+// single message between nodes.
 #[test]
 fn a_listener_at_one_node_gets_what_any_node_delivers() {
-    // The command finds the secret that the nodes have made and share.
+    // The command finds the generated secret, which the nodes share.
     let Some(crew) = Crew::start(&Plan {
         partitions: 2,
         ..Plan::default()
@@ -472,7 +473,7 @@ fn a_listener_at_one_node_gets_what_any_node_delivers() {
     }
 }
 
-// What the listener answers may come to any node, as behind a balancer; the answer counts as the webhook's.
+// A listen session's answer may come to any node, as behind a balancer; it counts like a webhook's.
 #[test]
 fn a_listener_answers_through_any_node() {
     let Some(crew) = crew(2, "") else { return };
@@ -511,7 +512,7 @@ fn a_listener_answers_through_any_node() {
     everywhere(&crew, "subscriptions", |found| found["total"] == 0);
 }
 
-// The node that holds the listener dies; the others see to its subscription.
+// The node of the listen session is killed; the others delete its subscription.
 #[test]
 fn a_listener_of_a_dead_node_leaves_nothing_behind() {
     let Some(mut crew) = crew(2, "") else { return };
@@ -529,7 +530,7 @@ fn a_listener_of_a_dead_node_leaves_nothing_behind() {
     everywhere(&crew, "subscriptions", |found| {
         found["total"] == 1 && found["value"][0]["name"] == "kept"
     });
-    // One that comes back does not take the listeners of others for its own.
+    // A node that comes back does not treat the listen sessions of others as its own.
     crew.nodes[0].start();
     crew.shared_evenly();
     crew.nodes[0].publish("orders", &[event("e1")]);

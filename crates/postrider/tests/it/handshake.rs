@@ -1,4 +1,5 @@
-//! Webhooks of subscriptions made through the Azure management API are asked before they get events.
+//! Handshakes with webhooks of subscriptions made through the Azure management API, before they get
+//! events.
 
 use crate::client::Answer;
 use crate::receiver::{Delivery, Receiver, Reply};
@@ -58,7 +59,7 @@ fn body(url: &str, schema: &str) -> Value {
     }})
 }
 
-/// Asks for a subscription; the path at which the operation can be watched.
+/// Creates a subscription; returns the path of its operation.
 #[track_caller]
 fn subscribe(server: &Server, name: &str, url: &str, schema: &str) -> String {
     let answer = call(server, "PUT", &subscription_path(name), &body(url, schema)).expect(201);
@@ -67,7 +68,7 @@ fn subscribe(server: &Server, name: &str, url: &str, schema: &str) -> String {
     url[start..].to_owned()
 }
 
-/// What the operation came to.
+/// Final state of an operation.
 #[track_caller]
 fn ended(server: &Server, operation: &str) -> Value {
     wait::until("the operation ends", || {
@@ -104,7 +105,7 @@ fn ok(headers: &str, body: &str) -> Reply {
     Reply::Bytes(format!("HTTP/1.1 200 OK\r\n{headers}content-length: {length}\r\n\r\n{body}").into_bytes())
 }
 
-/// Says the code that it is asked for, and takes events.
+/// Completes handshakes, and accepts events.
 fn willing(delivery: &Delivery) -> Reply {
     if delivery.method == "OPTIONS" {
         return ok("WebHook-Allowed-Origin: *\r\nWebHook-Allowed-Rate: *\r\n", "");
@@ -118,7 +119,7 @@ fn willing(delivery: &Delivery) -> Reply {
     }
 }
 
-/// The path and query of a validation URL, as this server is addressed here.
+/// Path and query of a validation URL for this server.
 fn visit_path(url: &str) -> String {
     let start = url
         .find("/eventsubscriptions/")
@@ -166,7 +167,7 @@ fn a_willing_webhook_is_asked_and_then_gets_events() {
         .collect();
     assert_eq!(types.len(), 2, "{types:?}");
 
-    // Deleting is told as well, once.
+    // A deletion is notified as well, once.
     call(&server, "DELETE", &subscription_path("plain"), &Value::Null);
     let notice = receiver.next();
     assert_eq!(notice.header("aeg-event-type"), Some("SubscriptionDeletion"));
@@ -213,7 +214,7 @@ fn nothing_is_delivered_to_a_webhook_that_refuses() {
         assert_eq!(provisioning(&server, "audit"), Value::Null);
         receiver.next();
     }
-    // Another one hears of the event; by then it would have been sent to both.
+    // A second webhook gets the event; by then the refusing one would have got it, too.
     let witness = Receiver::answering(willing);
     let operation = subscribe(&server, "witness", &witness.url("/"), "EventGridSchema");
     assert_eq!(ended(&server, &operation)["status"], "Succeeded");
@@ -343,7 +344,7 @@ fn handshakes_can_be_looked_at_and_repeated() {
         "EventGridSchema",
     );
     ended(&server, &operation);
-    // What failed is there after a restart too.
+    // A failed handshake survives a restart.
     server.kill();
     server.start();
     server.send("GET", HANDSHAKES, &[], "").expect(401);
@@ -411,7 +412,7 @@ fn handshakes_can_be_looked_at_and_repeated() {
     )
     .expect(409);
 
-    // Asked on demand, whatever comes of it.
+    // Handshakes on request, with either result.
     let ask = |id: &str| call(&server, "POST", HANDSHAKES, &json!({"subscription": id}));
     for (answer, expected) in [(200, "succeeded"), (503, "failed")] {
         *status.lock().unwrap() = answer;

@@ -1,4 +1,4 @@
-//! `/healthz` and its two short answers: alive, ready, why not, and what else should be looked at.
+//! `/healthz` and its two short forms: live, ready, the reason if not, and warnings.
 
 use crate::lab::Lab;
 use crate::receiver::{Receiver, Reply};

@@ -1,4 +1,4 @@
-//! One endpoint's trouble is its own.
+//! Failures of one endpoint do not affect others.
 
 use crate::receiver::{Receiver, Reply};
 use crate::server::{EDGE_VERSION, JSON, Server, Setup, event, slow_tests};
@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use std::collections::BTreeSet;
 use std::net::TcpListener;
 
-/// An address at which nobody listens.
+/// URL of an address without a listener.
 fn refused_url() -> String {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
     let address = listener.local_addr().expect("it is bound");
@@ -18,7 +18,7 @@ fn refused_url() -> String {
 fn a_black_hole_and_a_refused_port_do_not_delay_a_healthy_endpoint() {
     let black_hole = Receiver::answering(|_| Reply::Silence);
     let healthy = Receiver::start();
-    // Time stands still: nobody can wait until an attempt at the black hole times out.
+    // The clock stands still, so attempts at the black hole cannot time out.
     let server = Setup::test_clock("").start();
     server.put_topic("orders");
     server.subscribe("orders", "hole", &black_hole.url("/"), json!(null));
@@ -37,7 +37,7 @@ fn a_black_hole_and_a_refused_port_do_not_delay_a_healthy_endpoint() {
     healthy.all_of(&ids);
     assert!(!black_hole.so_far().is_empty(), "it was tried");
 
-    // Nor is a subscription delayed that shares the topic and is made while the others are in trouble.
+    // A subscription created meanwhile on the same topic is not delayed either.
     let late = Receiver::start();
     server.subscribe("orders", "late", &late.url("/"), json!(null));
     server.publish("orders", &[event("late")]);
@@ -89,7 +89,7 @@ fn a_backlog_behind_a_dead_endpoint_stays_on_disk() {
     assert!(megabytes < megabytes_max, "{megabytes} MB after the restart");
 }
 
-/// Receivers whose connections are made and whose bodies nobody reads.
+/// Receivers that accept connections and never read the bodies.
 #[test]
 fn large_events_for_many_receivers_that_read_nothing_are_in_memory_once() {
     let unread = TcpListener::bind("127.0.0.1:0").expect("a free port");
@@ -116,13 +116,13 @@ fn large_events_for_many_receivers_that_read_nothing_are_in_memory_once() {
         health["deliveries"]["inFlightBytes"].as_u64() <= Some(67_108_864),
         "{health}"
     );
-    // 40 receivers with 16 requests each: copies of their own would be 640 MB.
+    // 40 receivers with 16 requests each: separate copies would take 640 MB.
     let grown = server.resident().saturating_sub(before) >> 20;
     assert!(grown < 250, "{grown} MB more: {health}");
 }
 
-// The budget for bytes in flight is used up by receivers that never answer, each with an event of its own. One that
-// would answer waits behind the first attempts at the others at most.
+// The budget of bytes in flight is used up by receivers that never answer, each with an event of
+// its own. A healthy receiver waits at most until the first attempts at the others have ended.
 #[test]
 fn a_healthy_endpoint_gets_its_event_within_the_first_attempts_of_dead_ones() {
     const DEAD: usize = 200;

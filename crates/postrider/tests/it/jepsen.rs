@@ -1,8 +1,9 @@
-//! Three NATS servers and three nodes lose processes, time and links, by a schedule that a seed draws, while events are
-//! published and subscriptions made; then all is mended, and everything that was acknowledged must be there.
+//! Three NATS servers and three nodes suffer kills, stalls and cut links, on a schedule drawn from
+//! a seed, while events are published and subscriptions created; then all faults are healed, and
+//! everything acknowledged must be there.
 //!
-//! `POSTRIDER_JEPSEN_SEED` gives the same schedule again, `POSTRIDER_JEPSEN_SECS` says how long faults go on,
-//! `POSTRIDER_JEPSEN_FAULTS` names the kinds to draw from, as `KillNode,HoldNats`.
+//! `POSTRIDER_JEPSEN_SEED` repeats a schedule, `POSTRIDER_JEPSEN_SECS` sets the duration of faults,
+//! `POSTRIDER_JEPSEN_FAULTS` names the kinds to draw from, such as `KillNode,HoldNats`.
 
 mod faults;
 mod history;
@@ -25,34 +26,35 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-/// How long faults go on in a test like any other.
+/// Duration of faults in a normal test run.
 const SECONDS: u64 = 120;
-/// … and when the long runs were asked for.
+/// Duration of faults in slow tests.
 const SECONDS_SLOW: u64 = 600;
-/// All is well at first: what only a fault may cause must not happen.
+/// Time without faults at first, in which effects of faults must not occur.
 const CALM: Duration = Duration::from_secs(8);
-/// By then everything that was acknowledged has arrived after the last fault.
+/// After the last fault everything acknowledged must arrive within this time.
 const SETTLE: Duration = Duration::from_secs(90);
-/// A publisher asks another node after this long.
+/// Time after which a publisher tries another node.
 const ANSWER_PATIENCE: Duration = Duration::from_secs(6);
 const PUBLISHERS: u64 = 3;
-/// Numbers of events from this one on are no publisher's.
+/// First number of events that are published to check that they arrive.
 const SEEN_TO_ARRIVE: u64 = 1_000_000;
-/// Between a publisher's requests. There are two cores for everything.
+/// Pause between a publisher's requests. All processes share two cores.
 const PACE: Duration = Duration::from_millis(120);
 const MANAGE_PACE: Duration = Duration::from_millis(700);
-/// The same for whoever makes and deletes subscriptions. There is one for each node.
+/// Pause between creating and deleting subscriptions. There is one such thread for each node.
 const MAKE_PACE: Duration = Duration::from_secs(2);
-/// Between events of which no one waits for the one before: with the patience below it bounds how many wait.
+/// Pause between events that are published concurrently: with the patience below it bounds how many
+/// requests are open.
 const MATCHED_PACE: Duration = Duration::from_millis(300);
-/// A change is answered once nodes that have fallen silent are known to be dead, or refused after a while.
+/// A change is answered once silent nodes are known to be dead, or refused after a while.
 const MANAGE_PATIENCE: Duration = Duration::from_secs(30);
-/// No node acts by the old state for longer than this after a change was answered.
+/// Longest time for which a node may act on the old state after a change was answered.
 const BOUND: Duration = Duration::from_secs(5);
-/// Numbers of events from this one on are published to see which subscriptions they match.
+/// First number of events that are published to see which subscriptions they match.
 const MATCHED: u64 = 2_000_000;
 const CLIENT: &str = "[[client]]\nid = \"me\"\nsecret = \"hush\"\n";
-/// A receiver that cannot keep up says so for one in so many.
+/// Every so many-th delivery to the flaky receiver gets a 503.
 const FLAKY: u64 = 4;
 
 const WANTED: [Wanted; 5] = [
@@ -73,11 +75,11 @@ const RULES: Rules = Rules {
         Duration::from_secs(2),
         Duration::from_secs(3),
     ],
-    // Leases run out, leaders are elected, partitions are taken and shared out again.
+    // Leases expire, leaders are elected, partitions are taken over and shared out again.
     aftermath: Duration::from_secs(30),
 };
 
-/// Retries after a second or two, so that many are under way whenever something happens.
+/// Retries after a second or two, so that many deliveries are open at any time.
 fn config(shelf: &Path) -> String {
     let lines = format!(
         "profile = \"custom\"\ndead_letter.delay = \"1s\"\n\
@@ -89,7 +91,7 @@ fn config(shelf: &Path) -> String {
     format!("{lines}{CLIENT}")
 }
 
-/// What the threads of a run share.
+/// State that the threads of a run share.
 struct Run {
     began: Instant,
     nodes: Vec<SocketAddr>,
@@ -100,21 +102,21 @@ struct Run {
     managed: Mutex<Managed>,
 }
 
-/// Subscriptions that were made and deleted meanwhile: what is known to be there, what is known not to be.
+/// Subscriptions created and deleted during the run: those known to exist, and those known not to.
 #[derive(Default)]
 struct Managed {
     there: BTreeSet<String>,
     gone: BTreeSet<String>,
     refused: u64,
-    /// When the making of a subscription was answered.
+    /// Time of the answer to each creation.
     answered: BTreeMap<String, Duration>,
-    /// Subscriptions that somebody wanted to delete, whatever came of it.
+    /// Subscriptions that were to be deleted, with any result.
     given_up: BTreeSet<String>,
-    /// Acknowledged events of the topic of these subscriptions: number, node, when the request began.
+    /// Acknowledged events of these subscriptions' topic: number, node, start of the request.
     matched: Vec<(u64, usize, Duration)>,
-    /// Numbers of endpoints that one subscription was changed to, and when that was answered.
+    /// Endpoint numbers to which one subscription was changed, with the time of the answer.
     moved: Vec<(u64, Duration)>,
-    /// When a pause was answered, and when its end was asked for.
+    /// Time of the answer to each pause, and time of the request to end it.
     pauses: Vec<(Duration, Option<Duration>)>,
 }
 
@@ -133,7 +135,7 @@ impl Run {
         self.stop.load(Relaxed)
     }
 
-    /// Publishes until the end, each event until somebody says 200.
+    /// Publishes until the end; each event is repeated until it is answered 200.
     fn publish(&self, publisher: u64) {
         let target = format!("/topics/orders/events?{EDGE_VERSION}");
         let mut chance = Chance(publisher);
@@ -146,7 +148,7 @@ impl Run {
                 })
                 .collect();
             for tries in 1.. {
-                // Mostly the node that it talked to before, as clients do.
+                // Like most clients, usually stays with the same node.
                 let stays = connection.take().filter(|_| chance.below(4) > 0);
                 let node = stays
                     .as_ref()
@@ -191,7 +193,8 @@ impl Run {
         }
     }
 
-    /// Makes subscriptions and deletes some of them, at one node: while it is cut off, others are made at the others.
+    /// Creates subscriptions and deletes some of them, at one node: while it is cut off, others are
+    /// created elsewhere.
     fn manage(&self, url: &str, node: usize) {
         let mut chance = Chance(77 + node as u64);
         let mut made: Vec<String> = Vec::new();
@@ -232,7 +235,7 @@ impl Run {
                     made.push(name);
                 }
                 other => {
-                    // It may be either way: nothing is known of it any more.
+                    // The result is unknown: the subscription may exist or not.
                     managed.there.remove(&name);
                     managed.refused += 1;
                     if let Ok(answer) = &other
@@ -251,8 +254,9 @@ impl Run {
         }
     }
 
-    /// Publishes to the topic whose subscriptions come and go, to every node in turn. No request waits for another: a node
-    /// that is cut off holds many, sent before and after whatever is changed at other nodes.
+    /// Publishes to the topic whose subscriptions come and go, at each node in turn. Requests do
+    /// not wait for each other: a node that is cut off holds many, from before and after changes at
+    /// other nodes.
     fn publish_matched(&self) {
         std::thread::scope(|scope| {
             for number in MATCHED.. {
@@ -334,7 +338,7 @@ impl Run {
         }
     }
 
-    /// What one receiver for all subscriptions does; each has a path of its own.
+    /// Behaviour of the receiver, which serves all subscriptions by path.
     fn receive(&self, delivery: &Delivery, chance: &Mutex<Chance>) -> Reply {
         let began = self.now();
         let of = delivery.path.trim_start_matches('/').to_owned();
@@ -342,7 +346,7 @@ impl Run {
             let mut chance = chance.lock().expect("no panic holds it");
             (chance.below(40), chance.below(FLAKY))
         };
-        // Long enough for attempts to be under way when their maker dies.
+        // Long enough for attempts to be in progress when their node is killed.
         pace(Duration::from_millis(slow));
         let status = match of.as_str() {
             "flaky" if luck == 0 => 503,
@@ -388,7 +392,8 @@ fn body(number: u64, tries: u32, kind: Kind) -> Value {
     event
 }
 
-/// Some events are large, a few requests too large for one message of NATS: streams grow, and are tidied meanwhile.
+/// Filler of an event: some events are large, and a few requests exceed a NATS message, so that
+/// streams grow and are compacted.
 fn filling(number: u64) -> String {
     let size = match Chance(number).below(50) {
         0 => 740_000,
@@ -398,18 +403,18 @@ fn filling(number: u64) -> String {
     number.to_string().repeat(size / number.to_string().len())
 }
 
-/// Time between one thing and the next, of somebody who is not in a hurry.
+/// Pauses between two actions.
 fn pace(time: Duration) {
     std::thread::sleep(time);
 }
 
-/// A number that whoever runs the test may give.
+/// A number from the environment.
 fn given(name: &str) -> Option<u64> {
     let text = std::env::var_os(name)?;
     Some(text.to_str().and_then(|text| text.parse().ok()).expect(name))
 }
 
-/// The dead letters of the run, by subscription, from a directory of blobs.
+/// Dead letters of the run, by subscription, from a directory of blobs.
 fn letters(shelf: &Path) -> Vec<(String, Sending)> {
     let mut found = Vec::new();
     let mut folders = vec![shelf.to_owned()];
@@ -428,7 +433,7 @@ fn letters(shelf: &Path) -> Vec<(String, Sending)> {
                 .nth(1)
                 .and_then(|of| of.to_str())
                 .unwrap_or_default();
-            // What is being written has a name of its own until it is whole.
+            // Blobs that are being written have a temporary name.
             let hidden = |name: &str| name.starts_with(".postrider-");
             if path.file_name().and_then(|name| name.to_str()).is_none_or(hidden) {
                 continue;
@@ -534,9 +539,9 @@ fn nothing_acknowledged_is_lost_whatever_one_fault_after_the_other_does() {
     }
 }
 
-/// For everybody to read, though the test may pass: with this seed it was.
+/// Prints to the terminal even if the test passes, so that the seed is known.
 fn say(what: &str) {
-    // What is printed in the usual way is shown for tests that fail only.
+    // Regular output is shown only for failed tests.
     let _ = writeln!(std::io::stderr(), "{what}");
 }
 
@@ -567,7 +572,7 @@ fn subscribe(crew: &Crew, receiver: &Receiver) {
     }
 }
 
-/// One fault after the other.
+/// Injects one fault after the other.
 fn torment(crew: &mut Crew, run: &Run, mut deck: Deck, time: Duration) {
     let look = |crew: &mut Crew| {
         for ended in revive(crew) {
@@ -597,7 +602,7 @@ fn torment(crew: &mut Crew, run: &Run, mut deck: Deck, time: Duration) {
     }
 }
 
-/// Waits for this long, looking now and then.
+/// Waits for this long, calling `look` now and then.
 fn for_a_while(time: Duration, mut look: impl FnMut()) {
     let nothing = wait::is_true_within(time, || {
         look();
@@ -606,7 +611,7 @@ fn for_a_while(time: Duration, mut look: impl FnMut()) {
     assert!(!nothing);
 }
 
-/// Waits until everything has come to rest, then says all that is wrong.
+/// Waits until everything is at rest, then returns all violations.
 fn settle(crew: &mut Crew, run: &Run, receiver: &Receiver, shelf: &Path) -> Vec<String> {
     let mut wrong = Vec::new();
     let well = wait::is_true_within(SETTLE, || {
@@ -633,7 +638,8 @@ fn settle(crew: &mut Crew, run: &Run, receiver: &Receiver, shelf: &Path) -> Vec<
         wrong.extend(panics.map(|line| format!("node {n}: {line}")));
     }
     let mut history = run.history.lock().expect("no panic holds it");
-    // What was sent to see who is reached. A subscription that was made though nobody was told so may have it only now.
+    // Probe events are left out. A subscription whose creation was never confirmed may still have
+    // received them.
     history
         .attempts
         .retain(|attempt| attempt.sending.event < SEEN_TO_ARRIVE);
@@ -660,7 +666,7 @@ fn settle(crew: &mut Crew, run: &Run, receiver: &Receiver, shelf: &Path) -> Vec<
     wrong
 }
 
-/// What publishers were told, without numbers that differ from one to the next.
+/// Refusals that publishers got, without numbers that vary.
 fn refusals(history: &History) -> BTreeMap<String, usize> {
     let mut counted = BTreeMap::new();
     for one in &history.publishes {
@@ -670,13 +676,15 @@ fn refusals(history: &History) -> BTreeMap<String, usize> {
     counted
 }
 
-/// Neither an acknowledgement, nor a refusal that says to come again, nor a broken connection.
+/// Whether an answer is neither an acknowledgement, nor a refusal that asks to retry, nor a broken
+/// connection.
 fn odd(answer: &str) -> bool {
     let status: Option<u16> = answer.split(' ').next().and_then(|word| word.parse().ok());
     status.is_some_and(|status| !matches!(status, 200 | 429 | 503))
 }
 
-/// Every node knows the subscriptions whose making was acknowledged, and none whose deletion was.
+/// Every node must know the subscriptions whose creation was acknowledged, and none whose deletion
+/// was.
 fn check_managed(crew: &Crew, run: &Run, receiver: &Receiver, wrong: &mut Vec<String>) {
     let managed = run.managed.lock().expect("no panic holds it");
     let Managed {
@@ -704,7 +712,7 @@ fn check_managed(crew: &Crew, run: &Run, receiver: &Receiver, wrong: &mut Vec<St
                 "node {n} has lost subscriptions {lost:?}, and has {back:?} again"
             ));
         }
-        // They are not only known but delivered to.
+        // These subscriptions must also get events.
         let number = SEEN_TO_ARRIVE + n as u64;
         let events = json!([body(number, 1, Kind::Plain)]);
         let taken =
@@ -734,8 +742,8 @@ fn check_managed(crew: &Crew, run: &Run, receiver: &Receiver, wrong: &mut Vec<St
     check_bounds(run, &managed, wrong);
 }
 
-/// Every event that was acknowledged after the making of a subscription was answered has reached it, whichever nodes
-/// were asked.
+/// Events acknowledged after a subscription's creation was answered must have reached it, at
+/// whichever nodes.
 fn check_matched(run: &Run, managed: &Managed, there: &BTreeSet<String>, wrong: &mut Vec<String>) {
     let mut missing = Vec::new();
     let complete = wait::is_true_within(SETTLE, || {
@@ -768,7 +776,7 @@ fn check_matched(run: &Run, managed: &Managed, there: &BTreeSet<String>, wrong: 
     }
 }
 
-/// After a change was answered, no node acts by the old state for longer than the bound.
+/// After a change was answered, no node may act on the old state for longer than the bound.
 fn check_bounds(run: &Run, managed: &Managed, wrong: &mut Vec<String>) {
     let history = run.history.lock().expect("no panic holds it");
     println!(

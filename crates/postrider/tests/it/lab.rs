@@ -1,4 +1,5 @@
-//! A day of retries in a second: a server whose clock a test moves, and when deliveries arrived by that clock.
+//! A day of retries in a second: a server with a test clock, and deliveries with their time on that
+//! clock.
 
 use crate::receiver::{Delivery, Receiver};
 use crate::server::{Server, Setup};
@@ -6,11 +7,11 @@ use postrider_core::time::Timestamp;
 use serde_json::{Value, json};
 use std::time::Duration;
 
-/// Real time that an attempt gets to reach a receiver which is not going to answer.
+/// Real time that an attempt gets to reach a receiver which will not answer.
 pub const UNANSWERED: &str = "500ms";
 
 impl Server {
-    /// What its test clock shows.
+    /// Time of the server's test clock.
     #[track_caller]
     pub fn now(&self) -> Timestamp {
         let clock = self
@@ -20,7 +21,7 @@ impl Server {
         timestamp(&clock["now"])
     }
 
-    /// Moves its test clock. Returns what it shows then, and how many attempts were made on the way.
+    /// Moves the test clock. Returns its new time, and the number of attempts made on the way.
     #[track_caller]
     pub fn advance(&self, how: &Value) -> (Timestamp, u64) {
         let path = "/postrider/v1/clock/advance";
@@ -36,15 +37,15 @@ pub fn timestamp(text: &Value) -> Timestamp {
     parsed.unwrap_or_else(|| panic!("not a time: {text}"))
 }
 
-/// A server on a test clock and the receiver that it delivers to.
+/// A server on a test clock and its receiver.
 pub struct Lab {
     pub server: Server,
     pub receiver: Receiver,
-    /// What the clock showed when times began to be counted.
+    /// Time of the test clock from which seconds are counted.
     pub start: Timestamp,
 }
 
-/// A delivery and when it arrived, counted from the lab's start.
+/// A delivery and its time since the lab's start.
 #[derive(Debug)]
 pub struct Arrival {
     pub at: Duration,
@@ -52,13 +53,13 @@ pub struct Arrival {
 }
 
 impl Arrival {
-    /// How many attempts were made before, as the delivery says.
+    /// Number of earlier attempts, from the delivery's header.
     pub fn count(&self) -> u64 {
         let count = self.delivery.header("aeg-delivery-count").expect("a count");
         count.parse().expect("a number")
     }
 
-    /// The id of its only event.
+    /// Id of the only event.
     pub fn id(&self) -> String {
         let [id] = self.delivery.ids().try_into().expect("one event");
         id
@@ -75,12 +76,12 @@ pub fn whole_seconds(time: Duration) -> u64 {
     time.as_secs()
 }
 
-/// When deliveries arrived, in seconds.
+/// Times of deliveries, in seconds.
 pub fn seconds(arrivals: &[Arrival]) -> Vec<u64> {
     arrivals.iter().map(Arrival::seconds).collect()
 }
 
-/// When deliveries arrived, in seconds, and how many attempts each said were made before.
+/// Times of deliveries in seconds, with the counts of earlier attempts.
 pub fn seconds_and_counts(arrivals: &[Arrival]) -> Vec<(u64, u64)> {
     arrivals.iter().map(|one| (one.seconds(), one.count())).collect()
 }
@@ -96,7 +97,7 @@ impl Lab {
         }
     }
 
-    /// With a topic `orders` and a subscription `billing` to the receiver's `/`.
+    /// A lab with a topic `orders` and a subscription `billing` to the receiver's `/`.
     pub fn subscribed(setup: Setup, receiver: Receiver, properties: Value) -> Lab {
         let lab = Lab::start(setup, receiver);
         lab.server.put_topic("orders");
@@ -117,7 +118,7 @@ impl Lab {
         whole_seconds(self.server.now().since(self.start))
     }
 
-    /// Moves the clock and takes what arrived on the way, as of the instant that was reached.
+    /// Moves the clock and returns the deliveries on the way, with the time that was reached.
     #[track_caller]
     fn advance(&self, how: &Value) -> Vec<Arrival> {
         let (now, attempts) = self.server.advance(how);
@@ -129,20 +130,20 @@ impl Lab {
         (0..attempts).map(arrival).collect()
     }
 
-    /// Moves by so many seconds and returns how many attempts that brought.
+    /// Moves the clock by seconds and returns the number of attempts.
     #[track_caller]
     pub fn pass(&self, seconds: u64) -> usize {
         self.advance(&json!({"by": format!("{seconds}s")})).len()
     }
 
-    /// Moves on to so many seconds after the start and returns how many attempts that brought.
+    /// Moves the clock to seconds after the start and returns the number of attempts.
     #[track_caller]
     pub fn pass_to(&self, seconds: u64) -> usize {
         let to = self.start + Duration::from_secs(seconds);
         self.advance(&json!({"to": to.to_string()})).len()
     }
 
-    /// As `pass_to`, past attempts that are not answered.
+    /// Like `pass_to`, with attempts that are not answered.
     #[track_caller]
     pub fn pass_to_unanswered(&self, seconds: u64) -> usize {
         let to = self.start + Duration::from_secs(seconds);
@@ -150,7 +151,7 @@ impl Lab {
         self.advance(&how).len()
     }
 
-    /// What arrives without the clock being moved.
+    /// Deliveries that arrive without moving the clock.
     #[track_caller]
     pub fn at_once(&self) -> Vec<Arrival> {
         let at = self.server.advance(&json!({"by": "0s"})).0.since(self.start);
@@ -158,20 +159,20 @@ impl Lab {
         arrived.map(|delivery| Arrival { at, delivery }).collect()
     }
 
-    /// What arrives at the next instant at which anything does; nothing if nothing is left.
+    /// Deliveries at the next instant with any; empty if none are left.
     #[track_caller]
     pub fn next_arrivals(&self) -> Vec<Arrival> {
         self.advance(&json!({"toNextAttempt": true}))
     }
 
-    /// The only delivery at the next instant at which anything arrives.
+    /// The only delivery at the next instant with any.
     #[track_caller]
     pub fn next_arrival(&self) -> Arrival {
         let [arrival] = self.next_arrivals().try_into().expect("one arrives");
         arrival
     }
 
-    /// Everything that arrives from now on until nothing is left.
+    /// All deliveries from now on until none are left.
     #[track_caller]
     pub fn all_arrivals(&self) -> Vec<Arrival> {
         let mut all = self.at_once();
@@ -184,7 +185,7 @@ impl Lab {
         }
     }
 
-    /// A number in `/healthz`, among the deliveries.
+    /// A number of deliveries in `/healthz`.
     #[track_caller]
     pub fn count(&self, name: &str) -> u64 {
         let health = self.server.health();
@@ -192,7 +193,7 @@ impl Lab {
         number.unwrap_or_else(|| panic!("no {name} in {health}"))
     }
 
-    /// What was dropped, by reason.
+    /// Dropped events by reason, from `/healthz`.
     pub fn dropped(&self) -> Value {
         self.server.health()["deliveries"]["dropped"].take()
     }

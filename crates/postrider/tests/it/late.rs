@@ -1,4 +1,4 @@
-//! Answers that come after the time for them.
+//! Answers after the response timeout.
 
 use crate::dead_letters::{dead_letter_to, letter_counts};
 use crate::lab::{Lab, seconds};
@@ -8,14 +8,15 @@ use serde_json::{Value, json};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
-/// A lab whose receiver holds its first answers back, each until its gate is opened.
+/// A lab whose receiver holds back its first answers, each until its gate is opened.
 struct Late {
     lab: Lab,
     gates: Vec<Arc<Gate>>,
 }
 
 impl Late {
-    /// The first requests are answered with `held` when their gates are opened, the others with 500 at once.
+    /// The first requests are answered with `held` when their gates are opened, the others with 500
+    /// at once.
     fn start<const N: usize>(setup: Setup, held: [u16; N], properties: Value) -> Late {
         let gates: Vec<Arc<Gate>> = held.iter().map(|_| Arc::default()).collect();
         let number = AtomicUsize::new(0);
@@ -34,7 +35,7 @@ impl Late {
         Late { lab, gates }
     }
 
-    /// With one event, whose first attempt has reached the receiver.
+    /// Starts with one event, whose first attempt has reached the receiver.
     fn attempted<const N: usize>(profile: &'static str, held: [u16; N], properties: Value) -> Late {
         let late = Late::start(Setup::test_clock("").profile(profile), held, properties);
         late.lab.server.publish("orders", &[event("a")]);
@@ -44,7 +45,7 @@ impl Late {
 }
 
 impl Drop for Late {
-    /// Nobody stays behind a gate when a test is over.
+    /// Opens all gates, so that no thread of the receiver stays blocked after the test.
     fn drop(&mut self) {
         self.gates.iter().for_each(|gate| gate.open());
     }
@@ -87,7 +88,7 @@ fn after_three_minutes_it_is_too_late() {
     assert_eq!(attempts, [40, 70, 130]);
     lab.pass_to(181);
     late.gates[0].open();
-    // It goes on as if there had been no answer.
+    // The delivery continues as if there had been no answer.
     let more = lab.all_arrivals();
     assert_eq!(seconds(&more), [430, 1030, 2830, 6430, 17_230, 38_830, 82_030]);
     assert_eq!((lab.count("delivered"), lab.count("deliveredLate")), (0, 0));
@@ -129,7 +130,7 @@ fn profiles_without_a_window_hear_nothing_late() {
 
 #[test]
 fn a_late_failure_changes_nothing() {
-    // Not even one after which there would have been no retry.
+    // The same holds for a late status that would have been final.
     for status in [500, 400, 503] {
         let four = json!({"retryPolicy": {"maxDeliveryAttempts": 4}});
         let late = Late::attempted("cloud-2021", [status], four);
@@ -144,13 +145,13 @@ fn a_late_failure_changes_nothing() {
 
 #[test]
 fn a_late_success_counts_although_the_next_attempt_is_under_way() {
-    // However that one ends: with a failure, with a success, or not at all within its time.
+    // The second attempt may end with a failure, with a success, or not at all in time.
     for second in [Some(500), Some(200), None] {
         let late = Late::attempted("cloud-2021", [200, second.unwrap_or(200)], json!(null));
         let lab = &late.lab;
         assert_eq!(lab.pass_to_unanswered(41), 1);
         late.gates[0].open();
-        // It is heard while the second attempt is out, which shows only when that ends.
+        // The late success arrives during the second attempt, which shows only when that ends.
         assert_eq!(lab.pass_to_unanswered(42), 0);
         if second.is_some() {
             late.gates[1].open();
@@ -173,7 +174,7 @@ fn a_late_success_ends_it_for_the_whole_batch() {
     lab.server
         .publish("orders", &[event("a"), event("b"), event("c")]);
     assert_eq!(lab.receiver.next().ids(), ["a", "b", "c"]);
-    // A batch has 60 seconds for its answer in cloud-2021.
+    // In cloud-2021 a batch has 60 seconds for its answer.
     lab.pass_to_unanswered(61);
     late.gates[0].open();
     lab.server.counted("/deliveries/deliveredLate", 3);

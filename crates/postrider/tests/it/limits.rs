@@ -1,4 +1,4 @@
-//! Strangers, and clients with one key, who take what all share.
+//! Anonymous clients, and clients with a single key, that use up shared resources.
 
 use crate::client::Connection;
 use crate::receiver::Receiver;
@@ -10,7 +10,7 @@ use std::net::TcpStream;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::time::Duration;
 
-/// Whether the server has closed it.
+/// Whether the server has closed the connection.
 fn is_closed(stream: &mut TcpStream) -> bool {
     stream.set_nonblocking(true).expect("a socket");
     match stream.read(&mut [0; 1]) {
@@ -26,7 +26,7 @@ fn a_newcomer_need_not_wait_for_idle_strangers() {
     let mut idle: Vec<_> = (0..60)
         .map(|_| TcpStream::connect(server.http).expect("the server listens"))
         .collect();
-    // Each may be the one more: those that are in use stay.
+    // At the limit of connections, a new one replaces an idle one; those in use stay.
     let mut used = server.connect();
     for _ in 0..50 {
         used.send("GET", "/healthz/live", &[], b"")
@@ -73,7 +73,7 @@ fn bodies_that_do_not_come_stop_nobody() {
         one.write(head.as_bytes()).expect("the server reads");
     }
     server.publish("orders", &[event("a")]);
-    // These send as much as they may and stop before the end.
+    // These connections send as much as they may and stop before the end.
     for one in stalled.iter_mut().take(8) {
         let _ = one.write(&vec![b' '; 1_400_000]);
     }
@@ -127,7 +127,7 @@ fn a_reader_does_not_take_the_streams_of_the_owner() {
     assert_eq!(server.health()["clients"]["streamsRefused"], 54);
 }
 
-/// A filter that looks at all of a long text, once for each of its conditions.
+/// A filter that scans a long text once for each of its conditions.
 fn costly_filter(conditions: usize) -> Value {
     let condition = |n: usize| json!({"operatorType": "StringContains", "key": "data.text", "values": ["end", format!("absent {n}")]});
     let conditions: Vec<Value> = (0..conditions).map(condition).collect();
@@ -143,14 +143,14 @@ fn long_event(id: &str, length: usize) -> Value {
 #[test]
 fn events_that_cost_filters_too_much_are_refused_and_nothing_else_is() {
     let receiver = Receiver::start();
-    // The least that is allowed: the largest event, once.
+    // The smallest permitted budget: the largest event, once.
     let server = Setup::config("limits.filter_bytes_per_event_max = 1049600\n").start();
     server.put_topic("orders");
     for n in 0..5 {
         server.subscribe("orders", &format!("all{n}"), &receiver.url("/"), costly_filter(5));
     }
     let publish = |events: &[Value]| server.edge("POST", "/topics/orders/events", &json!(events));
-    // Each condition of each subscription looks at it, and it is read and folded once.
+    // Each condition of each subscription scans the event, which is parsed and case-folded once.
     let refused = publish(&[long_event("short", 1), long_event("costly", 60_000)]).expect(413);
     for told in ["at index 1", "1049600 bytes", "limits.filter_bytes_per_event_max"] {
         assert!(refused.text().contains(told), "{}", refused.text());
@@ -183,7 +183,8 @@ fn the_server_is_live_while_it_evaluates_costly_filters() {
         });
         let mut live = server.connect();
         let mut before = 0;
-        // With its only worker thread busy, none after the first would be answered before the publish request.
+        // If the only worker thread were busy, none after the first would be answered before the
+        // publish request.
         while !answered.load(SeqCst) {
             let answer = live.send("GET", "/healthz/live", &[], b"");
             answer.expect("it stays").expect(200);

@@ -1,4 +1,4 @@
-//! `postrider listen`: a subscription for as long as somebody looks.
+//! `postrider listen`: a subscription that exists while the command runs.
 
 use crate::lab::UNANSWERED;
 use crate::receiver::{Receiver, Reply};
@@ -25,7 +25,7 @@ fn command(server: &Server, arguments: &[&str]) -> Command {
     command
 }
 
-/// What a command prints that goes well.
+/// Standard output of a command that must succeed.
 #[track_caller]
 fn ok(server: &Server, arguments: &[&str]) -> String {
     let output = command(server, arguments).output().expect("it runs");
@@ -34,7 +34,7 @@ fn ok(server: &Server, arguments: &[&str]) -> String {
     String::from_utf8_lossy(&output.stdout).into_owned()
 }
 
-/// The names of all subscriptions.
+/// Names of all subscriptions.
 #[track_caller]
 fn subscriptions(server: &Server) -> Vec<String> {
     let list = ok(server, &["subscription", "list", "--output", "json"]);
@@ -47,7 +47,7 @@ fn subscriptions(server: &Server) -> Vec<String> {
 
 type Lines = Arc<Mutex<Vec<String>>>;
 
-/// Somebody who listens. The program is killed when this is dropped.
+/// A running `postrider listen`, killed on drop.
 pub struct Listener {
     child: Child,
     out: Lines,
@@ -56,7 +56,7 @@ pub struct Listener {
 }
 
 impl Listener {
-    /// Returns when it listens.
+    /// Starts the command and waits until it listens.
     #[track_caller]
     pub fn start(server: &Server, arguments: &[&str]) -> Listener {
         let listener = Listener::begin(server, arguments);
@@ -102,7 +102,7 @@ impl Listener {
         self.err.lock().expect("no panic holds it").join("\n")
     }
 
-    /// Waits until it says so on the standard error.
+    /// Waits for these words on the standard error.
     #[track_caller]
     fn says(&self, words: &str) {
         let said = wait::is_true_in_time(|| self.err().contains(words));
@@ -117,7 +117,7 @@ impl Listener {
         self.out()
     }
 
-    /// Waits until it has ended, and all it said was read.
+    /// Waits until the command has ended and its whole output was read.
     #[track_caller]
     fn ended(&mut self) -> ExitStatus {
         let status = wait::until("the listener ends", || {
@@ -180,7 +180,7 @@ fn events_are_printed_while_somebody_listens() {
     wait::until("the subscription has gone", || {
         subscriptions(&server).is_empty().then_some(())
     });
-    // Nothing was lost with it, and nothing is kept for it.
+    // No events are lost with the session, and none are kept for it.
     let health = server.health();
     assert_eq!(health["deliveries"]["dropped"], json!({}), "{health}");
 }
@@ -242,7 +242,7 @@ fn only_what_is_wanted_comes_and_as_json_if_wanted() {
     send("other-data", "eu", "Wanted", "/a", 1);
     send("one", "eu", "Wanted", "/a", 2);
     send("two", "eu", "Wanted", "/a/b", 3);
-    // It ends by itself.
+    // The command ends by itself.
     assert_eq!(listener.ended().code(), Some(0), "{}", listener.err());
     let lines: Vec<Value> = listener
         .out()
@@ -271,7 +271,7 @@ fn only_what_is_wanted_comes_and_as_json_if_wanted() {
 fn a_local_port_answers_for_the_webhook() {
     let server = Setup::test_clock("").start();
     server.put_topic("orders");
-    // Busy at first, then it takes the event.
+    // The receiver is busy at first, then accepts the event.
     let receiver = Receiver::answering(|delivery| match delivery.header("aeg-delivery-count") {
         Some("0") => Reply::Status(503),
         _ => Reply::Status(200),
@@ -295,7 +295,7 @@ fn a_local_port_answers_for_the_webhook() {
     wait::until("the attempt is recorded", || {
         trace().contains("attempt 1: Busy 503").then_some(())
     });
-    // The schedule of a webhook holds.
+    // A webhook's retry schedule applies.
     let (_, attempts) = server.advance(&json!({"toNextAttempt": true}));
     assert_eq!(attempts, 1);
     assert_eq!(receiver.next().header("aeg-delivery-count"), Some("1"));
@@ -333,7 +333,8 @@ fn a_port_that_nobody_is_at_is_a_webhook_that_nobody_is_at() {
     assert!(trace.contains("next attempt: "), "{trace}");
 }
 
-/// Publishes so many events at once, without and with batches; no more than asked for may come.
+/// Publishes that many events at once, without and with batches; no more than requested may be
+/// printed.
 #[test]
 fn no_more_events_come_than_were_asked_for() {
     let server = Server::start_plain();
@@ -345,7 +346,7 @@ fn no_more_events_come_than_were_asked_for() {
         ("3", &[][..]),
         ("3", &["--forward", &url]),
         ("3", &["--max-events-per-batch", "10"]),
-        // Batches of four do not fit: the last is cut.
+        // Batches of four do not divide the count: the last is cut.
         ("5", &["--max-events-per-batch", "4"]),
         ("5", &["--max-events-per-batch", "4", "--forward", &url]),
     ] {
@@ -417,7 +418,7 @@ fn a_lost_server_is_found_again() {
     assert_ne!(first, second);
     server.publish("orders", &[event("e1")]);
     assert!(listener.prints(1)[0].contains("e1"));
-    // One that stops properly deletes it before it does.
+    // A server that stops gracefully deletes the subscription first.
     server.stop();
     listener.says("the connection was lost (stopping)");
     server.logged(&["nobody listens any more", &second]);
@@ -428,7 +429,7 @@ fn a_subscription_that_somebody_deletes_is_not_made_again() {
     let server = Server::start_plain();
     server.put_topic("orders");
     let mut listener = Listener::start(&server, &["--topic", "orders", "--name", "mine"]);
-    // Nobody takes its place.
+    // A second session cannot take the name.
     let second = command(&server, &["listen", "--topic", "orders", "--name", "MINE"])
         .output()
         .expect("it runs");
@@ -459,7 +460,7 @@ fn a_slow_reader_slows_only_itself() {
     server.subscribe("orders", "quick", &receiver.url("/"), Value::Null);
     let listener = Listener::start(&server, &["--topic", "orders", "--output", "json"]);
     signals::hold(&listener.child);
-    // More than sockets and queues between the two can hold.
+    // More events than sockets and queues can buffer.
     let ids: BTreeSet<String> = (0..200).map(|n| format!("e{n}")).collect();
     for id in &ids {
         let mut large = event(id.clone());
@@ -491,13 +492,13 @@ fn an_answer_that_does_not_come_in_time_is_that_of_a_slow_webhook() {
         let health = server.health();
         (health["deliveries"]["matched"] == json!(1)).then_some(())
     });
-    // Half a minute is the time for an answer, and the first retry comes ten seconds later.
+    // The response timeout is 30 s, and the first retry comes ten seconds later.
     server.advance(&json!({"by": "31s", "settle": UNANSWERED}));
     wait::until("the attempt is recorded", || {
         let trace = ok(&server, &["event", "trace", "e1"]);
         trace.contains("attempt 1: TimedOut").then_some(())
     });
-    // Late, but not too late.
+    // Late, but within the late window.
     signals::go_on(&listener.child);
     assert!(listener.prints(1)[0].contains("e1"));
     server.counted("/deliveries/deliveredLate", 1);
@@ -510,7 +511,7 @@ fn events_are_listened_to_over_tls_from_elsewhere() {
     let server = Server::start_plain();
     server.put_topic("orders");
     let url = format!("https://localhost:{}", server.https.port());
-    // As someone who has nothing of the server's but its certificate and a secret.
+    // A client elsewhere that has only the server's certificate and a secret.
     let credentials =
         std::fs::read_to_string(server.data_dir().join("credentials.toml")).expect("it is there");
     let secret = credentials

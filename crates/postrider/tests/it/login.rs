@@ -1,4 +1,4 @@
-//! Logging in as Azure's clients do, and what the tokens are good for.
+//! Logins as Azure's clients do them, and the rights of the tokens.
 
 use crate::client::{Answer, Connection};
 use crate::server::{EDGE_VERSION, JSON, Server, Setup, event};
@@ -32,7 +32,7 @@ fn post(server: &Server, path: &str, form: &str) -> Answer {
     server.send("POST", path, &[FORM], form)
 }
 
-/// A token for a client whose secret is its name.
+/// A token for a client whose secret is derived from its name.
 #[track_caller]
 fn token(server: &Server, client: &str) -> String {
     let answer = post(server, &format!("/{TENANT}/oauth2/v2.0/token"), &form(client));
@@ -43,7 +43,7 @@ fn access_token(answer: &Answer) -> String {
     answer.json()["access_token"].as_str().unwrap().to_owned()
 }
 
-/// What a token claims, whoever signed it.
+/// Claims of a token, whoever signed it.
 fn claims(token: &str) -> Value {
     let part = token.split('.').nth(1).unwrap();
     serde_json::from_slice(&BASE64_URL_SAFE_NO_PAD.decode(part).unwrap()).unwrap()
@@ -95,7 +95,7 @@ fn a_token_says_who_its_bearer_is() {
         let life = claims["exp"].as_i64().unwrap() - claims["iat"].as_i64().unwrap();
         assert_eq!(life, 3600);
     }
-    // The first version speaks of resources, and of numbers as text.
+    // Version 1 of the protocol has resources instead of scopes, and numbers as text.
     let old = "grant_type=client_credentials&client_id=eye&client_secret=eye-secret&resource=https://h/";
     let body = post(&server, &format!("/{TENANT}/oauth2/token"), old)
         .expect(200)
@@ -142,7 +142,7 @@ fn a_login_that_fails_says_why_as_oauth_does() {
         Some("Basic realm=\"postrider\"")
     );
     server.logged(&["logins were refused", "boss"]);
-    // The secret of one client does not make another.
+    // The secret of one client does not work for another.
     let other = all.replace("client_id=boss", "client_id=hand");
     check(&path, &other, 401, "invalid_client", &["'hand'"]);
     let unknown = all.replace("client_id=boss", "client_id=nobody");
@@ -240,7 +240,7 @@ fn roles_decide_on_every_road() {
     edge(200, "PUT", &hand);
     edge(200, "GET", &eye);
     edge(403, "GET", &mouth);
-    // The secret itself is a token too, with the same role.
+    // The secret itself works as a token, with the same role.
     edge(403, "PUT", "eye-secret");
     edge(200, "GET", "eye-secret");
     edge(401, "GET", "nobody-secret");
@@ -340,7 +340,7 @@ fn tokens_are_listed_and_revoked_and_their_key_is_replaced_for_good() {
     endpoints(&server, &boss).expect(401);
     endpoints(&server, &again).expect(200);
 
-    // Tokens of the old key hold until their time is over, unless they are to end at once.
+    // Tokens of the old key stay valid until they expire, unless they are revoked at once.
     change(&server, "rotate-key", json!({}));
     endpoints(&server, &again).expect(200);
     let new = change(&server, "rotate-key", json!({"now": true}))["keyId"].clone();
@@ -357,7 +357,7 @@ fn tokens_are_listed_and_revoked_and_their_key_is_replaced_for_good() {
     assert_eq!(keys["keys"].as_array().unwrap().len(), 1);
     assert_eq!(keys["keys"][0]["kid"], new);
 
-    // A token for another service is not one for this.
+    // A token for another service is not accepted.
     let other = form("eye").replace("management.azure.com", "vault.azure.net");
     let other = access_token(&post(&server, "/common/oauth2/v2.0/token", &other).expect(200));
     let refused = endpoints(&server, &other).expect(401).json();
@@ -380,7 +380,7 @@ fn an_address_that_guesses_keys_has_to_wait_and_is_logged() {
             events,
         )
     };
-    // Requests without a credential are no guesses.
+    // Requests without credentials do not count as guesses.
     for _ in 0..15 {
         server
             .send("POST", "/topics/orders/api/events", &[JSON], "[]")
@@ -397,7 +397,7 @@ fn an_address_that_guesses_keys_has_to_wait_and_is_logged() {
     assert!((1..=300).contains(&wait), "{wait}");
     assert_eq!(refused.json()["error"]["code"], "TooManyRequests");
     server.logged(&["too many wrong credentials", "127.0.0.1", "topic-key", "orders"]);
-    // A key that nobody could guess is looked at all the same.
+    // A key too long to be guessed is checked even for a throttled address.
     publish(key).expect(200);
     let metrics = server.send("GET", "/metrics", &[], "").expect(200);
     let line = "postrider_throttled_credentials_total{kind=\"topic-key\"} ";
@@ -444,7 +444,7 @@ fn tokens_outlive_the_process_but_not_their_client() {
     ours(&server, &boss).expect(403);
     let refused = ours(&server, &eye).expect(401).json();
     assert!(refused["detail"].as_str().unwrap().contains("'eye'"), "{refused}");
-    // Another server's token is nobody's here.
+    // A token of another server is not accepted.
     let elsewhere = clients().start();
     ours(&server, &token(&elsewhere, "boss")).expect(401);
     let key = server.data_dir().join("token-key.pem");
@@ -475,7 +475,7 @@ fn the_first_start_says_where_the_secret_is() {
     assert_eq!(std::fs::read(&path).unwrap(), before);
 }
 
-/// A browser that has signed in at the portal.
+/// A browser that has signed in to the portal.
 struct Portal {
     cookie: String,
     token: String,
@@ -525,7 +525,7 @@ fn portal_sessions_outlive_the_process_unless_they_were_ended() {
     };
     assert_eq!(portal_sessions(&server), 1);
 
-    // The file of the first key makes no sessions any more once the key was replaced.
+    // The first key's file makes no valid sessions after the key was replaced.
     ask(&server, "POST", "/rotate-key", &json!({}));
     stays.send(&server, "GET").expect(401);
     assert_eq!(portal_sessions(&server), 0);
@@ -551,7 +551,7 @@ fn the_bare_address_leads_to_the_portal() {
     own.logged(&["clients and their secrets are those of the configuration", "4"]);
 }
 
-/// Without an absolute path the log would not say where the file is.
+/// The path is absolute; a relative one would not tell readers of the log where the file is.
 #[test]
 fn the_secrets_path_is_whole_though_the_directory_was_named_shortly() {
     let server = Setup {
@@ -592,7 +592,7 @@ fn a_managed_identity_is_there_only_if_it_is_asked_for_and_only_here() {
             claims["exp"].to_string(),
             "a number in a string"
         );
-        // A page in a browser cannot send the header, nor has it our name.
+        // A page in a browser cannot send the header, nor does it have our host name.
         server.send("GET", path, &[], "").expect(400);
         server
             .send("GET", path, &[header, ("host", "evil.example")], "")
@@ -648,7 +648,7 @@ fn tokens_of_an_external_issuer_are_taken() {
         |server: &Server, token: &str| with(server, "GET", "/postrider/v1/endpoints", token, &Value::Null);
     let boss = token_for("boss");
     ours(&server, &boss).expect(200);
-    // An owner there is a reader here, and a contributor there is nobody in particular.
+    // The roles are mapped: an owner at the issuer is a reader here, and a contributor has no role.
     let admit = "/postrider/v1/endpoints/admit";
     with(&server, "POST", admit, &boss, &json!({"endpoint": "x"})).expect(403);
     let refused = ours(&server, &token_for("hand")).expect(403).json();
@@ -668,9 +668,9 @@ fn tokens_of_an_external_issuer_are_taken() {
     };
     publish(&token_for("mouth")).expect(200);
     publish(&boss).expect(403);
-    // By another road the same server is another issuer, which nobody trusts.
+    // At another address the same server is another issuer, which is not trusted.
     ours(&server, &token(&issuer, "boss")).expect(401);
-    // The generated client is still there.
+    // The generated client still works.
     let credentials = std::fs::read_to_string(server.data_dir().join("credentials.toml")).unwrap();
     let credentials: toml::Table = toml::from_str(&credentials).unwrap();
     ours(&server, credentials["client_secret"].as_str().unwrap()).expect(200);
@@ -683,7 +683,7 @@ fn tokens_of_an_external_issuer_are_taken() {
         refused["detail"].as_str().unwrap().contains("api://other"),
         "{refused}"
     );
-    // Without trust in its certificate there are no keys, and the log says why.
+    // Without trust in the issuer's certificate no keys are fetched, and the log tells why.
     server.stop();
     let untrusted = config("api://grid").split_once("[oidc]").unwrap().1.to_owned();
     server.configure(format!("[oidc]{untrusted}"));
@@ -692,7 +692,7 @@ fn tokens_of_an_external_issuer_are_taken() {
     server.logged(&["keys of the token issuer", "certificate"]);
 }
 
-/// `postrider az-setup` for this server, with `az` alone on its PATH.
+/// Runs `postrider az-setup` for this server, with only `az` on its PATH.
 fn az_setup(server: &Server, az: Option<&Path>, more: &[&str]) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_postrider"));
     command
@@ -708,7 +708,7 @@ fn az_setup(server: &Server, az: Option<&Path>, more: &[&str]) -> Output {
     command.output().unwrap()
 }
 
-/// An `az` that writes down how it was called.
+/// A fake `az` that records its arguments.
 fn fake_az(directory: &Path, more: &str) -> std::path::PathBuf {
     let path = directory.join("az");
     let script = format!(
@@ -762,7 +762,7 @@ fn az_setup_prints_or_does_what_az_needs() {
         "cloud show --name Postrider".to_owned(),
         format!("cloud register --name Postrider --endpoint-resource-manager={url}"),
         "cloud set --name Postrider".to_owned(),
-        // Tokens of a server that was there before.
+        // Tokens of a previous server are removed.
         format!("logout --username={id}"),
         format!("login --service-principal --username={id} --password={secret} --tenant={TENANT}"),
     ]
@@ -770,7 +770,7 @@ fn az_setup_prints_or_does_what_az_needs() {
     .concat();
     assert_eq!(calls(), expected);
 
-    // A cloud that is known is updated; the first command that fails is the last.
+    // A known cloud is updated; the first command that fails is the last one run.
     std::fs::remove_file(directory.path().join("calls")).unwrap();
     let az = fake_az(directory.path(), "[ \"$2\" != set ] || exit 9");
     let failed = az_setup(&server, Some(&az), &["--run"]);

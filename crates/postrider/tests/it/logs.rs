@@ -1,10 +1,10 @@
-//! What the log says of failures: a line for each, with everything one needs to look further, and never a flood.
+//! Log lines of failures: one for each, with all that is needed to investigate, and never a flood.
 
 use crate::receiver::{Receiver, Reply};
 use crate::server::{Setup, event};
 use serde_json::{Value, json};
 
-/// The number that a field of a text line has.
+/// Number in a field of a text line.
 #[track_caller]
 fn number(line: &str, field: &str) -> u64 {
     let (_, rest) = line
@@ -81,14 +81,15 @@ fn an_attempt_that_cannot_even_be_made_says_why() {
 fn many_failures_are_some_lines_and_a_number() {
     const EVENTS: u64 = 200;
     let receiver = Receiver::answering(|_| Reply::Status(500));
-    // Its clock stands still: nothing is retried meanwhile.
+    // The clock stands still, so nothing is retried.
     let mut server = Setup::test_clock("probation.failures = 10000\n").start();
     server.put_topic("orders");
     server.subscribe("orders", "billing", &receiver.url("/"), json!(null));
     let events: Vec<Value> = (0..EVENTS).map(|n| event(format!("e-{n}"))).collect();
     server.publish("orders", &events);
     server.counted("/deliveries/attemptsFailed", EVENTS);
-    // What was left out is told at the end of a while, or when the server ends.
+    // The number of suppressed lines is logged at the end of the interval, or when the server
+    // stops.
     server.stop();
     let log = server.log();
     let with = |words: &'static str| log.iter().filter(move |line| line.contains(words));
@@ -101,7 +102,7 @@ fn many_failures_are_some_lines_and_a_number() {
         "{log:#?}"
     );
     assert_eq!(lines + told, EVENTS, "{log:#?}");
-    // A slow machine may need more than one while.
+    // A slow machine may need more than one interval.
     assert!(lines < EVENTS / 2, "{lines} lines");
 }
 

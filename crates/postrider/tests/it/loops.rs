@@ -1,11 +1,11 @@
-//! Deliveries that lead back into their own topic.
+//! Deliveries that lead back to their own topic.
 
 use crate::receiver::Receiver;
 use crate::server::{EDGE_VERSION, JSON, Setup, event};
 use crate::wait;
 use serde_json::json;
 
-// Each event makes two: without an end that is a flood.
+// Each event creates two more, which would never end without the hop limit.
 #[test]
 fn a_loop_ends_and_what_it_costs_is_told() {
     let receiver = Receiver::start();
@@ -19,7 +19,8 @@ fn a_loop_ends_and_what_it_costs_is_told() {
     server.subscribe("orders", "two", &back, json!(null));
     server.subscribe("orders", "plain", &receiver.url("/"), json!(null));
     server.publish("orders", &[event("e")]);
-    // One event, two of it, four of these, and eight that went too far for three subscriptions.
+    // Hops 0, 1 and 2 have 1, 2 and 4 events; 8 more are beyond the limit, for 3 subscriptions
+    // each.
     server.counted("/deliveries/dropped/TooManyHops", 24);
     let mut hops: Vec<String> = (0..7)
         .map(|_| {
@@ -35,7 +36,7 @@ fn a_loop_ends_and_what_it_costs_is_told() {
     server.logged(&["TooManyHops"]);
     assert_eq!(server.health()["deliveries"]["deadLettered"], 0);
 
-    // The count is stored with the event.
+    // The hop count is stored with the event.
     server.kill();
     server.start();
     let publish = |hops: &str| {

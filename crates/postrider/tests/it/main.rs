@@ -1,6 +1,6 @@
-//! The real program over real sockets: what it promises to those who only see it from outside.
+//! The real program over real sockets: its promises to clients, checked from outside.
 //!
-//! Each test starts its own server in a directory of its own and talks to it as a stranger would.
+//! Each test starts its own server in its own directory and talks to it as any client would.
 //! Longer runs happen when `POSTRIDER_SLOW_TESTS` is set.
 
 #[path = "../../src/bench/ports.rs"]

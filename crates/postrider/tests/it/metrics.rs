@@ -1,4 +1,4 @@
-//! What Prometheus gets to read, and the same numbers from our own API.
+//! Metrics for Prometheus, and the same numbers in our own API.
 
 use crate::receiver::{Receiver, Reply};
 use crate::server::{JSON, Server, Setup, event};
@@ -12,9 +12,9 @@ const CLIENT: &str = "[[client]]\nid = \"boss\"\nsecret = \"hush\"\n";
 
 type Labels = BTreeMap<String, String>;
 
-/// A page of metrics, read as strictly as promtool reads it.
+/// A page of metrics, parsed as strictly as promtool does.
 struct Page {
-    /// Family → kind.
+    /// Kind of each family.
     families: BTreeMap<String, String>,
     samples: BTreeMap<(String, Labels), f64>,
 }
@@ -72,7 +72,7 @@ impl Page {
         page
     }
 
-    /// Histograms count upwards to the number of all that they have.
+    /// Histogram buckets are cumulative up to the total count.
     #[track_caller]
     fn check_sums(&self) {
         for (family, kind) in &self.families {
@@ -122,7 +122,7 @@ impl Page {
         })
     }
 
-    /// All of a name together.
+    /// Sum over all samples of a name.
     fn sum(&self, name: &str) -> f64 {
         let all = self.samples.iter().filter(|(key, _)| key.0 == name);
         all.map(|(_, value)| value).sum()
@@ -247,7 +247,7 @@ fn counters_of_topics_and_subscriptions() {
     );
     assert!(page.families.keys().all(|name| name.starts_with("postrider_")));
 
-    // The same numbers, read by people.
+    // The same numbers in the API for people.
     let stats = ours(&server, "stats");
     let totals = [
         ("published", "postrider_published_events_total"),
@@ -337,7 +337,7 @@ fn refused_publishes_are_counted_by_reason_and_logged_with_their_target_whatever
         "{",
         400,
     );
-    // Asking is not publishing, and nobody publishes where there is nothing.
+    // GET requests are not publish requests, and unknown paths belong to no topic.
     server.send("GET", "/topics/orders/api/events", &[], "");
     post("/", &[JSON], "[]", 404);
     post("/wp-login.php", &[JSON], "[]", 404);
@@ -387,8 +387,8 @@ fn refused_publishes_are_counted_by_reason_and_logged_with_their_target_whatever
     );
 }
 
-// An event that is retried for an hour: the age that is shown is its own, wherever it waits, and what it took in the
-// end is what is measured.
+// An event that is retried for an hour: the displayed age is its own, whether it waits or is
+// retried, and its delivery latency is measured.
 #[test]
 fn the_oldest_event_grows_older_until_it_arrives() {
     let well = Arc::new(AtomicBool::new(false));
@@ -401,7 +401,7 @@ fn the_oldest_event_grows_older_until_it_arrives() {
     let of = [("topic", "orders"), ("subscription", "billing")];
     let age = |server: &Server| Page::get(server).value("postrider_oldest_undelivered_seconds", &of);
     server.advance(&json!({"by": "1h"}));
-    // Of what is to be retried it is known to the second.
+    // The age of a waiting retry is known to the second.
     let an_hour = 3600.0..3601.0;
     assert!(an_hour.contains(&age(&server)), "{}", age(&server));
     let page = Page::get(&server);
@@ -411,7 +411,8 @@ fn the_oldest_event_grows_older_until_it_arrives() {
     let stats = ours(&server, "stats");
     let oldest = stats["oldestUndeliveredSeconds"].as_f64();
     assert!(oldest.is_some_and(|age| an_hour.contains(&age)), "{oldest:?}");
-    // What is on disk knows it too; the numbers begin anew, and the test clock goes on where it was told to.
+    // The age is also known from disk after a restart; counters start at zero, and the test clock
+    // continues from its stored time.
     server.stop();
     server.start();
     let restarted = ours(&server, "subscriptions")["value"][0]["oldestUndeliveredSeconds"].clone();
@@ -461,7 +462,8 @@ fn what_happened_minute_by_minute() {
     assert_eq!(all["stepSeconds"], 60);
     assert_eq!(numbers(&all, "published"), [2, 0, 2]);
     assert_eq!(numbers(&all, "delivered"), [2, 0, 1]);
-    // First attempts at once, and after 10 s, 40 s and 100 s: the third is a first attempt of the last event.
+    // Attempts at once and after 10 s, 40 s and 100 s; the last event's first attempt is in the
+    // third minute.
     let failed = numbers(&all, "failed");
     let stats = ours(&server, "stats");
     assert_eq!(
@@ -489,7 +491,7 @@ fn what_happened_minute_by_minute() {
         Some(60)
     );
 
-    // A day passes at once: nothing of it is left but zeros.
+    // A day passes at once: the series is all zeros.
     server.advance(&json!({"by": "25h"}));
     let later = ours(&server, "stats/series?minutes=1440");
     assert!(numbers(&later, "published").iter().all(|n| *n == 0), "{later}");
@@ -525,7 +527,7 @@ fn the_names_of_azure_monitor_and_of_the_edge_module() {
     server.counted("/deliveries/attemptsFailed", 1);
 
     let page = Page::get(&server);
-    // One name for two things would be two lines of one name.
+    // Topics with equal names must not make two samples of the same name.
     for topic in ["same", "domains/same"] {
         assert_eq!(
             page.value("postrider_published_events_total", &[("topic", topic)]),
@@ -577,7 +579,7 @@ fn the_names_of_azure_monitor_and_of_the_edge_module() {
         let found = [&billing, &never].map(|labels| page.value(name, labels));
         assert_eq!(found, expected, "{name}");
     }
-    // As the module's own documentation has it.
+    // Path and query in the module's own documentation.
     let path = "/metrics?api-version=2019-01-01-preview";
     let answer = server.send("GET", path, &[], "").expect(200);
     assert!(Page::parse(answer.text()).families.contains_key("EventsReceived"));

@@ -1,5 +1,5 @@
-//! Everything of a stopped server, moved to JetStream and back: nothing is lost, nothing comes twice, and everything goes
-//! on where it was.
+//! All data of a stopped server, moved to JetStream and back: nothing is lost or duplicated, and
+//! everything continues where it was.
 
 use crate::cluster::link::Roads;
 use crate::cluster::nats::{self, NatsServers, USER};
@@ -35,7 +35,7 @@ impl Ground {
         })
     }
 
-    /// A configuration with both stores, of which one is chosen.
+    /// A configuration with both stores, one of which is chosen.
     fn config(&self, kind: &str) -> String {
         let client = self.nats.servers[0].client;
         format!(
@@ -44,13 +44,13 @@ impl Ground {
         )
     }
 
-    /// `postrider migrate` with a configuration of its own, to be run.
+    /// `postrider migrate` with its own configuration, not started yet.
     fn command(&self, data_dir: &Path, args: &[&str]) -> Command {
         let file = data_dir
             .parent()
             .expect("it is in the test's directory")
             .join("migrate.toml");
-        // Which store is chosen makes no difference.
+        // The choice of the store makes no difference for the command.
         std::fs::write(&file, self.config("embedded")).expect("it can be written");
         let mut command = Command::new(env!("CARGO_BIN_EXE_postrider"));
         command.env_clear().arg("migrate").args(args);
@@ -82,7 +82,7 @@ impl Ground {
         output
     }
 
-    /// What it reports after it has moved everything.
+    /// Report of a completed migration.
     #[track_caller]
     fn moved(&self, data_dir: &Path, to: &str) -> Value {
         let output = self.run(data_dir, &["--to", to, "--output", "json"]);
@@ -91,7 +91,7 @@ impl Ground {
         serde_json::from_slice(&output.stdout).expect("a report")
     }
 
-    /// Why it does not move anything.
+    /// Error message of a refused migration.
     #[track_caller]
     fn refused(&self, data_dir: &Path, args: &[&str]) -> String {
         let output = self.run(data_dir, args);
@@ -101,7 +101,8 @@ impl Ground {
     }
 }
 
-/// A receiver of which one path answers as it is told to from now on, one refuses for good and the rest agrees.
+/// A receiver with one path whose status can be changed, one that always fails, and the rest
+/// succeeding.
 fn receiver() -> (Receiver, Arc<AtomicU16>) {
     let mood = Arc::new(AtomicU16::new(500));
     let said = mood.clone();
@@ -123,7 +124,7 @@ fn control(server: &Server, verb: &str, id: &str) {
         .expect(200);
 }
 
-/// The generated client, as a header.
+/// Authorization header of the generated client.
 fn authorization(server: &Server) -> (&'static str, &'static str) {
     let text = std::fs::read_to_string(server.data_dir().join("credentials.toml")).expect("credentials");
     let secret = text
@@ -151,7 +152,7 @@ fn publish(server: &Server, ids: &[&str]) {
     }
 }
 
-/// The deliveries to one path: event and how many attempts were made before.
+/// Deliveries to one path: event and number of earlier attempts.
 fn arrived(receiver: &Receiver, path: &str, count: usize) -> Vec<(String, String)> {
     let mut all = Vec::new();
     while all.len() < count {
@@ -182,8 +183,8 @@ fn waits(server: &Server, id: &str, waiting: u64, retrying: u64) {
     );
 }
 
-/// What clients rely on: their credentials, the CA, and the public half of the key that signs tokens. Its file is
-/// sealed under a key of each node's own.
+/// Secrets that clients rely on: their credentials, the CA, and the public half of the key that
+/// signs tokens. The key's file is sealed under a key of each node's own.
 fn shared_secrets(server: &Server) -> [String; 3] {
     let file = |name: &str| std::fs::read_to_string(server.data_dir().join(name)).expect(name);
     let keys = server.send("GET", "/common/discovery/v2.0/keys", &[], "");
@@ -236,7 +237,8 @@ fn a_server_moves_to_jetstream_and_back() {
         "{report}"
     );
     assert_eq!(report["bySubscription"].as_array().unwrap().len(), 3);
-    // Nobody starts on what was left by mistake, and nothing is moved twice: whoever asks again hears that it is done.
+    // No server starts on the moved source by mistake, and a second migration reports that it is
+    // done.
     let refusal = server.start_second("127.0.0.1:0", "127.0.0.1:0");
     let told = String::from_utf8_lossy(&refusal.stderr).into_owned();
     assert!(
@@ -246,7 +248,7 @@ fn a_server_moves_to_jetstream_and_back() {
     let again = ground.moved(&data_dir, "jetstream");
     assert_eq!(again, json!({"to": "jetstream", "finished": true}));
 
-    // There it goes on where it was.
+    // The server continues on JetStream.
     mood.store(200, Relaxed);
     server.configure(ground.config("jetstream"));
     server.start();
@@ -261,7 +263,7 @@ fn a_server_moves_to_jetstream_and_back() {
         .into();
     assert_eq!(same, ids);
     assert_eq!(shared_secrets(&server), before);
-    // A node that comes later takes the same tokens.
+    // A node added later accepts the same tokens.
     let second = Setup::config(ground.config("jetstream").replace("the-node", "another")).start();
     assert_eq!(shared_secrets(&second), before);
     drop(second);
@@ -272,7 +274,7 @@ fn a_server_moves_to_jetstream_and_back() {
         (letter_counts(&server)[0] == 5).then_some(())
     });
 
-    // Not while a node runs.
+    // The cluster cannot be moved while a node is running.
     let told = ground.refused(&data_dir, &["--to", "embedded"]);
     assert!(told.contains("in use"), "{told}");
     let elsewhere = data_dir.parent().unwrap().join("elsewhere");
@@ -312,7 +314,7 @@ fn a_server_moves_to_jetstream_and_back() {
     assert!(receiver.so_far().is_empty());
     assert_eq!(shared_secrets(&server), before);
 
-    // What the cluster was moved into may be moved back to it.
+    // A store that was moved from the cluster can be moved back to it.
     server.stop();
     let report = ground.moved(&data_dir, "jetstream");
     assert_eq!(
@@ -321,14 +323,14 @@ fn a_server_moves_to_jetstream_and_back() {
     );
 }
 
-/// A server that has much to deliver.
+/// A server with many open deliveries.
 struct Load {
     server: Server,
     receiver: Receiver,
     expected: BTreeSet<String>,
 }
 
-/// With many events that wait for two who are paused.
+/// Many events wait for two paused subscriptions.
 fn loaded(ground: &Ground) -> Load {
     const REQUESTS: usize = 60;
     const EVENTS: usize = 50;
@@ -353,8 +355,8 @@ fn loaded(ground: &Ground) -> Load {
     }
 }
 
-/// Runs a migration that is killed again and again, a little later each time, until one comes to its end. Returns the
-/// report of that and how many were killed.
+/// Runs a migration that is killed again and again, a little later each time, until one completes.
+/// Returns its report and the number of kills.
 fn harried(ground: &Ground, data_dir: &Path, to: &str) -> (Value, usize) {
     let mut killed = 0;
     let mut after = Duration::from_millis(20);
@@ -381,7 +383,7 @@ fn harried(ground: &Ground, data_dir: &Path, to: &str) -> (Value, usize) {
     }
 }
 
-// Killed at many points in each direction, and run again: in the end everything is there once.
+// After kills at many points in each direction, all data is there exactly once.
 #[test]
 fn an_interrupted_migration_is_run_again() {
     let Some(ground) = Ground::start() else { return };
@@ -441,7 +443,7 @@ fn a_migration_can_be_taken_back() {
     assert!(output.status.success());
     server.start();
     server.kill();
-    // The cluster was made by another server, as far as anybody knows.
+    // The cluster belongs to another server, as far as can be known.
     let told = ground.refused(&data_dir, &["--to", "jetstream"]);
     assert!(
         told.contains("holds a server's data already") && told.contains("prefix"),
@@ -471,7 +473,7 @@ fn what_cannot_be_moved_is_refused_and_stays_as_it_is() {
     assert!(told.contains("holds no embedded store"), "{told}");
     let told = ground.refused(&empty, &["--to", "embedded"]);
     assert!(told.contains("holds nothing to be moved"), "{told}");
-    // A cluster of somebody else.
+    // A cluster with another server's data.
     let theirs = Setup::config(ground.config("jetstream")).start();
     theirs.put_topic("theirs");
     server.kill();
@@ -482,7 +484,7 @@ fn what_cannot_be_moved_is_refused_and_stays_as_it_is() {
     assert!(told.contains("holds a server's data already"), "{told}");
     let told = ground.refused(&data_dir, &["--to", "embedded"]);
     assert!(told.contains("holds a store already"), "{told}");
-    // All of this has changed nothing.
+    // The refused migrations have changed nothing.
     server.start();
     server.edge("GET", "/topics/orders", &Value::Null).expect(200);
 }

@@ -1,4 +1,4 @@
-//! A subscription that is paused: events are taken and wait, nothing is sent and nothing grows old.
+//! Paused subscriptions: events are accepted and held, nothing is sent and nothing ages.
 
 use crate::lab::{Arrival, Lab, seconds_and_counts};
 use crate::receiver::{Receiver, Reply};
@@ -16,7 +16,7 @@ fn setup() -> Setup {
     Setup::test_clock(CLIENT)
 }
 
-/// A receiver that answers as it is told to from now on.
+/// A receiver whose status can be changed.
 fn moody() -> (Receiver, Arc<AtomicU16>) {
     let mood = Arc::new(AtomicU16::new(500));
     let said = mood.clone();
@@ -57,7 +57,7 @@ fn set(ids: &[&str]) -> BTreeSet<String> {
     ids.iter().map(|id| (*id).to_owned()).collect()
 }
 
-// The machine's own clock and a real kill: the pause is as durable as the events that wait in it.
+// The machine's own clock and a real kill: the pause is as durable as the events that it holds.
 #[test]
 fn what_is_published_in_a_pause_survives_a_kill_and_arrives_when_it_ends() {
     let mut server = Setup::config(CLIENT).start();
@@ -76,7 +76,7 @@ fn what_is_published_in_a_pause_survives_a_kill_and_arrives_when_it_ends() {
     );
     assert_eq!(again["since"], paused["since"]);
     publish(&server, &["c"]);
-    // Another subscription of the same topic shows that it would have come by now.
+    // Another subscription of the same topic shows that the event would have been delivered by now.
     server.subscribe("orders", "witness", &receiver.url("/witness"), json!(null));
     publish(&server, &["d"]);
     let witness = receiver.next();
@@ -85,7 +85,7 @@ fn what_is_published_in_a_pause_survives_a_kill_and_arrives_when_it_ends() {
         ("/witness", vec!["d".to_owned()])
     );
     assert!(receiver.so_far().is_empty());
-    // Whoever changes the rest does not end it.
+    // A change of the subscription does not end the pause.
     server.subscribe("orders", "billing", &receiver.url("/moved"), json!(null));
     assert_eq!(shown(&server)["state"], "paused");
 
@@ -118,7 +118,8 @@ fn time_in_a_pause_does_not_count() {
     assert_eq!(lab.pass_to(100), 3, "at 10, 40 and 100");
     control(&lab.server, "pause");
     publish(&lab.server, &["new"]);
-    // Its next attempt would be due at 400; at 600 it would be too old, and so would the other one at 700.
+    // Without the pause the next attempt would be due at 400; the events would expire at 600 and
+    // 700.
     assert_eq!(lab.pass_to(3_600), 0);
     lab.server.kill();
     lab.server.start();
@@ -134,7 +135,7 @@ fn time_in_a_pause_does_not_count() {
     let mut counts = seconds_and_counts(&arrived);
     counts.sort_unstable();
     assert_eq!(counts, [(90_000, 0), (90_000, 4)]);
-    // The one had 500 s left and the other all of its time: 600 s.
+    // The first event had 500 s left, the second all of its 600 s.
     let later = lab.all_arrivals();
     let of = |id: &str| -> Vec<(u64, u64)> {
         let all = later.iter().filter(|one| one.id() == id);
@@ -238,7 +239,7 @@ fn whoever_asks_an_endpoint_that_is_left_alone_asks_it_once() {
     );
     mood.store(200, Relaxed);
     control(&lab.server, "probe");
-    // The probe that goes well lets the others go.
+    // A successful probe releases the others.
     assert_eq!(lab.at_once().len(), 2);
     assert_eq!(shown(&lab.server)["state"], "admitting");
     assert_eq!(control(&lab.server, "probe")["state"], "admitting");

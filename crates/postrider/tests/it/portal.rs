@@ -1,15 +1,15 @@
-//! The portal in a real browser, on a server with real traffic: every page in every size and colour, by keyboard too, with hostile texts
-//! wherever there can be any.
+//! The portal in a real browser, on a server with real traffic: every page in every size and
+//! colour, also by keyboard, with hostile text wherever text can come from others.
 //!
-//! `tests/clients/setup.sh DIR` installs what drives the browser; `POSTRIDER_CLIENTS=DIR` makes this test use it, and
-//! `POSTRIDER_SHOTS=DIR` keeps pictures.
+//! `tests/clients/setup.sh DIR` installs the browser driver; `POSTRIDER_CLIENTS=DIR` makes this
+//! test use it, and `POSTRIDER_SHOTS=DIR` keeps screenshots.
 
 use crate::azure_clients::{installed, scripts};
 use crate::server::Setup;
 use crate::wait;
 use std::process::Command;
 
-/// Retries come while somebody is looking, and dead letters are in their blobs at once.
+/// Retries happen during the visit, and dead letters are in their blobs at once.
 const CONFIG: &str = r#"
 profile = "custom"
 dead_letter.delay = 0
@@ -24,13 +24,14 @@ floors = { "500" = "1s", "503" = "1s" }
 final = [400, 413]
 "#;
 
-/// Dead letters wait for minutes, and have a place where a subscription names none. The server makes its own secret.
+/// Dead letters wait for minutes, and have a default destination. The server generates its own
+/// secret.
 const CONFIG_DELAYED: &str = r#"
 dead_letter.delay = "5m"
 dead_letter.default = "local/kept"
 "#;
 
-/// As many things as the walk looks at, at least: one that ends early has not held.
+/// Least number of checks in the walk-through: one that ends early has failed.
 const HELD_MIN: usize = 70;
 
 #[test]

@@ -1,4 +1,4 @@
-//! Nothing in the data directory can be read or changed by other users of the machine.
+//! Other users of the machine cannot read or change anything in the data directory.
 
 use crate::receiver::{Receiver, Reply};
 use crate::server::{Setup, event};
@@ -12,7 +12,7 @@ fn mode(path: &Path) -> u32 {
     metadata.permissions().mode() & 0o777
 }
 
-/// How many files and directories are in the directory; all must have the modes of private ones.
+/// Asserts private modes of all files and directories; returns their number.
 fn assert_private(directory: &Path) -> usize {
     assert_eq!(mode(directory), 0o700, "{}", directory.display());
     let mut count = 0;
@@ -28,7 +28,7 @@ fn assert_private(directory: &Path) -> usize {
     count
 }
 
-// The umask that hides nothing, a server that has used everything it has, and another start of it.
+// The most permissive umask, a server that has used all its features, and a restart.
 #[test]
 fn every_file_is_private_whatever_the_umask() {
     let receiver = Receiver::answering(|_| Reply::Status(400));

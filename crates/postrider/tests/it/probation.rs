@@ -1,4 +1,4 @@
-//! Delayed delivery: an endpoint that keeps failing is left alone for a while.
+//! Probation: an endpoint that keeps failing gets only probes for a while.
 
 use crate::lab::{Arrival, Lab, seconds, seconds_and_counts, timestamp, whole_seconds};
 use crate::receiver::{Gate, Receiver, Reply};
@@ -15,7 +15,7 @@ fn setup(config: &str) -> Setup {
     Setup::test_clock(format!("{config}{CLIENT}"))
 }
 
-/// What a receiver answers from now on.
+/// The status that a receiver answers with.
 #[derive(Clone)]
 struct Mood(Arc<AtomicU16>);
 
@@ -34,7 +34,7 @@ impl Mood {
     }
 }
 
-/// What is said about an endpoint.
+/// The API's report about an endpoint.
 #[track_caller]
 fn endpoint(server: &Server, url: &str) -> Value {
     let answer = server
@@ -54,7 +54,7 @@ impl Lab {
         endpoint(&self.server, &self.receiver.url("/"))
     }
 
-    /// Why the endpoint is left alone, since when and until when.
+    /// Cause, start and end of the endpoint's probation delay.
     #[track_caller]
     fn delay(&self) -> (String, u64, u64) {
         let endpoint = self.endpoint();
@@ -64,7 +64,7 @@ impl Lab {
         (cause, second("since"), second("until"))
     }
 
-    /// Publishes so many events of these names and waits until their attempts are over.
+    /// Publishes that many events with this name prefix and waits for their attempts.
     #[track_caller]
     fn publish(&self, name: &str, count: usize) -> Vec<Arrival> {
         let events: Vec<_> = (0..count).map(|n| event(format!("{name}{n}"))).collect();
@@ -100,7 +100,7 @@ fn ten_different_failures_delay_all_deliveries_for_a_time_that_depends_on_the_ca
         assert_eq!(lab.publish("new", 1).len(), 0, "{context}");
         assert_eq!(lab.endpoint()["waiting"], 11);
         assert_eq!(lab.pass_to(wait - 1), 0, "{context}");
-        // Then one is tried.
+        // At the end of the delay one delivery is tried.
         assert_eq!(lab.pass_to(wait), 1, "{context}");
         assert_eq!(lab.delay(), (cause.to_owned(), 0, wait + 2 * wait), "{context}");
         assert_eq!(lab.dropped(), json!({}));
@@ -154,7 +154,7 @@ fn wrong_code_answered_with(status: u16) {
 
 #[test]
 fn a_refused_connection_is_a_cause_of_its_own() {
-    // Nobody listens there.
+    // No program listens there.
     let url = "http://127.0.0.1:9/closed";
     let server = setup("").start();
     let start = server.now();
@@ -186,7 +186,7 @@ fn no_answer_is_a_cause_of_its_own() {
     assert_eq!(lab.pass_to_unanswered(39), 0);
     assert!(lab.receiver.so_far().is_empty());
     assert_eq!(lab.pass_to_unanswered(40), 1);
-    // The others wait for what becomes of it.
+    // The other deliveries wait for the result of the probe.
     assert_eq!(lab.endpoint()["state"], "probing");
     assert_eq!(lab.pass_to_unanswered(69), 0);
     assert_eq!(lab.pass_to_unanswered(70), 0);
@@ -241,7 +241,7 @@ fn a_probe_that_succeeds_lets_everything_go() {
     let mut released: Vec<_> = lab.next_arrivals();
     assert_eq!(released.len(), 14);
     assert!(released.iter().all(|one| one.seconds() == 30));
-    // A slot that was passed over is no attempt.
+    // A slot that was skipped does not count as an attempt.
     released.sort_by_key(Arrival::id);
     let counts: Vec<_> = released.iter().map(Arrival::count).collect();
     assert_eq!(counts, [[1; 10].as_slice(), &[0; 4]].concat());
@@ -252,7 +252,7 @@ fn a_probe_that_succeeds_lets_everything_go() {
     assert_eq!((last.id(), last.seconds(), last.count()), (probed, 40, 1));
     assert!(lab.next_arrivals().is_empty());
     assert_eq!((lab.count("delivered"), lab.dropped()), (15, json!({})));
-    // It is as well as any other: new events go at once.
+    // Probation is over: new events are sent at once.
     assert_eq!(lab.publish("later", 1).len(), 1);
 }
 
@@ -261,7 +261,7 @@ fn a_slot_that_was_passed_over_does_not_count_as_an_attempt() {
     let mood = Mood::new(404);
     let lab = Lab::subscribed(setup("").profile("cloud-current"), mood.receiver(), json!(null));
     lab.publish("early", 10);
-    // Their retries at 10 s are passed over; so would be those at 40, 100 and so on.
+    // Retries due at 10 s are skipped; so would be those at 40, 100 and so on.
     assert_eq!(lab.pass_to(299), 0);
     mood.set(500);
     let probe = lab.next_arrival();
@@ -301,7 +301,7 @@ fn an_event_that_would_expire_during_the_delay_is_the_probe() {
             mood.receiver(),
             minute.clone(),
         );
-        // At most ten seconds before its time is over; what is known of that may be early by one.
+        // The probe comes at most ten seconds before the expiry, which is known to within a second.
         lab.publish("early", 10);
         assert_eq!(lab.pass_to(48), 0);
         assert_eq!(lab.delay(), ("NotFound".to_owned(), 0, 300));
@@ -314,11 +314,11 @@ fn an_event_that_would_expire_during_the_delay_is_the_probe() {
         }
         assert_eq!(lab.pass_to(50), 1);
         assert_eq!(lab.delay(), ("NotFound".to_owned(), 0, 300), "as long as it was");
-        // Not again for as long as an endpoint is left alone at first.
+        // No further probe before the first probation delay is over.
         assert_eq!(lab.pass_to(299), 0);
         assert_eq!(lab.pass_to(300), 0);
         assert_eq!(lab.dropped(), json!({"TimeToLiveExceeded": 10}));
-        // Nothing was left to probe with: the next event is the probe.
+        // No delivery was left to probe with: the next event is the probe.
         mood.set(200);
         assert_eq!(lab.publish("new", 1).len(), 1);
         assert_eq!(lab.endpoint()["state"], "admitting");
@@ -332,7 +332,8 @@ fn nothing_without_an_attempt_is_dropped_while_the_endpoint_may_be_well_again() 
     let lab = Lab::subscribed(setup("").profile("cloud-current"), mood.receiver(), properties);
     lab.publish("early", 10);
     lab.pass_to(5);
-    // It is not attempted while the others would be probed with, and expires at 245 seconds.
+    // The new event is not attempted while older ones are used as probes, and expires at 245
+    // seconds.
     lab.publish("new", 1);
     lab.pass_to(229);
     mood.set(200);
@@ -377,7 +378,7 @@ fn subscriptions_share_an_endpoint_by_its_path_and_not_by_its_query() {
         lab.server
             .subscribe(topic, "billing", &lab.receiver.url(path), json!(null));
     }
-    // Five failures of each are ten.
+    // Five failures of each of two subscriptions make ten.
     let five: Vec<_> = (0..5).map(|n| event(n.to_string())).collect();
     lab.server.publish("a", &five);
     lab.server.publish("b", &five);
@@ -420,13 +421,13 @@ fn a_restart_does_not_forget_a_delay() {
     assert_eq!(delayed(lab.endpoint()), before);
     assert!(lab.at_once().is_empty());
     assert_eq!(lab.next_arrival().seconds(), 10);
-    // Nor how far it has grown.
+    // A restart keeps the length of the delay.
     lab.server.kill();
     lab.server.start();
     assert_eq!(lab.delay(), ("Busy".to_owned(), 0, 30));
     assert_eq!(lab.next_arrival().seconds(), 30);
     assert_eq!(lab.delay(), ("Busy".to_owned(), 0, 70));
-    // Nor that it is over.
+    // A restart keeps the end of the delay.
     mood.set(200);
     assert_eq!(lab.pass_to(70), 11);
     lab.server.kill();
@@ -488,7 +489,7 @@ fn one_event_that_keeps_failing_says_nothing_about_the_endpoint() {
         Mood::new(500).receiver(),
         json!(null),
     );
-    // Nor do nine.
+    // Nine failing events are not enough either.
     lab.publish("early", 9);
     let mut rounds = 1;
     loop {
@@ -554,7 +555,8 @@ fn who_knows_no_delay_is_not_held_by_one() {
     let arrived = lab.at_once();
     assert_eq!(arrived.len(), 1);
     assert_eq!(arrived[0].delivery.header("aeg-subscription-name"), Some("OLD"));
-    // Its failure changes nothing, and its success is good news for the others.
+    // A failure under the profile without probation changes nothing, and a success under it ends the
+    // probation.
     assert_eq!(lab.delay(), ("Busy".to_owned(), 0, 10));
     mood.set(200);
     lab.pass_to(10);
@@ -623,7 +625,7 @@ fn moving_to_another_endpoint_leaves_the_delay_behind() {
     assert!(released.iter().all(|one| one.delivery.path == "/well"));
     assert_eq!(seconds(&lab.next_arrivals()), [30; 10], "these were not due");
     assert_eq!((lab.count("delivered"), lab.dropped()), (12, json!({})));
-    // Whoever comes back to the old one finds it as any other.
+    // A subscription that returns to the old endpoint finds it without probation.
     lab.subscribe("billing", "/", json!(null));
     assert_eq!(lab.endpoint()["state"], "admitting");
 }
@@ -647,7 +649,7 @@ fn a_probe_whose_subscription_goes_makes_room_for_the_next() {
     assert_eq!(lab.pass_to_unanswered(10), 1);
     assert_eq!(lab.endpoint()["state"], "probing");
     lab.server.unsubscribe("silent", "silent");
-    // However its attempt ends, at the latest when its time is over at 40 s.
+    // The attempt ends in any case, at the latest when the timeout is over at 40 s.
     let next = lab.next_arrival();
     assert!((30..=90).contains(&next.seconds()), "{}", next.seconds());
     assert_eq!(next.delivery.header("aeg-subscription-name"), Some("BUSY"));
@@ -665,7 +667,7 @@ fn of_a_batch_that_was_held_back_only_what_is_in_time_is_sent() {
     assert_eq!(lab.publish("old", 3).len(), 1);
     assert_eq!(lab.pass_to(200), 0);
     assert_eq!(lab.publish("new", 2).len(), 0);
-    // Those about to expire are a probe, and take the others along.
+    // Deliveries about to expire are the probe, and take the others of their batch along.
     let probe = lab.next_arrival();
     assert!((229..=230).contains(&probe.seconds()), "{}", probe.seconds());
     assert_eq!(probe.delivery.ids().len(), 5);
@@ -723,7 +725,7 @@ fn a_sick_endpoint_names_its_subscriptions_and_what_it_last_answered() {
     let delayed = reasons.clone().find(|one| one["code"] == "delayed");
     let text = delayed.map(|one| one["text"].to_string()).unwrap_or_default();
     assert!(text.contains(words), "{one:#}");
-    // It is well again.
+    // The endpoint is healthy again.
     mood.set(200);
     lab.all_arrivals();
     let endpoint = lab.endpoint();

@@ -1,4 +1,4 @@
-//! What each profile does about every status: when it tries again, how often, and how it ends.
+//! Reaction of each profile to every status: times and number of attempts, and the end.
 //!
 //! The tables here are typed from the documents, not taken from the program.
 
@@ -9,11 +9,11 @@ use serde_json::{Map, Value, json};
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-/// How it ends for an event.
+/// End of a delivery.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum End {
     Delivered,
-    /// Dropped or, with a place for dead letters, dead-lettered.
+    /// Dropped or, with a dead-letter destination, dead-lettered.
     GivenUp(&'static str),
 }
 
@@ -22,7 +22,7 @@ const CLIENT_ERROR: End = End::GivenUp("UndeliverableDueToClientError");
 const ATTEMPTS: End = End::GivenUp("MaxDeliveryAttemptsExceeded");
 const TIME_TO_LIVE: End = End::GivenUp("TimeToLiveExceeded");
 
-/// The seconds of all attempts, and how it ends.
+/// Times of all attempts in seconds, and the end.
 type Fate = (Vec<u64>, End);
 
 fn once(end: End) -> Fate {
@@ -35,7 +35,7 @@ fn hourly(first: [u64; 8]) -> Fate {
     (first.into_iter().chain(more).collect(), ATTEMPTS)
 }
 
-/// 2018 and 2019 know no floors: every failure is retried alike.
+/// 2018 and 2019 have no floors: every failure is retried alike.
 fn cloud_2018(status: u16, dead_letter: bool) -> Fate {
     match status {
         200 | 202 => once(End::Delivered),
@@ -50,7 +50,7 @@ fn cloud_2020(status: u16, dead_letter: bool) -> Fate {
         200..=204 => once(End::Delivered),
         400 if dead_letter => once(BAD_REQUEST),
         413 if dead_letter => once(CLIENT_ERROR),
-        // Not sooner than after five minutes. The thirtieth attempt would come when the day is over.
+        // A floor of five minutes applies. The thirtieth attempt would come when the day is over.
         400 | 401 | 403 | 404 => {
             let (mut attempts, _) = hourly([0, 300, 600, 900, 1200, 1800, 3600, 7200]);
             assert_eq!(attempts.pop(), Some(86_400));
@@ -73,7 +73,7 @@ fn cloud_2021(status: u16, _dead_letter: bool) -> Fate {
     }
 }
 
-/// As many attempts as fit into the time to live.
+/// Attempts that fit into the time to live of a day.
 fn day(attempts: &[u64]) -> Fate {
     (attempts.to_vec(), TIME_TO_LIVE)
 }
@@ -94,10 +94,10 @@ fn edge(status: u16, _dead_letter: bool) -> Fate {
     }
 }
 
-/// Statuses that are also tried with a place for dead letters.
+/// Statuses that are also tested with a dead-letter destination.
 const DEAD_LETTERED: [u16; 9] = [200, 204, 302, 400, 401, 404, 413, 500, 503];
 
-/// A subscription for every status, and for some of them one with a place for dead letters.
+/// A subscription for every status, and for some of them one with a dead-letter destination.
 fn every_status(receiver: &Receiver) -> String {
     let plain = (200..600).map(|status| (status, false));
     let dead_lettered = DEAD_LETTERED.map(|status| (status, true));
@@ -121,7 +121,8 @@ fn path(status: u16, dead_letter: bool) -> String {
     format!("/{status}{}", if dead_letter { "/dead-letter" } else { "" })
 }
 
-/// Publishes one event for every status and follows each to its end. `last` is when nothing is left.
+/// Publishes one event for every status and follows each to its end, the last of which is at
+/// `last`.
 fn check(profile: &'static str, expected: fn(u16, bool) -> Fate, last: u64) {
     let receiver = Receiver::by_path();
     let setup = Setup::test_clock(every_status(&receiver)).profile(profile);
@@ -197,7 +198,7 @@ fn every_status_under_edge() {
     check("edge", edge, 7260);
 }
 
-/// When each of a hundred events was attempted that fail all the time, four times each, with chance left in.
+/// Times of four attempts for each of a hundred failing events, with jitter.
 fn spread(config: &str, profile: &'static str) -> BTreeMap<String, Vec<Duration>> {
     let setup = Setup {
         config: config.to_owned(),
@@ -215,7 +216,7 @@ fn spread(config: &str, profile: &'static str) -> BTreeMap<String, Vec<Duration>
     attempts
 }
 
-/// The different waits before attempt number `attempt`.
+/// Different waits before attempt number `attempt`.
 fn waits(spread: &BTreeMap<String, Vec<Duration>>, attempt: usize) -> BTreeSet<Duration> {
     let wait = |attempts: &Vec<Duration>| attempts[attempt - 1] - attempts[attempt - 2];
     spread.values().map(wait).collect()
@@ -223,7 +224,7 @@ fn waits(spread: &BTreeMap<String, Vec<Duration>>, attempt: usize) -> BTreeSet<D
 
 #[test]
 fn chance_lengthens_every_wait_by_a_hundredth_at_most_and_a_seed_repeats_it() {
-    // Delayed delivery would get in the way, under the profiles that know it.
+    // Probation would interfere, under the profiles that have it.
     let none = "probation.failures = 10000\n";
     let by_chance = spread(none, "cloud-2021");
     for (attempt, step) in [(2, 10), (3, 30), (4, 60)] {
@@ -287,6 +288,6 @@ fn a_start_says_which_floors_overrule_a_written_schedule() {
     ] {
         assert!(line.contains(part), "{line}");
     }
-    // The floors of the documents, beside the documents' schedule, are nothing new.
+    // Documented floors that overrule the documented schedule are not reported.
     assert_eq!(overruled("response_timeout = \"5s\"\n"), [""; 0]);
 }

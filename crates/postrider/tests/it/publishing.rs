@@ -1,4 +1,4 @@
-//! The cloud's publish contract: who may publish what, and what everyone else is told.
+//! The cloud's publish contract: who may publish what, and all refusals.
 
 use crate::client::{Answer, Connection};
 use crate::receiver::Receiver;
@@ -87,7 +87,7 @@ fn with(mut event: Value, name: &str, value: Value) -> Value {
     event
 }
 
-/// An error as the cloud writes it: status, code, detail and how the message begins.
+/// An error in the cloud's format: status, code, detail and the beginning of the message.
 #[track_caller]
 fn refused(answer: Answer, status: u16, code: &str, detail: &str, message: &str) {
     let answer = answer.expect(status);
@@ -176,7 +176,7 @@ fn paths_versions_and_methods_are_as_lenient_as_the_service() {
         "/elsewhere",
         "/",
         "/api/events",
-        // Endpoints without their end.
+        // Truncated endpoint paths.
         "/topics/orders",
         "/topics/orders/api",
         "/topics/missing",
@@ -194,7 +194,7 @@ fn paths_versions_and_methods_are_as_lenient_as_the_service() {
         (CLOUDS, "CloudEventV10"),
         (THINGS, "CustomEvent"),
     ] {
-        // No credential is needed to ask.
+        // OPTIONS needs no credentials.
         let answer = server.send("OPTIONS", target, &[], "").expect(200);
         assert_eq!(answer.header("allow"), Some("POST, OPTIONS"));
         assert_eq!(answer.header("api-supported-versions"), Some("2018-01-01"));
@@ -258,7 +258,7 @@ fn events_of_the_wrong_shape_are_told_what_is_wrong() {
             "This resource is configured for '{schema}' schema and requires '{property}' property to be set."
         )
     };
-    // Of several that are missing, the first in the service's order is reported.
+    // If several members are missing, the first in the service's order is reported.
     let mut bare = event("e");
     for property in ["subject", "id", "eventType", "eventTime"] {
         let good = json!([event("fine"), without(event("e"), property)]).to_string();
@@ -427,7 +427,7 @@ fn a_request_is_bounded_in_bytes_and_in_events() {
         "The request exceeds the limit of 5000 events.",
     );
 
-    // Without a length said in advance.
+    // A chunked body without a declared length.
     let mut connection = server.connect();
     let head = format!(
         "POST {ORDERS} HTTP/1.1\r\nhost: {}\r\naeg-sas-key: {KEY1}\r\ntransfer-encoding: chunked\r\n\r\n",
@@ -440,7 +440,7 @@ fn a_request_is_bounded_in_bytes_and_in_events() {
     let answer = connection.answer("POST").unwrap();
     refused(answer, 413, "RequestEntityTooLarge", "PayloadTooLarge", said);
 
-    // As large as is allowed, with an announcement as curl makes it.
+    // The largest permitted event, with `Expect: 100-continue` as curl sends it.
     let body = json!([sized("large", 1_048_576)]).to_string();
     let mut connection = server.connect();
     let head = format!(
@@ -475,8 +475,8 @@ fn a_publish_without_room_for_its_body_is_told_to_come_back() {
         event["data"] = json!("x".repeat(bytes));
         json!([event]).to_string()
     };
-    // Two bodies that have not come to their end take nearly all that one client gets. Another is begun before each
-    // look: one that meets the look itself may be turned away in its place.
+    // Two unfinished bodies take nearly all of the memory that one client gets. Another is begun
+    // before each check, since a check itself may be refused in its place.
     let body = event_of("slow", 60_000);
     let mut slow = Vec::new();
     let quick = event_of("quick", 40_000);
@@ -496,7 +496,7 @@ fn a_publish_without_room_for_its_body_is_told_to_come_back() {
     assert_eq!(turned_away.header("retry-after"), Some("1"));
     let message = "The rate of events exceeds the limit of this resource.";
     refused(turned_away, 429, "TooManyRequests", "TooManyRequests", message);
-    // A client that goes away gives its room back.
+    // A client that disconnects frees its memory.
     drop(slow);
     wait::until("there is room again", || {
         let answer = server.send("POST", ORDERS, &[JSON, WITH_KEY], &quick);
@@ -742,7 +742,7 @@ fn what_is_not_http_is_answered_with_400_or_nothing_and_hurts_nobody() {
             );
         }
     }
-    // A request that is cut short leaves nothing behind.
+    // A truncated request leaves nothing behind.
     let mut connection = server.connect();
     let event1 = json!([event("e1")]).to_string();
     let head = format!(
@@ -759,7 +759,7 @@ fn what_is_not_http_is_answered_with_400_or_nothing_and_hurts_nobody() {
         )
         .expect(200);
     assert_eq!(receiver.next().ids(), ["e2"]);
-    // Requests that follow each other without waiting are answered in their order.
+    // Pipelined requests are answered in order.
     let mut connection: Connection = server.connect();
     let one = |id: &str| {
         let body = json!([event(id)]).to_string();

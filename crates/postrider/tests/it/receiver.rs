@@ -1,4 +1,4 @@
-//! A webhook that remembers what it was sent and answers as it is told to.
+//! A webhook that records requests and answers as scripted.
 
 use crate::client::{find, read_head};
 use crate::wait::{self, PATIENCE};
@@ -12,7 +12,7 @@ use std::sync::{Arc, Condvar, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// One request that was received.
+/// A request that was received.
 #[derive(Clone, Debug)]
 pub struct Delivery {
     pub method: String,
@@ -35,7 +35,7 @@ impl Delivery {
         serde_json::from_slice(&self.body).unwrap_or_else(|e| panic!("{e} in {:?}", self.text()))
     }
 
-    /// The ids of the events in it, whether it is an array or one event.
+    /// Ids of the events in the body, an array or a single event.
     pub fn ids(&self) -> Vec<String> {
         let body = self.json();
         let events = body.as_array().cloned().unwrap_or_else(|| vec![body]);
@@ -46,16 +46,16 @@ impl Delivery {
     }
 }
 
-/// What a receiver does about a request.
+/// Reaction of a receiver to a request.
 pub enum Reply {
     Status(u16),
-    /// Says nothing for as long as the connection lasts.
+    /// Never answers while the connection lasts.
     Silence,
-    /// Closes the connection so that the other side gets an error.
+    /// Resets the connection, so that the client gets an error.
     Reset,
-    /// Writes this, then closes.
+    /// Writes these bytes, then closes.
     Bytes(Vec<u8>),
-    /// Writes this again and again, until nobody listens.
+    /// Writes the pattern repeatedly until the client disconnects.
     Endless {
         head: Vec<u8>,
         piece: Vec<u8>,
@@ -73,12 +73,12 @@ pub struct Receiver {
 }
 
 impl Receiver {
-    /// Answers 200 to everything.
+    /// A receiver that answers 200 to everything.
     pub fn start() -> Receiver {
         Receiver::answering(|_| Reply::Status(200))
     }
 
-    /// Answers with the status that the path begins with.
+    /// A receiver that answers with the status at the start of the path.
     pub fn by_path() -> Receiver {
         Receiver::answering(|delivery| {
             let status = delivery.path[1..].split(['/', '?']).next().unwrap_or_default();
@@ -109,7 +109,7 @@ impl Receiver {
         format!("http://{}{path}", self.address)
     }
 
-    /// The next request.
+    /// The next request; panics if none comes in time.
     #[track_caller]
     pub fn next(&self) -> Delivery {
         self.deliveries
@@ -126,12 +126,12 @@ impl Receiver {
         }
     }
 
-    /// What has arrived and was not looked at yet.
+    /// All received requests that were not taken yet.
     pub fn so_far(&self) -> Vec<Delivery> {
         self.deliveries.try_iter().collect()
     }
 
-    /// Takes deliveries until all of these ids were among them. Returns every id that was.
+    /// Takes deliveries until all of these ids were among them. Returns every id seen.
     #[track_caller]
     pub fn all_of(&self, ids: &BTreeSet<String>) -> BTreeSet<String> {
         let mut seen = BTreeSet::new();
@@ -181,7 +181,8 @@ fn accept(
             streams.lock().expect("no panic holds it").push(known);
         }
         let (script, sender) = (script.clone(), sender.clone());
-        // It ends with its connection; a script may hold it up for longer, at the latest to the test's end.
+        // The thread ends with its connection; a script may block it for longer, at most until the
+        // test ends.
         std::thread::spawn(move || {
             let _ = converse(stream, &*script, &sender);
         });
@@ -208,7 +209,7 @@ fn converse(stream: TcpStream, script: &Script, sender: &mpsc::Sender<Delivery>)
         };
         let _ = sender.send(delivery.clone());
         match script(&delivery) {
-            // These have no body, and no length of one.
+            // These statuses have neither a body nor a content length.
             Reply::Status(status @ (204 | 304)) => write!(out, "HTTP/1.1 {status} Scripted\r\n\r\n")?,
             Reply::Status(status) => write!(out, "HTTP/1.1 {status} Scripted\r\ncontent-length: 0\r\n\r\n")?,
             Reply::Silence => {
@@ -230,7 +231,7 @@ fn converse(stream: TcpStream, script: &Script, sender: &mpsc::Sender<Delivery>)
     }
 }
 
-/// Holds up whoever comes to it until it is opened, once and for all.
+/// Blocks threads until it is opened, once and for all.
 #[derive(Default)]
 pub struct Gate {
     open: Mutex<bool>,

@@ -1,4 +1,5 @@
-//! `kill -9` in the middle of a schedule, by the test clock: what is due stays due, what was done stays done.
+//! `kill -9` in the middle of a schedule, by the test clock: due attempts stay due, settled ones
+//! stay settled.
 
 use crate::docs::SECRET;
 use crate::lab::{Arrival, Lab, seconds_and_counts};
@@ -11,7 +12,7 @@ use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
-/// Every attempt of an event that fails all the time, with how many were made before.
+/// All attempts of an event that always fails, with the counts of earlier attempts.
 const SCHEDULE: [(u64, u64); 11] = [
     (0, 0),
     (10, 1),
@@ -31,7 +32,7 @@ fn failing() -> Receiver {
 }
 
 impl Lab {
-    /// `kill -9`, and on again from where the clock stood.
+    /// Kills and restarts the server, and continues from the same clock time.
     #[track_caller]
     fn restart(&mut self) {
         let stood = self.server.now();
@@ -43,7 +44,7 @@ impl Lab {
 
 #[test]
 fn a_restart_anywhere_changes_neither_times_nor_counts() {
-    // Between every two attempts, right after one and just before the next.
+    // Restarts between every two attempts, right after one and just before the next.
     let mut lab = Lab::subscribed(Setup::test_clock(""), failing(), json!(null));
     lab.server.publish("orders", &[event("a")]);
     let mut made = lab.at_once();
@@ -121,7 +122,8 @@ fn waits_that_chance_has_lengthened_stay_as_they_are() {
     lab.server.publish("orders", &events);
     assert_eq!(lab.at_once().len(), 5);
     lab.server.kill();
-    // The same state is gone on with twice. Each life has its own chance, but these waits are decided.
+    // The same state is continued twice. Each process has its own random seed, but these waits are
+    // already chosen.
     let data = lab.server.data_dir();
     let kept = data.with_extension("kept");
     copy(&data, &kept);
@@ -161,7 +163,7 @@ fn an_attempt_that_was_under_way_is_made_again_at_once() {
         }
         assert_eq!(lab.pass_to_unanswered(killed_at), 0);
         lab.restart();
-        // Nobody knows what became of it: it does not count, and it is made again.
+        // The result of the attempt is unknown: it does not count, and is made again.
         let again = lab.at_once();
         let count = silent as u64;
         assert_eq!(seconds_and_counts(&again), [(killed_at, count)]);
@@ -171,12 +173,12 @@ fn an_attempt_that_was_under_way_is_made_again_at_once() {
     }
 }
 
-/// As many retries are made before the one that is held up.
+/// Number of retries before the one that is held up.
 const HELD: usize = 110;
 
 #[test]
 fn a_restart_while_time_is_moving_loses_no_attempt_that_was_made() {
-    // One attempt in the middle of it all is held up until the server is no more.
+    // An attempt in the middle of the schedule is held up until the server is killed.
     let gate = Arc::new(Gate::default());
     let number = AtomicUsize::new(0);
     let receiver = Receiver::answering({
@@ -219,7 +221,7 @@ fn a_restart_while_time_is_moving_loses_no_attempt_that_was_made() {
     assert_eq!(lab.dropped(), json!({"MaxDeliveryAttemptsExceeded": 20}));
     assert_eq!(arrived.len(), 20);
     for (id, mut counts) in arrived {
-        // What was under way when it was killed is made again, with the same count.
+        // The attempt in progress at the kill is made again, with the same count.
         assert!(counts.len() <= 30, "{id}: {counts:?}");
         counts.dedup();
         assert_eq!(counts, (1..30).collect::<Vec<_>>(), "{id}");
@@ -240,7 +242,7 @@ fn what_a_test_clock_has_touched_is_not_gone_on_with_in_real_time() {
     for words in [file.to_str().expect("text"), "--test-clock"] {
         assert!(told.contains(words), "{words} in {told}");
     }
-    // Nothing was lost by trying.
+    // The refused start has changed nothing.
     lab.server.start();
     assert_eq!(lab.now(), 3600);
     assert_eq!(lab.next_arrival().seconds(), 6400);
@@ -328,11 +330,11 @@ fn totals_charts_and_the_verdict_are_the_same_after_a_restart() {
         lab.server.start();
         let after = seen(&lab.server);
         assert_eq!(after, before, "crash: {crash}");
-        // What others keep over time counts from the start of the process.
+        // Counters of `/healthz` start with the process.
         let health = lab.server.health();
         assert_eq!(health["deliveries"]["delivered"], 0, "{health}");
     }
-    // Counting goes on.
+    // Counting continues.
     lab.server.publish("orders", &[event("e")]);
     lab.at_once();
     let after = seen(&lab.server);
@@ -343,7 +345,7 @@ fn totals_charts_and_the_verdict_are_the_same_after_a_restart() {
     let mode = std::fs::metadata(&path).expect("it is there").permissions();
     assert_eq!(std::os::unix::fs::PermissionsExt::mode(&mode) & 0o777, 0o600);
 
-    // A file that cannot be read: said, and counting begins anew.
+    // An unreadable file is reported, and counts start at zero.
     lab.server.stop();
     std::fs::write(&path, "{").expect("it can be written");
     lab.server.start();
@@ -351,7 +353,7 @@ fn totals_charts_and_the_verdict_are_the_same_after_a_restart() {
     let anew = seen(&lab.server);
     assert_eq!(anew["totals"]["delivered"], 0);
     assert!(anew["since"].as_str() > before["since"].as_str(), "{anew:#}");
-    // Dead letters are counted where they are.
+    // Dead letters are counted from the archive.
     assert_eq!(anew["totals"]["deadLettered"], 5);
 }
 

@@ -1,4 +1,4 @@
-//! What follows a failed attempt.
+//! Retries after failed attempts.
 
 use crate::lab::Lab;
 use crate::receiver::{Delivery, Receiver, Reply};
@@ -7,8 +7,8 @@ use serde_json::json;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
 use std::time::Duration;
 
-/// Long enough for what was settled to be on disk, which takes a tenth of a second at most, and for
-/// a retry to show that comes at once instead of later.
+/// Long enough to write settled attempts to disk, which takes at most a tenth of a second, and to
+/// notice a retry that comes too early.
 const MOMENT: Duration = Duration::from_millis(400);
 
 fn is(delivery: &Delivery, id: &str) -> bool {
@@ -17,7 +17,7 @@ fn is(delivery: &Delivery, id: &str) -> bool {
 
 #[test]
 fn a_retry_comes_when_it_is_due_with_its_count_even_if_the_server_was_killed_meanwhile() {
-    // The first try of "a" fails; everything else succeeds.
+    // The first attempt of "a" fails; everything else succeeds.
     let failed = AtomicBool::new(false);
     let receiver = Receiver::answering(move |delivery| {
         let fail = is(delivery, "a") && !failed.swap(true, Relaxed);
@@ -34,14 +34,14 @@ fn a_retry_comes_when_it_is_due_with_its_count_even_if_the_server_was_killed_mea
 
     server.kill();
     server.start();
-    // Others go ahead, "a" keeps waiting.
+    // Other events are delivered while "a" waits.
     server.publish("orders", &[event("b")]);
     let other = receiver.next();
     assert!(is(&other, "b"), "{other:?}");
     receiver.nothing_within(MOMENT);
     assert_eq!(server.health()["deliveries"]["attempts"], 1);
 
-    // After a 500 the schedule of 2021 says 10 seconds, give or take a tenth, and never less than 10.
+    // After a 500 the schedule of 2021 waits 10 seconds plus at most a tenth.
     let second = receiver.next();
     assert!(is(&second, "a"), "{second:?}");
     assert_eq!(second.header("aeg-delivery-count"), Some("1"));
@@ -152,7 +152,7 @@ fn every_success_status_ends_it_and_a_broken_connection_does_not() {
 
 #[test]
 fn a_connection_that_is_closed_between_two_deliveries_costs_nothing() {
-    // Answers as if the connection could be used again, and closes it.
+    // The receiver promises to keep the connection open, and closes it.
     let count = AtomicU32::new(0);
     let receiver = Receiver::answering(move |_| {
         count.fetch_add(1, Relaxed);
@@ -171,7 +171,7 @@ fn a_connection_that_is_closed_between_two_deliveries_costs_nothing() {
 
 #[test]
 fn a_batch_answered_413_comes_again_at_once_in_halves() {
-    // No more than two at once, and one of them never.
+    // The receiver accepts at most two events at once, and one of them never.
     let receiver = Receiver::answering(|delivery| {
         let ids = delivery.ids();
         Reply::Status(if ids.len() > 2 || ids.contains(&"e4".to_owned()) {
@@ -188,7 +188,7 @@ fn a_batch_answered_413_comes_again_at_once_in_halves() {
     let mut sizes: Vec<usize> = arrivals.iter().map(|one| one.delivery.ids().len()).collect();
     sizes.sort();
     sizes.reverse();
-    // Which of the pairs meet depends on who claims first.
+    // Which of the pairs meet depends on the order of claims.
     assert_eq!(sizes[..3], [8, 4, 4]);
     assert!(
         sizes[3..].iter().all(|size| *size <= 2) && sizes.contains(&2),

@@ -1,4 +1,4 @@
-//! Secrets in the data directory are sealed: nobody who reads its files finds one without the key.
+//! Secrets in the data directory are sealed: its files are useless without the key.
 
 use crate::receiver::{Receiver, Reply};
 use crate::server::{Server, Setup, event};
@@ -8,11 +8,11 @@ use std::process::Command;
 
 const KEY_A: &str = "AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA=";
 const KEY_B: &str = "AQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQE=";
-/// A key of a topic: base64, and what it is of.
+/// A topic's key in base64, and decoded.
 const TOPIC_KEY: &str = "aHVudGVyMi1ob21lLW9mLXRoZS1zZWNyZXQta2V5ISE=";
 const TOPIC_KEY_BYTES: &str = "hunter2-home-of-the-secret-key!!";
 
-/// Everything that a reader of the files must not find.
+/// Texts that must not be in any file.
 const SECRETS: [&str; 5] = [
     TOPIC_KEY,
     TOPIC_KEY_BYTES,
@@ -31,7 +31,8 @@ fn config(receiver: &Receiver) -> String {
     )
 }
 
-/// The files that hold a secret. The local CA's keys are files that only their owner can read, by design.
+/// Files that contain a secret. The local CA's keys are excluded: they are protected by file modes,
+/// by design.
 fn leaks(directory: &Path) -> Vec<String> {
     let mut found = Vec::new();
     for entry in fs::read_dir(directory).expect("a directory can be read") {
@@ -44,7 +45,7 @@ fn leaks(directory: &Path) -> Vec<String> {
         }
         let content = match fs::read(&path) {
             Ok(content) => content,
-            // The server replaces files while it runs: one of the listing may be gone.
+            // The server replaces files while it runs: a listed file may be gone.
             Err(e) if e.kind() == std::io::ErrorKind::NotFound => continue,
             Err(e) => panic!("reading {}: {e}", path.display()),
         };
@@ -69,7 +70,7 @@ fn run(server: &Server, command: &[&str], key: Option<&str>) -> String {
     String::from_utf8(output.stdout).expect("text")
 }
 
-/// An event gets through, with the header that the catalogue keeps.
+/// Asserts that an event is delivered with the header that the catalog keeps.
 fn delivers(server: &Server, receiver: &Receiver, id: &str) {
     server.publish("t", &[event(id)]);
     let delivery = receiver.next();
@@ -97,7 +98,7 @@ fn no_secret_is_in_any_file_and_the_key_is_changed_by_a_command() {
     delivers(&server, &receiver, "2");
     server.stop();
 
-    // The key from before the change opens nothing.
+    // The key from before the rotation opens nothing.
     fs::write(&key_file, &before).expect("the key can be replaced");
     let output = server.start_second("127.0.0.1:0", "127.0.0.1:0");
     let told = String::from_utf8_lossy(&output.stderr).into_owned();

@@ -15,26 +15,26 @@ use tempfile::TempDir;
 pub const EDGE_VERSION: &str = "api-version=2019-01-01-preview";
 pub const JSON: (&str, &str) = ("content-type", "application/json");
 
-/// How a server is started.
+/// Settings with which a server is started.
 #[derive(Default)]
 pub struct Setup {
     pub config: String,
     pub env: Vec<(&'static str, String)>,
-    /// Further flags, instead of those that make it listen on ports of its own.
+    /// Flags that replace the default ones, which make it listen on its own ports.
     pub flags: Option<Vec<String>>,
-    /// Flags besides those.
+    /// Further flags.
     pub more: Vec<&'static str>,
-    /// How many files and connections it may have open.
+    /// Limit of open files, and so of connections.
     pub open_files_max: Option<u32>,
-    /// The file mode creation mask that it is started with, as `umask` takes it.
+    /// The umask to start with, as the `umask` command takes it.
     pub umask: Option<&'static str>,
-    /// Where its files go, instead of into a temporary directory.
+    /// Data directory, instead of a temporary one.
     pub data_dir: Option<PathBuf>,
-    /// Declared topics stay as they are written: the edge API does not reach them.
+    /// Leaves declared topics as written: the edge API does not reach them.
     pub managed_topics: bool,
 }
 
-/// The same with every declared topic reached by the edge API.
+/// The configuration with `edge = true` in every declared topic.
 fn with_edge_topics(config: &str) -> String {
     let mut written = String::new();
     for line in config.split_inclusive('\n') {
@@ -54,7 +54,7 @@ impl Setup {
         }
     }
 
-    /// On a clock that stands still until it is moved, with waits that are not lengthened by chance.
+    /// A setup with a clock that moves only on request, and no jitter.
     pub fn test_clock(config: impl Into<String>) -> Setup {
         let config = config.into();
         Setup {
@@ -64,22 +64,22 @@ impl Setup {
         }
     }
 
-    /// Which Event Grid it behaves like.
+    /// Sets the profile.
     pub fn profile(mut self, name: &'static str) -> Setup {
         self.more.extend(["--profile", name]);
         self
     }
 
-    /// Sets a variable in its environment.
+    /// Sets an environment variable.
     pub fn with(mut self, name: &'static str, value: &str) -> Setup {
         self.env.push((name, value.to_owned()));
         self
     }
 
-    /// `postrider serve` as this setup says, in `directory`.
+    /// `postrider serve` with this setup, in `directory`.
     fn command(&self, directory: &Path, http: &str, https: &str) -> Command {
         let file = directory.join("postrider.toml");
-        // Most tests publish through the edge API, which reaches no other declared topics.
+        // Most tests publish through the edge API, which reaches only topics with `edge`.
         let config = match self.managed_topics {
             true => self.config.clone(),
             false => with_edge_topics(&self.config),
@@ -98,7 +98,7 @@ impl Setup {
                 shell
             }
         };
-        // What happens to be set around the tests must not reach the program. Nobody but us reads its log, as text.
+        // The environment of the tests must not affect the program. The tests read its log as text.
         command
             .env_clear()
             .env("POSTRIDER_LOG__FORMAT", "text")
@@ -137,7 +137,7 @@ impl Setup {
         server
     }
 
-    /// Runs a command that is expected to end by itself.
+    /// Runs a command that must end by itself.
     pub fn run(self) -> Output {
         let directory = TempDir::new().expect("a temporary directory");
         let mut command = self.command(directory.path(), "127.0.0.1:0", "127.0.0.1:0");
@@ -145,7 +145,7 @@ impl Setup {
         finish(child)
     }
 
-    /// The message with which it refuses to start.
+    /// Message with which the server refuses to start.
     #[track_caller]
     pub fn refusal(self) -> String {
         let output = self.run();
@@ -155,7 +155,7 @@ impl Setup {
     }
 }
 
-/// Its output, if it ends within the test's patience.
+/// Output of the child, which must end in time.
 #[track_caller]
 fn finish(mut child: Child) -> Output {
     let ended = || child.try_wait().expect("a child can be waited for").is_some();
@@ -167,7 +167,7 @@ fn finish(mut child: Child) -> Output {
     child.wait_with_output().expect("a child has output")
 }
 
-/// A server in its own directory. It is killed when it is dropped.
+/// A server in its own directory, killed on drop.
 pub struct Server {
     setup: Setup,
     directory: TempDir,
@@ -175,17 +175,18 @@ pub struct Server {
     pub https: SocketAddr,
     running: Option<(Child, JoinHandle<()>)>,
     log: Arc<Mutex<Vec<String>>>,
-    /// Which line of the log is the first of the process that runs.
+    /// Index of the first log line of the running process.
     log_from: usize,
 }
 
 impl Server {
-    /// A server with nothing configured.
+    /// A server with the default configuration.
     pub fn start_plain() -> Server {
         Setup::default().start()
     }
 
-    /// Starts it, after a stop in the same place and on the same ports. Returns when it is ready.
+    /// Starts the server, or starts it again in the same place and on the same ports. Returns when
+    /// it is ready.
     #[track_caller]
     pub fn start(&mut self) {
         self.launch();
@@ -197,7 +198,7 @@ impl Server {
         });
     }
 
-    /// Starts it without waiting for anything.
+    /// Starts the process without waiting for anything.
     pub fn launch(&mut self) {
         assert!(self.running.is_none(), "it is running already");
         let (http, https) = (self.http.to_string(), self.https.to_string());
@@ -217,7 +218,7 @@ impl Server {
         self.running = Some((child, reading));
     }
 
-    /// Whether it has said that it is ready. From then on it is known where it listens.
+    /// Whether the server has logged that it is ready. Then its addresses are known.
     pub fn is_ready(&mut self) -> bool {
         let log = self.log.lock().expect("no panic holds it");
         let log = &log[self.log_from..];
@@ -235,7 +236,7 @@ impl Server {
         true
     }
 
-    /// With what it ended, if it has ended by itself and nobody has taken notice yet.
+    /// Exit status if the process has ended by itself and was not reaped yet.
     pub fn status(&mut self) -> Option<ExitStatus> {
         let (child, _) = self.running.as_mut()?;
         child.try_wait().expect("a child can be waited for")
@@ -245,7 +246,7 @@ impl Server {
         self.running.is_some()
     }
 
-    /// Another one on the same data directory, expected to end by itself.
+    /// Runs a second server on the same data directory, which must end by itself.
     pub fn start_second(&self, http: &str, https: &str) -> Output {
         let elsewhere = TempDir::new().expect("a temporary directory");
         let setup = Setup {
@@ -261,7 +262,7 @@ impl Server {
         )
     }
 
-    /// Changes its configuration file, for the next start.
+    /// Replaces the configuration file for the next start.
     pub fn configure(&mut self, config: String) {
         self.setup.config = config;
     }
@@ -281,12 +282,12 @@ impl Server {
         self.data_dir().join("tls/ca.pem")
     }
 
-    /// Every line it has logged since it was first started.
+    /// All log lines since the first start.
     pub fn log(&self) -> Vec<String> {
         self.log.lock().expect("no panic holds it").clone()
     }
 
-    /// Waits for a line in which all of these occur.
+    /// Waits for a log line that contains all of these words.
     #[track_caller]
     pub fn logged(&self, words: &[&str]) -> String {
         wait::until(&format!("{words:?} in the log"), || {
@@ -304,17 +305,17 @@ impl Server {
         reading.join().expect("reading a log does not panic");
     }
 
-    /// Asks it to stop, without waiting for it.
+    /// Sends SIGTERM without waiting.
     pub fn terminate(&self) {
         signals::send(self.child(), Signal::TERM);
     }
 
-    /// As the keyboard does it.
+    /// Sends SIGINT, as Ctrl-C does.
     pub fn interrupt(&self) {
         signals::send(self.child(), Signal::INT);
     }
 
-    /// It does nothing from now on, as if the machine had no time for it.
+    /// Suspends the process, as if the machine had no time for it.
     pub fn hold(&self) {
         signals::hold(self.child());
     }
@@ -328,7 +329,7 @@ impl Server {
         child
     }
 
-    /// Waits until it has ended by itself.
+    /// Waits until the process has ended by itself.
     #[track_caller]
     pub fn ended(&mut self) -> ExitStatus {
         let (mut child, reading) = self.running.take().expect("it is running");
@@ -339,7 +340,7 @@ impl Server {
         status
     }
 
-    /// Asks it to stop and waits until it has.
+    /// Sends SIGTERM and waits for the end.
     #[track_caller]
     pub fn stop(&mut self) {
         self.terminate();
@@ -367,7 +368,7 @@ impl Server {
         answer.unwrap_or_else(|e| panic!("{method} {target}: {e}"))
     }
 
-    /// A request to the edge API.
+    /// Sends a request to the edge API.
     pub fn edge(&self, method: &str, path: &str, body: &Value) -> Answer {
         let body = if body.is_null() {
             String::new()
@@ -383,7 +384,7 @@ impl Server {
             .expect(200);
     }
 
-    /// Makes a subscription with further properties, which may be null.
+    /// Creates a subscription with further properties, which may be null.
     #[track_caller]
     pub fn subscribe(&self, topic: &str, name: &str, url: &str, properties: Value) {
         let mut all = json!({"destination": {"endpointType": "WebHook", "properties": {"endpointUrl": url}}});
@@ -392,7 +393,7 @@ impl Server {
         self.edge("PUT", &path, &json!({"properties": all})).expect(200);
     }
 
-    /// Publishes events by the edge API.
+    /// Publishes events through the edge API.
     #[track_caller]
     pub fn publish(&self, topic: &str, events: &[Value]) {
         self.edge("POST", &format!("/topics/{topic}/events"), &json!(events))
@@ -437,7 +438,7 @@ impl Drop for Server {
     }
 }
 
-/// Puts the members of one object into another, objects inside them likewise.
+/// Merges the members of one object into another, recursively.
 fn merge(into: &mut Value, from: Value) {
     match (into, from) {
         (Value::Object(into), Value::Object(from)) => {
@@ -450,7 +451,7 @@ fn merge(into: &mut Value, from: Value) {
     }
 }
 
-/// An event in the Event Grid schema, as the edge API takes it.
+/// An event in the Event Grid schema, as the edge API accepts it.
 pub fn event(id: impl Into<String>) -> Value {
     json!({
         "id": id.into(),
@@ -462,7 +463,7 @@ pub fn event(id: impl Into<String>) -> Value {
     })
 }
 
-/// Whether the long runs were asked for.
+/// Whether slow tests are enabled.
 pub fn slow_tests() -> bool {
     std::env::var_os("POSTRIDER_SLOW_TESTS").is_some()
 }

@@ -1,4 +1,4 @@
-//! Stopping: nothing that was answered is lost, nothing that was delivered is repeated.
+//! Stopping: acknowledged events are not lost, deliveries are not repeated.
 
 use crate::client::Connection;
 use crate::durability::{Chance, Load};
@@ -36,7 +36,7 @@ fn an_attempt_under_way_may_end_and_is_not_repeated() {
             .is_err()
             .then_some(())
     });
-    // A connection from before is told, or finds itself closed.
+    // A connection from before gets a refusal, or finds itself closed.
     if let Ok(answer) = before.send(
         "POST",
         "/topics/orders/events",
@@ -99,8 +99,8 @@ fn nothing_acknowledged_is_lost_when_the_server_is_stopped_under_load() {
     assert_eq!(server.health()["store"]["corruptRecords"], 0);
 }
 
-/// Subscriptions come and go under load, on endpoints that answer, fail and hang; each time the server
-/// is told to stop in the middle of it.
+/// Subscriptions are created and deleted under load, on endpoints that answer, fail and hang, when
+/// the server is told to stop.
 #[test]
 fn a_stop_ends_while_subscriptions_are_made_and_deleted_under_load() {
     let gate = Arc::new(Gate::default());
@@ -161,7 +161,7 @@ fn churn(address: SocketAddr, churner: u64, urls: &[String], stop: &AtomicBool) 
 
 #[test]
 fn an_interrupt_from_the_keyboard_stops_it_too_and_idle_connections_do_not_hold_it_up() {
-    // Whoever waited for the end of the grace would wait longer than a test.
+    // Waiting for the end of the grace period would take longer than the test.
     let mut server = Setup::config("shutdown.grace = \"10m\"").start();
     let _idle: Vec<_> = (0..5).map(|_| server.connect()).collect();
     let mut used = server.connect();
@@ -170,7 +170,7 @@ fn an_interrupt_from_the_keyboard_stops_it_too_and_idle_connections_do_not_hold_
     assert_eq!(server.ended().code(), Some(0));
 }
 
-// The signal was kept until the start had ended, which it may never.
+// The signal used to wait for the end of the start, which may never come.
 #[test]
 fn a_server_that_is_still_starting_can_be_stopped() {
     let nats = TcpListener::bind("127.0.0.1:0").expect("a free port");
@@ -181,7 +181,7 @@ fn a_server_that_is_still_starting_can_be_stopped() {
         "[store]\nkind = \"jetstream\"\n[store.jetstream]\nurls = [\"nats://{address}\"]\n"
     ));
     server.launch();
-    // A server that says nothing.
+    // A NATS server that never answers.
     let _connection = nats.accept().expect("a connection");
     server.terminate();
     assert_eq!(server.ended().code(), Some(0), "{:#?}", server.log());

@@ -11,8 +11,8 @@ pub fn send(child: &Child, signal: Signal) {
     kill_process(pid_of(child), signal).expect("a child that runs takes signals");
 }
 
-/// Stops every thread of the program. The signal alone is only asked for when sending it returns; the system reports
-/// the stop to the parent once the last thread has stopped.
+/// Stops every thread of the program. Sending the signal returns before they have stopped; the
+/// system reports the stop to the parent once the last thread has.
 pub fn hold(child: &Child) {
     send(child, Signal::STOP);
     let stopped = waitpid(Some(pid_of(child)), WaitOptions::UNTRACED).expect("a child can be waited for");

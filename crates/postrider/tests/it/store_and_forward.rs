@@ -1,4 +1,4 @@
-//! Two servers: one forwards what is published to it to the other, which may be away for hours.
+//! Two servers: one forwards its events to the other, which may be away for hours.
 
 use crate::receiver::Receiver;
 use crate::server::{JSON, Server, Setup, event};
@@ -16,7 +16,7 @@ fn event_grid(url: &str) -> Value {
     })
 }
 
-/// The publish URL of a topic, as a destination of type EventGrid wants it.
+/// Publish URL of a topic, for a destination of type EventGrid.
 fn publish_url(server: &Server, topic: &str) -> String {
     format!(
         "http://{}/topics/{topic}/api/events?api-version=2018-01-01",
@@ -46,9 +46,9 @@ fn everything_arrives_after_hours_without_the_upper_server_and_a_crash_of_both()
     lower.publish("orders", &[event("before")]);
     let first = receiver.next();
     assert_eq!(first.ids(), ["before"]);
-    // One delivery to the upper server, one by it.
+    // The event has made two hops: one to the upper server, one from it.
     assert_eq!(first.header("postrider-hops"), Some("2"));
-    // That of the upper server, whatever it was called below.
+    // The topic is the upper server's, whatever it was called below.
     assert_eq!(first.json()[0]["topic"], "central");
 
     upper.kill();
@@ -68,14 +68,14 @@ fn everything_arrives_after_hours_without_the_upper_server_and_a_crash_of_both()
     lower.kill();
     upper.start();
     lower.start();
-    // The endpoint was left alone for at most four hours; then everything is due at once.
+    // The probation delay is at most four hours; after that everything is due at once.
     lower.advance(&json!({"by": "8h"}));
     let mut arrived = BTreeSet::new();
     wait::until("everything has arrived", || {
         arrived.extend(receiver.so_far().iter().flat_map(|one| one.ids()));
         published.is_subset(&arrived).then_some(())
     });
-    // A crash may deliver again what has just been delivered.
+    // A crash may repeat the last delivery.
     arrived.remove("before");
     assert_eq!(arrived, published);
     assert_eq!(lower.health()["deliveries"]["dropped"], json!({}));
@@ -91,15 +91,15 @@ fn two_servers_that_forward_to_each_other_come_to_an_end() {
     forward(&west, "orders", &publish_url(&east, "orders"));
     west.subscribe("orders", "archive", &receiver.url("/"), json!(null));
     east.publish("orders", &[event("e")]);
-    // East, west (1), east (2), west (3), and east refuses to go on with 4.
+    // East, west (1), east (2), west (3), and east refuses to continue with 4.
     east.counted("/deliveries/dropped/TooManyHops", 1);
     let hops = [receiver.next(), receiver.next()].map(|one| one.header("postrider-hops").map(str::to_owned));
     assert_eq!(hops, [Some("2".into()), Some("4".into())]);
     assert!(receiver.so_far().is_empty());
 }
 
-// Without a topic name an Event Grid event is forwarded without a topic, which the upper server stamps. A CloudEvent
-// needs a source all the same, or the upper server refuses it and it is lost.
+// Without a topic name an Event Grid event is forwarded without a topic, which the upper server
+// sets. A CloudEvent needs a source all the same, or the upper server refuses it and it is lost.
 #[test]
 fn every_schema_is_taken_by_the_upper_server() {
     let receiver = Receiver::start();
@@ -164,7 +164,7 @@ fn documented() -> [String; 2] {
     [upper, lower].map(|block| block.split("```").next().unwrap_or_default().to_owned())
 }
 
-// Over https, with the CA that the upper server has made; only names and ports are others.
+// Over https, with the upper server's own CA; only names and ports differ from the document.
 #[test]
 fn the_documented_example_works_as_it_stands() {
     let receiver = Receiver::start();

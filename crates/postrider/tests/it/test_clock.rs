@@ -32,7 +32,7 @@ fn it_stands_still_and_goes_where_it_is_told() {
         (to, 0),
         "it is there"
     );
-    // With an offset, too.
+    // A time with an offset is accepted, too.
     let (now, _) = server.advance(&json!({"to": "2030-01-01T02:00:00+02:00"}));
     assert_eq!(now, timestamp(&json!("2030-01-01T00:00:00Z")));
     assert_eq!(
@@ -65,7 +65,7 @@ fn it_counts_the_attempts_on_its_way() {
     assert_eq!((now.since(lab.start).as_secs(), attempts), (400, 6));
     let (now, attempts) = lab.server.advance(&json!({"by": "24h"}));
     assert_eq!((now.since(lab.start).as_secs(), attempts), (86_800, 12));
-    // What is left is given up, without an attempt.
+    // The remaining events are given up without an attempt.
     let (_, attempts) = lab.server.advance(&json!({"toNextAttempt": true}));
     assert_eq!(attempts, 0);
     assert_eq!(lab.dropped(), json!({"TimeToLiveExceeded": 2}));
@@ -314,7 +314,7 @@ fn whoever_goes_away_while_it_moves_leaves_it_to_others() {
         .write(format!("{head}\r\n\r\n{body}").as_bytes())
         .unwrap();
     drop(connection);
-    // The other waits for an answer that does not come; this one does not have to.
+    // The other request waits for an answer that does not come; this one must not have to.
     let (now, _) = lab.server.advance(&json!({"by": "20s", "settle": "100ms"}));
     assert_eq!(now.since(lab.start).as_secs(), 20);
 }
@@ -329,7 +329,7 @@ fn a_server_whose_time_stands_still_can_be_stopped() {
     lab.server.publish("orders", &[event("a")]);
     lab.receiver.next();
     lab.server.stop();
-    // The attempt under way was given up, and is made again in the next life.
+    // The attempt in progress was abandoned, and is made again after the restart.
     lab.server.start();
     assert_eq!(lab.receiver.next().header("aeg-delivery-count"), Some("0"));
     assert_eq!(lab.now(), 0);
@@ -337,8 +337,8 @@ fn a_server_whose_time_stands_still_can_be_stopped() {
 
 #[test]
 fn time_does_not_go_on_while_the_server_stops() {
-    // One receiver never answers, so that stopping takes a while; the third attempt at the other one is held up
-    // until stopping has begun.
+    // The silent receiver never answers, so that stopping takes a while; the third attempt at the
+    // other one is held up until stopping has begun.
     let gate = Arc::new(Gate::default());
     let receiver = Receiver::answering({
         let gate = gate.clone();
@@ -354,7 +354,7 @@ fn time_does_not_go_on_while_the_server_stops() {
     });
     let config = "shutdown.grace = \"2s\"\n";
     let mut lab = Lab::subscribed(Setup::test_clock(config), receiver, json!(null));
-    // Under a profile that gives it a minute.
+    // A profile with a response timeout of a minute.
     let patient = json!({"postrider": {"profile": "cloud-2018"}});
     lab.subscribe("silent", "/silent", patient);
     lab.server.publish("orders", &[event("a")]);
@@ -376,7 +376,7 @@ fn time_does_not_go_on_while_the_server_stops() {
     let answered = moving.join().expect("no panic");
     assert!(!matches!(answered, Ok(200)), "{answered:?}");
 
-    // Nothing was due that was not attempted.
+    // No due attempt was skipped.
     lab.server.start();
     assert_eq!(lab.now(), 40);
     assert_eq!(lab.receiver.next().path, "/silent", "it is attempted again");

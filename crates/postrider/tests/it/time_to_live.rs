@@ -1,4 +1,4 @@
-//! When an event's time is over, and how receivers may ask for patience.
+//! Expiry of events, and receivers that ask for more time.
 
 use crate::lab::{Lab, seconds, seconds_and_counts, timestamp};
 use crate::receiver::{Receiver, Reply};
@@ -93,7 +93,7 @@ fn time_counts_from_publishing_for_each_event() {
     assert_eq!(lab.count("attempts"), 6);
 }
 
-/// Answers with this status and `Retry-After`.
+/// A receiver that answers with this status and `Retry-After`.
 fn asking(status: u16, retry_after: &'static str) -> Receiver {
     Receiver::answering(move |_| {
         let head =
@@ -107,13 +107,13 @@ fn a_busy_receiver_may_ask_for_more_time_but_not_for_less() {
     for (status, retry_after, attempts) in [
         (429, "120", [0, 120, 240]),
         (503, "120", [0, 120, 240]),
-        // Sooner than the step or the floor.
+        // Shorter than the schedule's step or the floor: no effect.
         (429, "5", [0, 10, 40]),
         (503, "5", [0, 30, 60]),
         (429, "0", [0, 10, 40]),
         // Between one step and the next.
         (429, "20", [0, 20, 50]),
-        // Of no meaning, or not for this status.
+        // Meaningless, or not supported for this status: no effect.
         (429, "soon", [0, 10, 40]),
         (429, "-60", [0, 10, 40]),
         (500, "600", [0, 10, 40]),
@@ -141,7 +141,7 @@ fn a_date_to_come_back_at_is_one_by_the_test_clock() {
         assert_eq!(lab.server.advance(&json!({"to": new_year})).1, 0);
         lab.start = timestamp(&new_year);
         lab.server.publish("orders", &[event("a")]);
-        // The second answer names a time that has come: the schedule holds.
+        // The second answer names a time that has passed: the schedule holds.
         let next = 300 + 30;
         assert_eq!(seconds(&lab.all_arrivals()), [0, 300, next], "{status}");
     }

@@ -1,4 +1,4 @@
-//! Traces: what receivers are told of them, and what a collector gets to see.
+//! Traces: the trace context that receivers get, and the spans that a collector gets.
 
 use crate::azure_clients::{installed, scripts};
 use crate::client::Headers;
@@ -20,7 +20,7 @@ const UNSAMPLED: &str = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-00
 
 const KEY: &str = "AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8=";
 
-/// A topic `clouds` for CloudEvents with a subscription `all`, `more` being further lines of that.
+/// A topic `clouds` for CloudEvents with a subscription `all` that has the further lines `more`.
 fn clouds(receiver: &Receiver, more: &str) -> String {
     let url = receiver.url("/");
     format!(
@@ -30,7 +30,7 @@ fn clouds(receiver: &Receiver, more: &str) -> String {
     )
 }
 
-/// A CloudEvent that says what it is part of.
+/// A CloudEvent with an optional trace context.
 fn cloud_event(id: &str, trace: Option<&str>) -> Value {
     let mut event = json!({"specversion": "1.0", "type": "t", "source": "/s", "id": id, "data": {}});
     if let Some(trace) = trace {
@@ -79,7 +79,7 @@ fn without_a_collector_a_producer_s_trace_is_passed_on_as_it_came() {
         check(&[("traceparent", UNSAMPLED)], (Some(UNSAMPLED), None));
         let state = [parent, ("tracestate", "a=1, b=2"), ("tracestate", "c=3")];
         check(&state, (Some(PARENT), Some("a=1,b=2,c=3")));
-        // What is wrong is ignored, and takes nothing with it that is right.
+        // Invalid headers are ignored without affecting valid ones.
         check(&[parent, ("tracestate", "no state")], (Some(PARENT), None));
         check(
             &[("traceparent", "00-1-2-3"), ("tracestate", "a=1")],
@@ -149,7 +149,7 @@ fn a_subscription_s_own_header_wins() {
     assert_eq!(told(&receiver.next()), (Some("mine"), None));
 }
 
-/// What takes the part of a collector that speaks JSON.
+/// A stand-in for a collector that speaks JSON.
 struct Collector(Receiver);
 
 impl Collector {
@@ -164,7 +164,7 @@ impl Collector {
         )
     }
 
-    /// Takes spans until there are so many.
+    /// Receives spans until there are `count`.
     #[track_caller]
     fn spans(&self, count: usize) -> Vec<Value> {
         let mut spans = Vec::new();
@@ -228,7 +228,7 @@ fn context(delivery: &Delivery) -> (String, String, String) {
     (parts[1].to_owned(), parts[2].to_owned(), parts[3].to_owned())
 }
 
-/// The story of an event that was accepted names its trace.
+/// Asserts that an event's history names its trace.
 #[track_caller]
 fn shows(server: &Server, id: &str, trace: &str) {
     let path = format!("/postrider/v1/events/{id}");
@@ -290,7 +290,7 @@ fn what_its_producer_does_not_want_recorded_is_passed_on_and_not_exported() {
     server.subscribe("orders", "billing", &receiver.url("/"), json!(null));
     publish(&server, "1", &[("traceparent", UNSAMPLED)]);
     assert_eq!(told(&receiver.next()), (Some(UNSAMPLED), None));
-    // The next are seen, and nothing was before them.
+    // Only the next event has spans: the unsampled one has none.
     publish(&server, "2", &[("traceparent", PARENT)]);
     receiver.next();
     for span in collector.spans(2) {
@@ -447,7 +447,7 @@ fn variables_of_opentelemetry_are_heeded() {
     );
 }
 
-/// The collector with OpenTelemetry's own message types, as a child process.
+/// A collector with OpenTelemetry's own message types, as a child process.
 struct PythonCollector {
     child: Child,
     port: String,
@@ -466,7 +466,7 @@ impl PythonCollector {
         let port = out.next().expect("a port").expect("text");
         let lines: Arc<Mutex<Vec<Value>>> = Arc::default();
         let seen = lines.clone();
-        // It ends with the child.
+        // The thread ends with the child.
         std::thread::spawn(move || {
             for line in out.map_while(Result::ok) {
                 let span = serde_json::from_str(&line).expect("lines of JSON");

@@ -1,10 +1,10 @@
-//! Waiting for something to become true, with an end to patience.
+//! Waiting for conditions, with a deadline.
 
 use std::time::{Duration, Instant};
 
-/// Nothing that is promised takes longer, even on a busy machine.
+/// Longest wait, enough for a busy machine.
 pub const PATIENCE: Duration = Duration::from_secs(30);
-/// How often a condition that cannot be waited on is looked at.
+/// Polling interval of conditions.
 const LOOK_EVERY: Duration = Duration::from_millis(10);
 
 #[expect(
@@ -15,7 +15,7 @@ pub fn now() -> Instant {
     Instant::now()
 }
 
-/// Looks until `look` finds something.
+/// Polls until `look` returns a value.
 #[track_caller]
 pub fn until<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
     let mut found = None;
@@ -27,12 +27,12 @@ pub fn until<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
     found.expect("it was found")
 }
 
-/// Looks until it is so; false if it did not become so.
+/// Polls until `look` returns true; false if it does not in time.
 pub fn is_true_in_time(look: impl FnMut() -> bool) -> bool {
     is_true_within(PATIENCE, look)
 }
 
-/// The same with a patience of its own.
+/// Like `is_true_in_time`, with another patience.
 pub fn is_true_within(patience: Duration, mut look: impl FnMut() -> bool) -> bool {
     let deadline = now() + patience;
     loop {

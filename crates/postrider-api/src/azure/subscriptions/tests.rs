@@ -67,7 +67,7 @@ async fn one_object_in_two_spellings() {
         lab.arm("GET", &scope, None).await.properties()["labels"],
         json!(["m"])
     );
-    // The edge module's API sees the same one.
+    // The edge API shows the same subscription.
     let edge = lab
         .edge("GET", "/topics/t1/eventSubscriptions/Sub", None)
         .await
@@ -113,7 +113,7 @@ async fn default_types_of_groups_and_accounts() {
             own["filter"]["includedEventTypes"]
         );
     }
-    // A resource of another provider says nothing about its types.
+    // A resource of another provider declares no event types.
     let other = extension(
         &format!("{GROUP}/providers/Microsoft.EventHub/namespaces/n"),
         "sub",
@@ -125,7 +125,7 @@ async fn default_types_of_groups_and_accounts() {
     assert_eq!(got.properties().get("filter"), None);
 }
 
-// `properties.topic` is in lower case on everything but system topics.
+// `properties.topic` is in lower case except on system topics.
 #[tokio::test]
 async fn system_topics_keep_their_casing() {
     let lab = Lab::new(false).await;
@@ -155,7 +155,8 @@ async fn system_topics_keep_their_casing() {
     }
 }
 
-// As the real service was recorded: `eventDeliverySchema` stays, everything else that is left out goes.
+// As recorded from the real service: `eventDeliverySchema` stays, everything else that is left out
+// is removed.
 #[tokio::test]
 async fn a_put_keeps_the_delivery_schema_and_nothing_else() {
     let lab = Lab::new(false).await;
@@ -200,7 +201,7 @@ async fn webhooks_are_asked_first() {
     let path = extension(T1, "sub");
     let put = async |hook: &str, label: &str| lab_put(&lab, &path, hook, label).await;
 
-    // Refused: there is nothing afterwards.
+    // Refused by the webhook: no subscription exists afterwards.
     let refused = put("/no", "a").await;
     assert_eq!(refused.properties()["provisioningState"], "Creating");
     assert_eq!(
@@ -209,7 +210,7 @@ async fn webhooks_are_asked_first() {
     );
     lab.arm("GET", &path, None).await.expect(404);
 
-    // Not answered yet: it is shown as it is to become, and nobody else sees it.
+    // Not answered yet: shown as it will be, and invisible to the other APIs.
     put("/never", "b").await;
     let got = lab.arm("GET", &path, None).await.expect(200);
     assert_eq!(
@@ -243,7 +244,7 @@ async fn webhooks_are_asked_first() {
         (&json!("Succeeded"), &json!(["c"]))
     );
 
-    // A refused change leaves what was there.
+    // A refused change leaves the subscription as it was.
     let refused = put("/no", "d").await;
     assert_eq!(refused.properties()["provisioningState"], "Updating");
     assert_eq!(lab.ends(&refused).await.0, "Failed");
@@ -256,7 +257,7 @@ async fn webhooks_are_asked_first() {
         (&json!("Succeeded"), &json!(["c"]))
     );
 
-    // Someone has to answer for it.
+    // The webhook wants to be validated manually.
     let later = put("/later", "e").await;
     let mut state = Value::Null;
     for _ in 0..1000 {
@@ -267,7 +268,7 @@ async fn webhooks_are_asked_first() {
         tokio::task::yield_now().await;
     }
     assert_eq!(state, "AwaitingManualAction");
-    // What the edge's API puts in force meanwhile stays.
+    // A change through the edge API during the handshake is kept.
     let body = web_hook("/edge", json!({"labels": ["f"]}));
     lab.edge("PUT", "/topics/t1/eventSubscriptions/sub", Some(body))
         .await
@@ -282,7 +283,7 @@ async fn webhooks_are_asked_first() {
         (&json!("Succeeded"), &json!(["f"]))
     );
 
-    // Deleting ends the question too.
+    // Deleting the subscription cancels the handshake too.
     let waiting = put("/never", "g").await;
     lab.arm("DELETE", &path, None).await.expect(202);
     assert_eq!(lab.ends(&waiting).await.0, "Canceled");
@@ -340,7 +341,7 @@ async fn what_it_hangs_on_must_be_there() {
     check(&storage("devstoreaccount1/blobServices/default"), "blobServices").await;
     check(&format!("{GROUP}/nonsense/x"), "nonsense").await;
 
-    // The first subscription makes the topic inside the domain, and the last takes it away.
+    // The first subscription creates the domain topic, and deleting the last one deletes it.
     let scope = grid("domains/open/topics/x1y");
     let list = format!("{scope}/eventSubscriptions");
     lab.arm("GET", &list, None).await.expect(404);
@@ -396,7 +397,8 @@ async fn resources_of_other_providers() {
         let types = got.properties()["filter"].get("includedEventTypes");
         assert_eq!(types.is_some(), scope != hub, "{scope}");
     }
-    // What was made for them goes with them, or if it comes to nothing.
+    // Hidden topics are deleted with their last subscription, or when the handshake of the first
+    // one fails.
     for scope in [
         GROUP,
         "/subscriptions/00000000-0000-0000-0000-000000000001",
@@ -526,7 +528,7 @@ async fn lists() {
     )
     .await;
 
-    // Pages neither repeat nor leave out, while others write.
+    // Pages neither repeat nor skip subscriptions while others write.
     let mut seen = Vec::new();
     let mut next = Some(format!("{}?$top=3", of(account, "")));
     while let Some(path) = next {
@@ -652,7 +654,7 @@ async fn refusals_change_nothing() {
         .expect(405);
     lab.arm("POST", &format!("{path}/nosuch"), None).await.expect(404);
 
-    // Who may only look does not get to see secrets.
+    // Readers do not see secrets.
     let reader = [("authorization", "Bearer reader secret")];
     lab.arm_with("GET", &path, None, &reader).await.expect(200);
     for action in ["getFullUrl", "getDeliveryAttributes"] {
@@ -686,7 +688,8 @@ async fn there_is_room_for_so_many() {
         "{:?}",
         refused.error()
     );
-    // Changing one is not adding one; its topics have room of their own.
+    // Changing a subscription does not count against the quota, and domain topics have quotas of
+    // their own.
     lab.arm("PUT", &extension(&domain, "sub-0"), Some(web_hook("/y", none())))
         .await
         .expect(201);
@@ -738,7 +741,8 @@ async fn etags() {
         .expect(202);
 }
 
-// Each of many reads, adds its own label and writes, until its condition holds. None of the labels is lost.
+// Many writers each read, add a label of their own and write, until their precondition holds. No
+// label is lost.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn writers_with_etags_lose_nothing() {
     let lab = Lab::new(false).await;

@@ -2,11 +2,12 @@ use super::*;
 use postrider_store::conformance::Seeded;
 use std::time::Duration;
 
-/// A list of numbers; a commit that names the length it expects is refused if another node has made it longer.
+/// A list of numbers; a commit that names its expected length is refused if another node has
+/// extended it.
 #[derive(Default)]
 struct List {
     numbers: Vec<u64>,
-    /// Of other nodes, as far as this one knows.
+    /// Numbers that this node has learned from others.
     told: Vec<u64>,
 }
 
@@ -58,7 +59,7 @@ fn record(number: u64, filler: usize) -> Vec<u8> {
     record
 }
 
-/// A stream as JetStream keeps it: a message has its place only if it expected that.
+/// A stream like JetStream's: a message is stored only at the place that it expects.
 #[derive(Default)]
 struct Stream {
     messages: Vec<Vec<u8>>,
@@ -84,8 +85,8 @@ fn catch_up(book: &mut Book<List>, stream: &Stream) {
     }
 }
 
-// Three nodes, acknowledgements that get lost, messages that are stored long after they were given up, nodes that hear
-// late, and snapshots: each commit that was acknowledged is there once, and all nodes have the same.
+// Three nodes with lost acknowledgements, messages stored long after they were given up, late
+// reception and snapshots: each acknowledged commit is present once, and all nodes agree.
 #[test]
 fn every_node_has_every_commit_once_whatever_gets_lost() {
     for seed in 0..300 {
@@ -93,7 +94,7 @@ fn every_node_has_every_commit_once_whatever_gets_lost() {
         let mut stream = Stream::default();
         let mut books: Vec<Book<List>> = (1..=3).map(|me| Book::new(me, List::default())).collect();
         let mut replies: Vec<(usize, u64, Reply)> = Vec::new();
-        // Sent, and on their way for who knows how long: expectation and message.
+        // Messages in flight for an indefinite time: expected sequence and content.
         let mut late: Vec<(u64, Vec<u8>)> = Vec::new();
         let mut next = 0;
         for _ in 0..200 {
@@ -113,9 +114,9 @@ fn every_node_has_every_commit_once_whatever_gets_lost() {
                     };
                     let expected = book.last;
                     match random.below(4) {
-                        // Lost, or late.
+                        // The message is lost or late.
                         0 => late.push((expected, message)),
-                        // Stored, and nobody hears of it.
+                        // The message is stored, and the acknowledgement is lost.
                         1 => drop(stream.publish(expected, &message)),
                         _ => {
                             if stream.publish(expected, &message) {
@@ -164,7 +165,7 @@ fn every_node_has_every_commit_once_whatever_gets_lost() {
         }
         for book in &books {
             assert_eq!(book.machine.numbers, all, "seed {seed}");
-            // A node that opens a snapshot now goes on the same.
+            // A node that opens a snapshot now continues in the same way.
             let manifest = Manifest {
                 by: 1,
                 at: book.last,
@@ -206,7 +207,7 @@ fn the_snapshot_tells_which_commits_are_in_it() {
         chunks: Vec::new(),
         bytes: 0,
     };
-    // It has not heard of its own message, and never will: the log is gone.
+    // The node has not received its own message and never will, because the log is purged.
     one.restore(&manifest, &two.snapshot()).unwrap();
     assert!(matches!(stored.try_recv(), Ok(Err(Error::Unavailable(_)))));
     assert_eq!(one.machine.told, [7], "so it is told of it as of another's");
@@ -215,7 +216,7 @@ fn the_snapshot_tells_which_commits_are_in_it() {
     assert!(matches!(waiting.try_recv(), Ok(Ok(2))));
 }
 
-// The snapshot is taken between two parts of a commit: whoever opens it has to know the first.
+// The snapshot is taken between two parts of a commit: a node that opens it has to know the first.
 #[test]
 fn a_snapshot_holds_the_beginning_of_a_commit_that_comes_in_parts() {
     let mut one = Book::new(1, List::default());
@@ -284,7 +285,7 @@ fn whoever_makes_the_log_long_writes_the_snapshot() {
         from.take(sequence, &message);
         to.take(sequence, &message);
     };
-    // It does not come to it: the next one does.
+    // Node 1 does not finish its snapshot, so the next author writes one.
     say(&mut two, &mut one);
     assert!(two.wants_snapshot(200) && !one.wants_snapshot(200));
     let manifest = frame::encode_manifest(&Manifest {

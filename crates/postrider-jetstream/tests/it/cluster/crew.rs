@@ -1,4 +1,4 @@
-//! Nodes of a test.
+//! Helpers for clusters of several nodes.
 
 use crate::nats::{PATIENCE, Servers};
 use postrider_core::time::Timestamp;
@@ -11,7 +11,7 @@ use std::time::Duration;
 
 static PROCESSES: AtomicU64 = AtomicU64::new(1);
 
-/// Short, so that tests are; long enough for a machine that does many things at once.
+/// Short, so that tests are fast, but long enough for a busy machine.
 pub const LEASE: Duration = Duration::from_secs(2);
 
 pub fn settings(servers: &Servers, partitions: u8) -> Settings {
@@ -34,7 +34,7 @@ pub fn node(id: u64) -> Node {
     }
 }
 
-/// Opens a node, as soon as the servers have found each other.
+/// Opens a node as soon as the servers have formed a cluster.
 pub async fn open(servers: &Servers, partitions: u8, id: u64) -> Cluster {
     open_with(settings(servers, partitions), node(id)).await
 }
@@ -54,7 +54,7 @@ pub async fn open_with(settings: Settings, node: Node) -> Cluster {
         .expect("the servers answer")
 }
 
-/// Waits until the node knows the cluster to be so.
+/// Waits until the node's view of the cluster satisfies a condition.
 #[track_caller]
 pub fn until<'c>(
     cluster: &'c Cluster,
@@ -84,7 +84,7 @@ pub fn served(cluster: &Cluster) -> BTreeSet<u8> {
         .collect()
 }
 
-/// How many partitions each of the nodes serves, as its heartbeats say.
+/// Number of partitions that each node serves according to its heartbeats.
 pub fn shares(known: &Membership) -> Vec<(u64, usize)> {
     known
         .present()

@@ -1,4 +1,4 @@
-//! Nodes and servers fail without a word.
+//! Nodes and servers that fail silently.
 
 use super::crew::{LEASE, epochs, even, node, open, settings, shares, standing, until};
 use crate::nats::{PATIENCE, Servers};
@@ -12,7 +12,7 @@ use std::sync::mpsc;
 use std::time::Duration;
 use tokio::time::Instant;
 
-// The node's heartbeats stop, but it still has everything it had and goes on writing.
+// The node's heartbeats stop, but it still has all of its partitions and continues to write.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_node_that_falls_silent_is_replaced_and_its_writes_are_refused() {
     let Some(servers) = Servers::one() else { return };
@@ -42,7 +42,8 @@ async fn a_node_that_falls_silent_is_replaced_and_its_writes_are_refused() {
     let took = died.elapsed();
     println!("replaced after {took:?} with a lease of {LEASE:?}");
     assert!(took >= LEASE, "not before its lease has run out");
-    // The lease and a half, a heartbeat or two, the next in line; the rest is the busy machine.
+    // A lease and a half, a heartbeat or two, the next node in line; the rest allows for a busy
+    // machine.
     assert!(took < LEASE * 3 / 2 + LEASE + Duration::from_secs(15), "{took:?}");
     for partition in lost.iter() {
         let late = partition.append(events(&[("too late", &[1])])).await;
@@ -68,8 +69,8 @@ async fn a_node_that_falls_silent_is_replaced_and_its_writes_are_refused() {
     c.close().await;
 }
 
-// The whole process stands still for longer than its lease, with everything it has in memory, and goes on as if nothing
-// had been.
+// The whole process is suspended for longer than its lease, with everything it has in memory, and
+// then continues.
 #[test]
 fn a_node_that_stood_still_claims_nothing_when_it_wakes() {
     let Some(servers) = Servers::one() else { return };
@@ -91,12 +92,12 @@ fn a_node_that_stood_still_claims_nothing_when_it_wakes() {
             }
             let before = epochs(&a);
             ready.send(()).unwrap();
-            // The only thread of this node: nothing of it moves until the test says so.
+            // The only thread of this node: it is blocked until the test continues.
             woken.recv().unwrap();
             let at_once = a.log.claim(sub(1), at(0), WANT).await;
             let append = a.log.append(events(&[("too late", &[1])])).await;
             said.send((at_once.is_err(), append.is_err())).unwrap();
-            // Whatever it serves then it has taken anew.
+            // Partitions that the node serves afterwards were taken again.
             until(&a, "it takes part again", |known| {
                 let mut mine = known
                     .partitions
@@ -124,7 +125,7 @@ fn a_node_that_stood_still_claims_nothing_when_it_wakes() {
             (true, true),
             "it claims and appends nothing"
         );
-        // What it claimed it has.
+        // Node 2 still holds what it claimed.
         b.log.release(sub(1), mine);
         until(&b, "two share again", |known| even(known, &[1, 2], 4)).await;
         leave.send(()).unwrap();
@@ -134,8 +135,8 @@ fn a_node_that_stood_still_claims_nothing_when_it_wakes() {
     stills.join().unwrap();
 }
 
-// All servers of the bucket stand still for longer than the lease: nobody can say that it is there, and nobody may take
-// anything.
+// All servers of the bucket are suspended for longer than the lease: no node can send heartbeats,
+// and no node may take anything.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_server_that_stands_still_stops_all_and_moves_nothing() {
     let Some(servers) = Servers::one() else { return };
@@ -178,7 +179,7 @@ async fn a_server_that_stands_still_stops_all_and_moves_nothing() {
     b.close().await;
 }
 
-// A later version of the program has changed something that this one cannot read.
+// A later version of the program has changed something that this one cannot decode.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_node_that_cannot_read_the_catalogue_takes_nothing_in() {
     let Some(servers) = Servers::one() else { return };
@@ -197,7 +198,7 @@ async fn a_node_that_cannot_read_the_catalogue_takes_nothing_in() {
     one.close().await;
 }
 
-// Three servers keep everything three times. One stands still, then the leader of the bucket is killed.
+// Three servers with three replicas. One is suspended, then the leader of the bucket is killed.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_cluster_of_servers_carries_on_without_one() {
     let Some(mut servers) = Servers::three() else {
@@ -247,7 +248,7 @@ async fn a_cluster_of_servers_carries_on_without_one() {
     servers.all[second].kill();
     publish(&b, "killed", &mut accepted).await;
     println!("events are taken in again after {:?}", killed.elapsed());
-    // The bucket is without a leader for longer than the lease.
+    // The bucket has no leader for longer than the lease.
     let leads_again = async {
         let gone = format!("n{second}");
         loop {
@@ -262,7 +263,8 @@ async fn a_cluster_of_servers_carries_on_without_one() {
         .await
         .expect("another server leads");
     for one in [&a, &b] {
-        // Events are taken in before heartbeats are stored again; handed out they are only then.
+        // Events are accepted before heartbeats are stored again; claims are possible only
+        // afterwards.
         until(one, "two share", |known| {
             one.members.lease().valid_now() && even(known, &[1, 2], 4)
         })
@@ -290,7 +292,7 @@ async fn a_cluster_of_servers_carries_on_without_one() {
     b.close().await;
 }
 
-/// Publishes until so many have been accepted again, whatever is refused meanwhile.
+/// Publishes until this many requests have been accepted again, whatever is refused meanwhile.
 async fn publish(to: &Cluster, what: &str, accepted: &mut BTreeSet<String>) {
     let publish = async {
         let mut count = 0;

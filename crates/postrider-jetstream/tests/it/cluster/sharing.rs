@@ -1,4 +1,4 @@
-//! Nodes come, go, and share what there is.
+//! Nodes that join, leave and share the partitions.
 
 use super::crew::{LEASE, epochs, even, node, open, open_with, served, settings, shares, standing, until};
 use crate::nats::{PATIENCE, Servers};
@@ -28,8 +28,8 @@ async fn nodes_share_the_partitions_evenly() {
     for one in [&a, &b, &c] {
         until(one, "three share", |known| even(known, &[1, 2, 3], 8)).await;
     }
-    // Heartbeats announce a share a moment before or after a node serves it. The node that serves
-    // partition 0, on a busy machine not always the first one, is the steward.
+    // Heartbeats announce a share shortly before or after a node serves it. The owner of partition
+    // 0, which on a busy machine is not always the first node, is the coordinator.
     until(&a, "every partition is served once", |_| {
         let shares = [&a, &b, &c].map(served);
         let stewards = [&a, &b, &c].map(|node| *node.members.steward().borrow());
@@ -38,7 +38,7 @@ async fn nodes_share_the_partitions_evenly() {
             && stewards == shares.map(|partitions| partitions.contains(&0))
     })
     .await;
-    // Each epoch is another, and greater than those before.
+    // Every epoch is new and greater than those before.
     let known = a.members.membership();
     assert_eq!(known.nodes.len(), 3);
     assert!(
@@ -49,7 +49,7 @@ async fn nodes_share_the_partitions_evenly() {
     );
     assert_eq!(known.nodes[1].url, "https://node-2.example");
 
-    // Who leaves in good order says so: it is not one that died.
+    // A node that leaves in an orderly way is removed and does not count as dead.
     c.close().await;
     until(&a, "two share again", |known| even(known, &[1, 2], 8)).await;
     assert_eq!(standing(&a.members.membership(), 3), None);
@@ -80,7 +80,8 @@ async fn a_node_that_drains_gives_everything_away_and_hands_on_what_is_published
         let all = |known: &_| standing(known, 1) == Some(Standing::Draining) && served(&b).len() == 4;
         until(one, "the other has all", all).await;
     }
-    // What the one accepted, the other delivers; what is published to the one is appended by the other.
+    // An event accepted by one node is delivered by the other; a request to the drained node is
+    // appended by the other.
     assert_eq!(
         b.log.backlog(postrider_store::conformance::sub(1)).waiting,
         1,
@@ -98,7 +99,7 @@ async fn a_node_that_drains_gives_everything_away_and_hands_on_what_is_published
     b.close().await;
 }
 
-// Whoever is asked tells the node that is meant, and a node that was drained can be told to take part again.
+// Any node can be asked to drain another, and a drained node can be told to participate again.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_node_is_drained_by_another_and_takes_part_again() {
     let Some(servers) = Servers::one() else { return };
@@ -165,7 +166,7 @@ async fn a_process_that_was_replaced_says_so_and_ends() {
     let Some(servers) = Servers::one() else { return };
     let a = open(&servers, 2, 7).await;
     until(&a, "it is there", |known| even(known, &[7], 2)).await;
-    // As if it had not been reachable when the other one began.
+    // Pretend that the first process was unreachable when the other one began.
     let bucket = postrider_jetstream::bucket::Bucket::open(&a.connection)
         .await
         .unwrap();

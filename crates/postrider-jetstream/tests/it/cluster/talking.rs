@@ -1,4 +1,4 @@
-//! Nodes ask each other, and JetStream how it is doing.
+//! Peer requests, and questions to JetStream about its health.
 
 use super::crew::{even, node, open, open_with, settings, until};
 use crate::nats::Servers;
@@ -12,7 +12,7 @@ use postrider_jetstream::{Auth, NodeId, Settings};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Says who it is, with as much more as was asked for.
+/// Answers with its id and as many more bytes as requested.
 struct Says(u64);
 
 #[async_trait]
@@ -76,7 +76,7 @@ async fn all_nodes_are_asked_and_those_that_do_not_answer_are_named() {
     assert_eq!(asked.answers[1].1, Err("itis wrong".into()));
     assert!(asked.missing.is_empty() && asked.answers[0].1.is_ok());
 
-    // One that died without a word is missed, until it is known to be dead.
+    // A node that died silently is reported as missing until it is known to be dead.
     let last = nodes.pop().unwrap();
     last.abandon().await;
     let asked = nodes[0]
@@ -127,7 +127,7 @@ async fn one_node_is_asked_alone_however_large_the_question_is() {
     }
     let asked = one.asker.ask_one(there, "else", Bytes::new(), long).await;
     assert_eq!(asked, Err("what?".into()));
-    // Questions that take long do not keep others from being answered.
+    // Requests that take long do not keep others from being answered.
     let soon = Duration::from_millis(200);
     let never = (0..100).map(|_| one.asker.ask_one(there, "never", Bytes::new(), soon));
     let never = futures_util::future::join_all(never);
@@ -138,13 +138,13 @@ async fn one_node_is_asked_alone_however_large_the_question_is() {
             .all(|answer| answer.as_ref().is_err_and(|why| why.contains("in time")))
     );
     assert!(all.missing.is_empty() || all.answers.iter().any(|(id, _)| *id == me));
-    // Nobody is there: that is known at once.
+    // The absence of a node is noticed immediately.
     let away = one.asker.ask_one(NodeId(99), "long", Bytes::new(), long).await;
     assert_eq!(away, Err("the node is away".into()));
 
     let mut heard = std::pin::pin!(other.asker.hear("news").await.unwrap());
     let mut own = std::pin::pin!(one.asker.hear("news").await.unwrap());
-    // The server knows what was subscribed to before it is told anything.
+    // The replies prove that the server knows the subscriptions before anything is broadcast.
     other.asker.ask_one(me, "long", Bytes::new(), long).await.unwrap();
     one.asker
         .ask_one(there, "long", Bytes::new(), long)

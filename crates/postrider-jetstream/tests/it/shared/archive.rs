@@ -1,4 +1,4 @@
-//! The archive of several nodes.
+//! The archive on several nodes.
 
 use crate::nats::Server;
 use crate::support::named;
@@ -47,7 +47,7 @@ impl ArchiveSubject for Subject {
     }
 }
 
-// With snapshots so often that most of what is read comes from one.
+// Also with snapshots so frequent that most of what is read comes from one.
 #[tokio::test(flavor = "multi_thread")]
 async fn keeps_the_archives_promise() {
     for snapshot_bytes in [1 << 30, 2_000] {
@@ -140,7 +140,7 @@ async fn a_replay_is_seen_and_stopped_by_other_nodes() {
     two.ask_to_cancel(id).await.unwrap();
     told(&one).await;
     assert_eq!(one.to_cancel().await.unwrap(), [id]);
-    // What it says on its way is not its end.
+    // A progress update of the replay does not end the request to stop it.
     one.put_job(
         ReplayJob {
             replayed: 3,

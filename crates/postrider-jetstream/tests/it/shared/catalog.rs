@@ -1,4 +1,4 @@
-//! The catalogue of several nodes.
+//! The catalog on several nodes.
 
 use super::line::Line;
 use crate::nats::Server;
@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 use tokio::task::JoinSet;
 
-/// Every node of every test is another one.
+/// Source of unique node numbers across all tests.
 static NODES: AtomicU64 = AtomicU64::new(1);
 
 fn me() -> u64 {
@@ -61,7 +61,7 @@ pub fn put(name: &str, created: i64) -> Change {
     })
 }
 
-/// What `put` was told.
+/// The number that was passed to `put`.
 fn seconds(topic: &DomainTopic) -> i64 {
     (topic.created.nanos() - at(0).nanos()) / 1_000_000_000
 }
@@ -71,7 +71,7 @@ pub fn created(loaded: &Loaded) -> BTreeMap<String, i64> {
     topics.map(|topic| (topic.name.clone(), seconds(topic))).collect()
 }
 
-/// Keeps what it is told.
+/// Follower that records the changes it is told.
 #[derive(Default)]
 struct Told {
     state: Mutex<(u64, BTreeMap<String, i64>)>,
@@ -100,7 +100,7 @@ impl Follower for Told {
     }
 }
 
-/// A node of a test: a catalogue that is followed.
+/// A node of a test: a catalog with a follower.
 pub struct Node {
     pub catalog: Arc<JetStreamCatalog>,
     told: Arc<Told>,
@@ -130,14 +130,14 @@ impl Node {
         })
     }
 
-    /// What it was told, which must have come in order.
+    /// The recorded state; fails if changes came out of order.
     fn told(&self) -> BTreeMap<String, i64> {
         let state = self.told.state.lock().unwrap();
         assert_ne!(state.0, u64::MAX, "it came in order");
         state.1.clone()
     }
 
-    /// Commits until it is not refused; how often it was.
+    /// Commits until the commit is not refused; returns the number of refusals.
     async fn insist(&self, change: Change) -> usize {
         for refused in 0.. {
             match self.catalog.commit(vec![change.clone()]).await {
@@ -152,7 +152,7 @@ impl Node {
 
 pub const LARGE: u64 = 1 << 30;
 
-// Whoever is asked about something right after another node has made it must know of it.
+// A node that is asked directly after another node's change must know of the change.
 #[tokio::test(flavor = "multi_thread")]
 async fn whoever_has_caught_up_knows_what_was_stored_before() {
     let Some(nats) = Server::start() else { return };
@@ -161,7 +161,7 @@ async fn whoever_has_caught_up_knows_what_was_stored_before() {
     for commit in 0..100 {
         let name = format!("n{commit}");
         one.catalog.commit(vec![put(&name, commit)]).await.unwrap();
-        // Several at once share one look, but never one that began before they asked.
+        // Concurrent catch-ups share a look, but never one that began before they were requested.
         let mut asking = JoinSet::new();
         for _ in 0..4 {
             let (other, name) = (other.clone(), name.clone());
@@ -257,7 +257,7 @@ async fn a_name_is_given_once() {
         .commit(vec![Change::PutTopic(topic(1, "Orders"))])
         .await
         .unwrap();
-    // It is in force there: but whoever has looked for the name before that does not know.
+    // The change is applied there, but a client may have looked up the name before that.
     two.catalog.applied(one.catalog.sequence()).await.unwrap();
     let change = || vec![Change::PutTopic(topic(2, "orders"))];
     let refused = two.catalog.commit(change()).await.unwrap_err();
@@ -323,7 +323,7 @@ async fn a_commit_may_be_longer_than_a_message() {
     assert_eq!(three.catalog.load().await.unwrap(), expected);
 }
 
-// The server is killed while two nodes write; each counts what it was told is stored.
+// The server is killed while two nodes write; each counts its acknowledged commits.
 #[tokio::test(flavor = "multi_thread")]
 async fn every_acknowledged_commit_is_there_once_after_a_kill() {
     const COMMITS: i64 = 400;
@@ -341,7 +341,8 @@ async fn every_acknowledged_commit_is_there_once_after_a_kill() {
             let mut stored = Vec::new();
             for commit in 0..COMMITS {
                 let name = format!("n{n}-{commit}");
-                // One after the other, each a new name: what is there says which were stored.
+                // Commits are sequential, each with a new name, so that the names show which were
+                // stored.
                 match node.catalog.commit(vec![put(&name, commit)]).await {
                     Ok(()) => stored.push(name),
                     Err(Error::Unavailable(_)) => {}
@@ -378,7 +379,7 @@ async fn every_acknowledged_commit_is_there_once_after_a_kill() {
     }
 }
 
-// Somebody has removed a message of which no snapshot tells.
+// A message was removed that no snapshot contains.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_hole_in_the_log_is_said() {
     let Some(nats) = Server::start() else { return };
@@ -397,12 +398,12 @@ async fn a_hole_in_the_log_is_said() {
         matches!(&refused, Error::Corrupt(why) if why.contains(&format!("message {} of stream", last - 2))),
         "{refused}"
     );
-    // Whoever has heard it all goes on.
+    // A node that received the message before continues.
     one.insist(put("more", 9)).await;
     assert!(one.catalog.trouble().is_none());
 }
 
-// A node that hears nothing for so long that the log is gone learns from the snapshot what has changed.
+// A node that is disconnected until the log is purged learns from the snapshot what has changed.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_node_that_was_away_is_told_what_has_become_of_the_catalogue() {
     let Some(nats) = Server::start() else { return };
@@ -428,7 +429,7 @@ async fn a_node_that_was_away_is_told_what_has_become_of_the_catalogue() {
         "{first}: what it has missed is gone from the log"
     );
     line.mend();
-    // It is refused until it knows; then it may.
+    // The commit is refused until the node has caught up.
     two.insist(put("mine", 1)).await;
     one.catalog.applied(two.catalog.sequence()).await.unwrap();
     let expected = one.catalog.load().await.unwrap();

@@ -1,4 +1,4 @@
-//! A way to a server that fails.
+//! A connection to a server that can fail.
 
 use crate::nats::{Server, connect};
 use postrider_jetstream::connect::{Connection, Settings};
@@ -6,7 +6,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
-/// A way to a server that can be cut.
+/// A TCP proxy to a server that can be interrupted.
 pub struct Line {
     port: u16,
     whole: watch::Sender<bool>,
@@ -54,7 +54,7 @@ impl Line {
         connect(&settings).await
     }
 
-    /// Nothing goes through until it is mended.
+    /// Stops forwarding until `mend`.
     pub fn cut(&self) {
         self.whole.send_replace(false);
     }

@@ -1,4 +1,4 @@
-//! The catalogue on three servers, of which one dies.
+//! The catalog on three servers, one of which dies.
 
 use super::catalog::{LARGE, Node, created, put};
 use crate::nats::{PATIENCE, Servers};
@@ -20,7 +20,7 @@ async fn open(connection: &Connection) -> Node {
     tokio::time::timeout(PATIENCE, opening).await.expect("it opens")
 }
 
-// Two nodes write, sometimes the same; the server that leads the stream is killed in the middle and comes back.
+// Two nodes write, sometimes the same name; the stream's leader is killed meanwhile and comes back.
 #[tokio::test(flavor = "multi_thread")]
 async fn every_acknowledged_commit_is_there_once_after_the_leader_is_gone() {
     const COMMITS: i64 = 150;
@@ -45,7 +45,7 @@ async fn every_acknowledged_commit_is_there_once_after_the_leader_is_gone() {
                     match node.catalog.commit(changes.clone()).await {
                         Ok(()) => break stored.push(name),
                         Err(Error::Conflict(_)) => tokio::task::yield_now().await,
-                        // It may be stored all the same.
+                        // The commit may be stored all the same.
                         Err(Error::Unavailable(_)) => break,
                         Err(other) => panic!("{other}"),
                     }

@@ -362,7 +362,7 @@ fn everything_a_subscription_can_have_is_shown() {
         "{properties}"
     );
 
-    // Properties that are newer than the version are not shown to it.
+    // Properties that are newer than the API version are not shown.
     let newest = ApiVersion::parse("2025-02-15").unwrap();
     let scope = Scope::Topic(grid());
     let mut view = view(&subscription, &scope, TOPIC, false);
@@ -371,7 +371,7 @@ fn everything_a_subscription_can_have_is_shown() {
         json!("1.2");
     assert_eq!(view.body()["properties"], expected);
 
-    // What is shown can be sent back, as a PUT too but for what is masked.
+    // A body that was read can be sent back, also with PUT if masked values are filled in.
     let mut body = json!({"properties": expected});
     let destination = &mut body["properties"]["deliveryWithResourceIdentity"]["destination"];
     destination["properties"]["endpointUrl"] = json!("https://a/x?k=1");
@@ -457,7 +457,7 @@ fn destinations_of_every_type_are_shown_as_they_were_sent() {
     );
 }
 
-/// Defaults that were shown and came back are there in so many words.
+/// Defaults that were shown and sent back become explicit.
 fn with_batching(destination: &Destination) -> Destination {
     let mut destination = destination.clone();
     if let Destination::AzureFunction { batching, .. } = &mut destination {
@@ -467,7 +467,7 @@ fn with_batching(destination: &Destination) -> Destination {
     destination
 }
 
-/// A subscription with something in every place.
+/// A subscription that uses every property.
 fn full() -> Subscription {
     made(json!({
         "destination": {"endpointType": "WebHook", "properties": {
@@ -530,7 +530,8 @@ fn a_change_keeps_what_it_does_not_mention() {
         s.profile = Some("edge".into())
     });
     check(json!({"postrider": {}}), &|s| s.profile = None);
-    // What az sends without --endpoint, and what it would send if it repeated what it was shown.
+    // The body that az sends without `--endpoint`, and the body it would send if it repeated what
+    // it was shown.
     check(
         hook(json!({"maxEventsPerBatch": 10, "preferredBatchSizeInKilobytes": 128})),
         &|_| {},
@@ -621,8 +622,8 @@ fn a_filter_is_replaced_whole_and_another_type_of_destination_too() {
     );
 }
 
-// A subscription that another road made may have what this one would refuse. Who changes its labels is not asked
-// about the rest.
+// A subscription that another API created may have values that this API would refuse. A client that
+// changes its labels must not be refused because of the rest.
 #[test]
 fn only_what_was_sent_is_judged_again() {
     let mut before = full();
@@ -804,7 +805,7 @@ fn event_types_by_source_and_version() {
     assert!(types(json!([1]), "2022-06-15", &[]).is_err());
 }
 
-// Every sentence of the reference about what is refused, and what is said then.
+// Every sentence of the reference about refusals, and the resulting message.
 #[test]
 fn refusals() {
     let refused = |properties: Value, expected: &str| {

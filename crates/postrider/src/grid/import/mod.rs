@@ -1,4 +1,5 @@
-//! `postrider import`: the configuration of the two community emulators as a grid file.
+//! `postrider import`: converts the configuration of the two community emulators to a declaration
+//! file.
 
 mod relaxed;
 mod pm7y;
@@ -19,13 +20,13 @@ use std::path::Path;
 
 #[derive(Clone, Debug, Args)]
 pub struct ImportArgs {
-    /// Whose configuration it is
+    /// Emulator that the configuration belongs to
     #[arg(value_enum)]
     from: From,
     /// Its configuration file, usually appsettings.json, or - for the standard input
     #[arg(value_name = "FILE|-")]
     file: String,
-    /// Where to write the grid file: .yaml, .json or .toml [default: print YAML]
+    /// Declaration file to write: .yaml, .json or .toml [default: print YAML]
     #[arg(long, short = 'o', value_name = "FILE")]
     output: Option<String>,
     /// Apply it at once
@@ -45,11 +46,11 @@ enum From {
     Workleap,
 }
 
-/// What was made of a configuration.
+/// Result of converting a configuration.
 #[derive(Debug, Default, Serialize)]
 struct Imported {
     topics: Vec<Topic>,
-    /// What is not the same here, and what to do about it.
+    /// Differences in behaviour, and what to do about them.
     #[serde(skip)]
     warnings: Vec<String>,
 }
@@ -123,7 +124,8 @@ impl Imported {
         Ok(match format {
             Format::Yaml => serde_saphyr::to_string(self)?,
             Format::Json => serde_json::to_string_pretty(self)? + "\n",
-            // As the server's own configuration file names them: it takes this file too, and the keys in it.
+            // TOML uses the names of the server's configuration file, so that the server takes this
+            // file, too, with its keys.
             Format::Toml => {
                 let text = serde_json::to_string(self)?;
                 let mut value: Value = serde_json::from_str(&text)?;
@@ -147,7 +149,7 @@ impl Imported {
         }
     }
 
-    /// Names that are fine there and not here.
+    /// Warns of names that the emulator accepts and Postrider does not.
     fn warn_of_names(&mut self) {
         let mut found = Vec::new();
         for topic in &self.topics {
@@ -161,7 +163,7 @@ impl Imported {
         self.warnings.extend(found);
     }
 
-    /// Names what a configuration has at its root that means nothing here.
+    /// Warns of top-level members that have no meaning here.
     fn warn_of_rest(&mut self, root: &Map<String, Value>, known: &[&str]) {
         let rest: BTreeSet<&str> = root
             .keys()
@@ -182,7 +184,7 @@ fn web_hook(url: &str) -> Value {
     json!({"endpointType": "WebHook", "properties": {"endpointUrl": url}})
 }
 
-/// A member by its name in any case, as .NET reads configuration.
+/// Looks up a member without regard to case, as .NET reads configuration.
 fn member<'a>(value: &'a Value, name: &str) -> Option<&'a Value> {
     let map = value.as_object()?;
     let found = map.iter().find(|(key, _)| key.eq_ignore_ascii_case(name));
@@ -195,7 +197,7 @@ fn text<'a>(value: &'a Value, name: &str) -> Option<&'a str> {
         .filter(|text| !text.trim().is_empty())
 }
 
-/// .NET takes `"true"` for true.
+/// .NET takes the text `"true"` for true.
 fn flag(value: &Value, name: &str) -> Option<bool> {
     match member(value, name)? {
         Value::Bool(flag) => Some(*flag),

@@ -160,7 +160,7 @@ fn schema(name: &str) -> Result<&'static str, String> {
     }
 }
 
-/// `retryPolicy`, which may be switched off: one attempt and no other.
+/// `retryPolicy`, which may be switched off: a single attempt.
 fn retry(policy: &Value) -> Option<Value> {
     let mut made = Map::new();
     if flag(policy, "enabled") == Some(false) {
@@ -215,7 +215,7 @@ fn filter(given: &Value) -> Result<Option<Value>, String> {
     Ok((!made.is_empty()).then_some(Value::Object(made)))
 }
 
-/// There a filter may have one value or several, whatever its operator.
+/// Advanced filters of the emulator may have one value or several, whatever the operator.
 fn advanced(given: &Value) -> Result<Value, String> {
     let key = text(given, "key").ok_or("an advanced filter has no key")?;
     let operator = text(given, "operatorType").ok_or("an advanced filter has no operatorType")?;
@@ -235,7 +235,7 @@ fn advanced(given: &Value) -> Result<Value, String> {
     Ok(made)
 }
 
-/// `Data.Key1` is `data.Key1` here: what is around the data is spelled as in an event.
+/// `Data.Key1` becomes `data.Key1`: the part outside the data is spelled as in an event.
 fn event_key(key: &str) -> String {
     let (head, rest) = key
         .split_once('.')
@@ -262,12 +262,12 @@ fn event_key(key: &str) -> String {
     }
 }
 
-/// A setting of a subscriber, or the same of its topic.
+/// A setting of a subscriber, or else of its topic.
 fn inherited<'a>(given: &'a Value, topic: &'a Value, name: &str, prefix: &str) -> Option<&'a str> {
     text(given, name).or_else(|| text(topic, &format!("{prefix}{name}")))
 }
 
-/// The namespace, as it is named or as the connection string has it.
+/// The namespace by its own setting, or from the connection string.
 fn namespace(given: &Value, topic: &Value, prefix: &str) -> Result<String, String> {
     if let Some(name) = inherited(given, topic, "namespace", prefix) {
         return Ok(name.to_owned());

@@ -1,4 +1,4 @@
-//! JSON as .NET reads configuration: with comments and with commas at the end.
+//! JSON as .NET reads configuration: with comments and trailing commas.
 
 use serde_json::Value;
 
@@ -6,11 +6,11 @@ pub fn parse(text: &str) -> Result<Value, serde_json::Error> {
     serde_json::from_str(&plain(text.trim_start_matches('\u{feff}')))
 }
 
-/// Blanks out what JSON does not have, so that lines and columns stay what they are.
+/// Replaces what JSON does not allow by blanks, so that lines and columns stay the same.
 fn plain(text: &str) -> String {
     let mut out: Vec<char> = Vec::with_capacity(text.len());
     let mut letters = text.chars().peekable();
-    // The place of a comma behind which nothing has come yet.
+    // Position of a comma that nothing but blanks and comments has followed yet.
     let mut comma = None;
     while let Some(c) = letters.next() {
         match c {

@@ -4,7 +4,7 @@ use super::{Imported, NO_VALIDATION, Subscription, Topic, list, member, text, we
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
 
-/// The longest name of a subscription.
+/// Longest name of a subscription.
 const NAME_MAX: usize = 64;
 
 pub fn read(root: &Value) -> Result<Imported, String> {
@@ -86,7 +86,8 @@ pub fn read(root: &Value) -> Result<Imported, String> {
     Ok(imported)
 }
 
-/// `Filters`: a list of filters that each name a subscriber, or, in older files, an object by subscriber.
+/// `Filters`: a list of filters that each name a subscriber, or, in older files, an object keyed by
+/// subscriber.
 fn included_types(root: &Value, topic: &str, url: &str) -> Result<Option<Vec<String>>, String> {
     let filters: Vec<(Option<&str>, Option<&str>, &Value)> = match member(root, "Filters") {
         None => return Ok(None),
@@ -126,7 +127,7 @@ fn included_types(root: &Value, topic: &str, url: &str) -> Result<Option<Vec<Str
     Ok((!found.is_empty()).then_some(found))
 }
 
-/// A name made of a URL: its host and path, without what a name cannot have.
+/// A name derived from a URL: its host and path, without characters that names cannot have.
 fn named(url: &str, taken: &mut BTreeSet<String>) -> String {
     let bare = url.split_once("://").map_or(url, |(_, rest)| rest);
     let bare = bare.split(['?', '#']).next().unwrap_or(bare);

@@ -1,4 +1,5 @@
-//! What becomes of a delivery: it is forwarded if that is wanted, and the server is told how it went.
+//! Handles a delivery of a listen session: forwards it if configured, and reports the result to the
+//! server.
 
 use super::super::arm::{Arm, Refused};
 use super::stream::Delivery;
@@ -16,13 +17,13 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use tokio::time::{Instant, timeout};
 
-/// No profile waits longer for a webhook.
+/// Longer than any profile waits for a webhook.
 const FORWARD_TIMEOUT: Duration = Duration::from_secs(120);
-/// So much of what the local port answers is passed on: the server keeps no more of it.
+/// Most bytes of a response that are passed on: the server keeps no more.
 const BODY_PASSED_ON_MAX: usize = 4096;
-/// The only headers of an answer that mean something to the server.
+/// Response headers that the server uses.
 const PASSED_ON: [&str; 2] = ["retry-after", "content-type"];
-/// They are about one connection, or the transport writes them itself.
+/// Headers that concern a single connection, or that the transport writes itself.
 const NOT_FORWARDED: [&str; 5] = [
     "host",
     "content-length",
@@ -32,15 +33,15 @@ const NOT_FORWARDED: [&str; 5] = [
 ];
 const REFUSAL_BYTES_MAX: usize = 1 << 20;
 
-/// A URL that deliveries go on to.
+/// URL that deliveries are forwarded to.
 pub struct Forward {
     url: Arc<Uri>,
-    /// Without its query, which may be a secret.
+    /// The URL without its query, which may hold a secret.
     pub shown: String,
     transport: Arc<HttpTransport>,
 }
 
-/// How a forwarded delivery went.
+/// Result of a forwarded delivery.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Forwarded {
     Answered { status: u16, took: Duration },
@@ -53,11 +54,11 @@ impl Forwarded {
     }
 }
 
-/// What became of a delivery.
+/// Result of handling a delivery.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Outcome {
     pub forwarded: Option<Forwarded>,
-    /// Why the server does not know.
+    /// Why the report to the server failed, if it did.
     pub trouble: Option<String>,
 }
 
@@ -69,7 +70,7 @@ impl Forward {
             IpNet::new_assert([0u16; 8].into(), 0),
         ];
         let config = Config {
-            // It is whoever typed it who says where to.
+            // No egress policy applies: the user chose the URL on the command line.
             egress: EgressPolicy::Custom {
                 allow: anywhere.into(),
                 deny: Vec::new(),
@@ -84,7 +85,7 @@ impl Forward {
         })
     }
 
-    /// What there is to tell of it, and what the server is told.
+    /// Forwards a delivery. Returns the result to show, and the report for the server.
     async fn pass_on(&self, delivery: &Delivery) -> (Forwarded, Value) {
         let request = Request {
             method: Method::from_bytes(delivery.method.as_bytes()).unwrap_or(Method::POST),
@@ -135,12 +136,12 @@ fn forwarded_headers(delivery: &Delivery) -> HeaderMap {
     headers
 }
 
-/// Sees to the deliveries of one stream.
+/// Handles the deliveries of one stream.
 pub struct Answerer {
     arm: Arc<Arm>,
     forward: Option<Arc<Forward>>,
     path: String,
-    /// Connections that wait for the next answer: no more than there were answers at once.
+    /// Idle connections for reports: never more than there were reports at once.
     idle: Mutex<Vec<Kept>>,
 }
 
@@ -154,7 +155,8 @@ impl Answerer {
         }
     }
 
-    /// Forwards a delivery if that is wanted, and tells the server how it went if the delivery is whole.
+    /// Forwards a delivery if configured, and reports the result to the server if the delivery is
+    /// whole.
     pub async fn see_to(&self, delivery: Delivery, is_whole: bool) -> (Delivery, Outcome) {
         let (forwarded, told) = match &self.forward {
             Some(forward) => {
@@ -178,7 +180,8 @@ impl Answerer {
         let path = format!("{}/{number}", self.path);
         let waiting = self.idle.lock().expect("no panic holds it").pop();
         if let Some(kept) = waiting {
-            // The server may have closed it meanwhile; an answer that was told twice is told once.
+            // The server may have closed the idle connection meanwhile. A repeated report counts
+            // once.
             match self.tell(kept, &path, told).await {
                 Err(e) if e.downcast_ref::<Refused>().is_none() => {}
                 told => return told,

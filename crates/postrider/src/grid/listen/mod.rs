@@ -25,34 +25,34 @@ use tokio::task::JoinSet;
 use tokio::time::timeout;
 
 const PATH: &str = "/postrider/v1/listen";
-/// Deliveries that are seen to at once; the server makes no more attempts than this at an endpoint.
+/// Deliveries handled at once; the server makes no more concurrent attempts at an endpoint.
 const AT_ONCE_MAX: usize = 64;
-/// After a lost connection the next is tried so much later, then ever more rarely.
+/// First and longest pause before reconnecting after a lost connection.
 const PAUSE_FIRST: Duration = Duration::from_millis(500);
 const PAUSE_MAX: Duration = Duration::from_secs(30);
-/// What is under way at the end gets this long.
+/// Time for reports in progress at the end.
 const LAST_ANSWERS: Duration = Duration::from_secs(5);
 
 #[derive(Clone, Debug, Args)]
 pub struct ListenArgs {
     #[command(flatten)]
     on: On,
-    /// Post each delivery to this URL, and answer with what it answers
+    /// Post each delivery to this URL, and answer with its response
     #[arg(long, value_name = "URL")]
     forward: Option<String>,
-    /// The form in which events are delivered
+    /// Schema in which events are delivered
     #[arg(long, value_name = "SCHEMA", visible_alias = "schema", ignore_case = true)]
     delivery_schema: Option<Schema>,
-    /// Up to so many events in one delivery, 1 to 5000
+    /// Largest number of events in one delivery, 1 to 5000
     #[arg(long, value_name = "N")]
     max_events_per_batch: Option<u32>,
-    /// The name of the subscription while it lasts [default: a new one]
+    /// Name of the temporary subscription [default: a new one]
     #[arg(long)]
     name: Option<String>,
-    /// Print the whole of each event
+    /// Print each event in full
     #[arg(long)]
     full: bool,
-    /// End when exactly so many events have come
+    /// End after exactly this many events
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     count: Option<u64>,
     #[command(flatten)]
@@ -64,7 +64,7 @@ pub struct ListenArgs {
 }
 
 impl ListenArgs {
-    /// What the server is asked for.
+    /// Request body that starts the listen session.
     async fn body(&self, arm: &Arm) -> Result<Value> {
         let (topic, domain_topic) = self.on.place(arm).await?;
         let mut properties = Map::new();
@@ -87,7 +87,7 @@ impl ListenArgs {
             "schema",
             self.delivery_schema.map(|schema| json!(schema.delivery_name())),
         );
-        // No batch is larger than what is wanted in all.
+        // No batch is larger than the total number of events wanted.
         let batch_max = self.max_events_per_batch.map(u64::from);
         put(
             "maxEventsPerBatch",
@@ -124,11 +124,11 @@ pub async fn listen(args: &ListenArgs) -> Result<()> {
     Ok(())
 }
 
-/// Events that came, of those that are wanted.
+/// Events received, of those wanted.
 #[derive(Clone, Copy, Debug)]
 struct Count {
     max: u64,
-    /// Events of deliveries that were taken: those that came, and those that are being forwarded.
+    /// Events of deliveries taken: those received, and those being forwarded.
     taken: u64,
     came: u64,
 }
@@ -142,7 +142,7 @@ impl Count {
         }
     }
 
-    /// How many of so many events are wanted.
+    /// How many of the next `events` events are wanted.
     fn take(&mut self, events: usize) -> usize {
         let left = usize::try_from(self.max - self.taken).unwrap_or(usize::MAX);
         let wanted = events.min(left);
@@ -154,21 +154,21 @@ impl Count {
         self.came >= self.max
     }
 
-    /// Deliveries taken over a connection that is lost come again.
+    /// Deliveries taken over a lost connection will be delivered again.
     fn begin_again(&mut self) {
         self.taken = self.came;
     }
 }
 
-/// Deliveries that were forwarded.
+/// Counts of forwarded deliveries.
 #[derive(Clone, Copy, Debug, Default)]
 struct Forwards {
     made: u64,
-    /// Without an answer, or with one that is no success.
+    /// Forwards without an answer, or with a status other than success.
     failed: u64,
 }
 
-/// Ctrl-C, and what else ends a program that goes on.
+/// Ctrl-C and the other signals that end the command.
 struct Stop {
     interrupt: Signal,
     terminate: Signal,
@@ -190,13 +190,13 @@ impl Stop {
     }
 }
 
-/// How listening over one connection ended.
+/// How one connection of the session ended.
 enum Ended {
-    /// As it was meant to.
+    /// Ended by us or with all events received.
     Well,
-    /// Not by us, for this reason; what is asked again may go well.
+    /// Lost, for this reason; reconnecting may succeed.
     Lost(String),
-    /// Somebody does not want it.
+    /// The subscription was deleted.
     Deleted,
 }
 
@@ -247,7 +247,7 @@ impl Listener {
         eprintln!("{how} {on} as subscription {}{to}; Ctrl-C ends it", made.name);
     }
 
-    /// Tries until the server is there again; fails if it does not want us.
+    /// Reconnects until the server is back; fails if the server refuses the session.
     async fn open_again(&self, body: &Value) -> Result<Deliveries> {
         let mut pause = PAUSE_FIRST;
         loop {
@@ -256,7 +256,8 @@ impl Listener {
                 Ok(opened) => return Ok(opened),
                 Err(e) => {
                     let refused = e.downcast_ref::<Refused>().map(|refused| refused.status);
-                    // A subscription of the same name may still be there, with its listener gone.
+                    // 409 is retried: the subscription of the lost session may still exist under
+                    // the same name.
                     if let Some(400..=408 | 410..=428 | 430..=499) = refused {
                         return Err(e);
                     }
@@ -291,16 +292,16 @@ impl Listener {
                         let events = show::events(&delivery).len();
                         let wanted = self.count.take(events);
                         if wanted == 0 && events > 0 {
-                            // Nobody answers what is not wanted: it stays with the server.
+                            // Unwanted deliveries are not answered: they stay with the server.
                             continue;
                         }
-                        // Only the first events of the last batch are wanted. The server is not told that they
-                        // arrived, as the others have not.
+                        // Only the first events of the last batch are wanted. The batch is not
+                        // reported as delivered, since the rest of it was not received.
                         let is_whole = wanted == events;
                         if !is_whole {
                             delivery.body = show::first_events(&delivery, wanted);
                         }
-                        // What is only printed has arrived when it is on the screen.
+                        // Without forwarding, a delivery has arrived once it is printed.
                         if self.forward.is_none() && !self.show(&delivery, None)? {
                             break Ended::Well;
                         }
@@ -334,7 +335,7 @@ impl Listener {
         Ok(ended)
     }
 
-    /// Tells of a delivery that was seen to. Whether anyone still reads it.
+    /// Reports on a handled delivery. Returns whether the output is still read.
     fn note(&mut self, (delivery, outcome): (Delivery, Outcome)) -> Result<bool> {
         if let Some(trouble) = &outcome.trouble {
             eprintln!("delivery {}: {trouble}", delivery.number);
@@ -355,14 +356,14 @@ impl Listener {
         self.count.came += events.len() as u64;
         match show::write(&text) {
             Ok(()) => Ok(true),
-            // A reader that has seen enough, such as `head`, is no reason to complain.
+            // A closed pipe, as with `head`, is not an error.
             Err(e) if e.kind() == ErrorKind::BrokenPipe => Ok(false),
             Err(e) => Err(e).context("printing"),
         }
     }
 }
 
-/// Where events may be forwarded to.
+/// Parses and checks the URL to forward to.
 fn forward_url(text: &str) -> Result<http::Uri> {
     let refused = || {
         Usage::new(format!(
@@ -387,7 +388,7 @@ mod tests {
         assert_eq!([count.take(3), count.take(4), count.take(1)], [3, 2, 0]);
         assert!(!count.is_complete());
         count.came = 3;
-        // Deliveries under way are lost with the connection.
+        // Deliveries in progress are lost with the connection.
         count.begin_again();
         assert_eq!(count.take(9), 2);
         count.came = 5;

@@ -1,4 +1,4 @@
-//! Deliveries for people, or as lines of JSON. Whatever others wrote is shown, never obeyed by the terminal.
+//! Deliveries for people, or as lines of JSON. Control characters in others' text are escaped.
 
 use super::answer::{Forwarded, Outcome};
 use super::stream::Delivery;
@@ -13,12 +13,12 @@ use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::io::{IsTerminal, Write};
 
-/// On its line, of an event's data.
+/// Characters of an event's data that are shown on its line.
 const DATA_SHOWN_MAX: usize = 400;
-/// Of one event, when all of it is wanted.
+/// Bytes of one event that are shown with `--full`.
 const EVENT_SHOWN_MAX: usize = 256 << 10;
 
-/// How deliveries are shown.
+/// Output format of deliveries.
 #[derive(Clone, Copy, Debug)]
 pub struct Screen {
     json: bool,
@@ -27,14 +27,14 @@ pub struct Screen {
     color: bool,
 }
 
-/// Writes to the standard output, at once.
+/// Writes to the standard output and flushes.
 pub fn write(text: &str) -> std::io::Result<()> {
     let mut out = std::io::stdout().lock();
     out.write_all(text.as_bytes())?;
     out.flush()
 }
 
-/// The events of a delivery, as they were written; what is no JSON is a string.
+/// Events of a delivery as they were written; a body that is not JSON becomes a string.
 pub fn events(delivery: &Delivery) -> Vec<Box<RawValue>> {
     let text = String::from_utf8_lossy(&delivery.body);
     let one = || serde_json::from_str::<Box<RawValue>>(&text).map(|event| vec![event]);
@@ -81,7 +81,7 @@ impl Screen {
         }
     }
 
-    /// All there is to show of a delivery.
+    /// Output of a delivery.
     pub fn lines(
         &self,
         delivery: &Delivery,
@@ -125,7 +125,7 @@ impl Screen {
             let whole = printable(&indented(event.get(), EVENT_SHOWN_MAX), true);
             return format!("{}\n{whole}\n", parts.join("  "));
         }
-        // What is forwarded is looked at where it goes.
+        // Forwarded events are not printed: their receiver shows them.
         if !self.forwards {
             let data = members.get("data").or_else(|| members.get("data_base64"));
             let data = data.copied().or(members.is_empty().then_some(event));
@@ -160,7 +160,7 @@ fn json_line(delivery: &Delivery, event: &RawValue, forwarded: Option<&Forwarded
         }
         Forwarded::Failed(reason) => serde_json::json!({ "failure": reason }),
     });
-    // As it was written, but on one line.
+    // The event keeps its spelling, on one line.
     let event = RawValue::from_string(compact(event.get()));
     let line = event.and_then(|event| {
         serde_json::to_string(&Line {
@@ -174,7 +174,8 @@ fn json_line(delivery: &Delivery, event: &RawValue, forwarded: Option<&Forwarded
     line.map_or_else(|e| format!("{{\"error\":\"{e}\"}}\n"), |line| line + "\n")
 }
 
-/// Valid JSON without the whitespace between its parts. Everything else stays: order, numbers, escapes.
+/// Valid JSON without the whitespace between its parts. Everything else stays: order, numbers,
+/// escapes.
 fn compact(json: &str) -> String {
     let mut out = String::with_capacity(json.len());
     let (mut in_string, mut escaped) = (false, false);

@@ -1,4 +1,4 @@
-//! What the server says to a listener: server-sent events.
+//! Server-sent events of a listen session.
 
 use super::super::arm::Refused;
 use super::PATH;
@@ -15,13 +15,13 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 use tokio::time::timeout;
 
-/// The server gives a sign of life every five seconds.
+/// The server sends a sign of life every five seconds.
 const SILENCE_MAX: Duration = Duration::from_secs(20);
-/// One delivery, in writing: some times what Event Grid sends at most.
+/// Bound of one delivery as text: several times Event Grid's largest.
 const EVENT_BYTES_MAX: usize = 32 << 20;
 const REFUSAL_BYTES_MAX: usize = 1 << 20;
 
-/// The subscription, as the server says it first.
+/// The session's subscription; the first event of the stream.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Introduction {
@@ -31,7 +31,7 @@ pub struct Introduction {
     pub domain_topic: Option<String>,
 }
 
-/// One delivery request, as a webhook would get it.
+/// A delivery request as a webhook would get it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Delivery {
     pub number: u64,
@@ -68,23 +68,24 @@ impl Delivery {
         })
     }
 
-    /// How many attempts were made before.
+    /// Number of earlier attempts.
     pub fn attempts_made(&self) -> u64 {
         let count = self.headers.get("aeg-delivery-count");
         count.and_then(|count| count.parse().ok()).unwrap_or(0)
     }
 }
 
-/// What was heard next.
+/// Next item of the stream.
 pub enum Heard {
     Delivery(Delivery),
-    /// The server ends it, and says why.
+    /// The server ended the session, for this reason.
     Ended(String),
-    /// Nothing will be heard any more.
+    /// The connection was lost, for this reason.
     Nothing(String),
 }
 
-/// The stream of one listener, over a connection of its own. When it is dropped the server deletes the subscription.
+/// Stream of a listen session over a connection of its own. Dropping it makes the server delete the
+/// subscription.
 pub struct Deliveries {
     pub introduction: Introduction,
     body: Incoming,
@@ -129,7 +130,7 @@ impl Deliveries {
         })
     }
 
-    /// May be given up and asked again: nothing is lost.
+    /// Cancel safe: no delivery is lost.
     pub async fn next(&mut self) -> Heard {
         loop {
             let heard = match next(&mut self.body, &mut self.pieces).await {
@@ -147,7 +148,7 @@ impl Deliveries {
                     let reason = said["reason"].as_str().unwrap_or("no reason is given");
                     return Heard::Ended(reason.to_owned());
                 }
-                // A newer server may say more.
+                // Unknown events are ignored: a newer server may send more.
                 _ => {}
             }
         }
@@ -182,12 +183,12 @@ async fn next(body: &mut Incoming, pieces: &mut Pieces) -> Result<Option<(String
     }
 }
 
-/// What has come and was not looked at.
+/// Received bytes that are not parsed yet.
 #[derive(Default)]
 struct Pieces(BytesMut);
 
 impl Pieces {
-    /// The name and the data of the next event that is there as a whole.
+    /// Name and data of the next complete event.
     fn next(&mut self) -> Option<(String, String)> {
         loop {
             let end = memchr::memmem::find(&self.0, b"\n\n")?;
@@ -202,7 +203,7 @@ impl Pieces {
                     data += value;
                 }
             }
-            // Comments are signs of life.
+            // Events without a name or data are comments, which are signs of life.
             if !event.is_empty() {
                 return Some((event, data));
             }

@@ -1,4 +1,4 @@
-//! A way between two processes on this machine that a test can cut.
+//! A link between two processes on this machine that a test can cut.
 
 use std::net::SocketAddr;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -8,15 +8,16 @@ use tokio::runtime::Runtime;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
-/// What becomes of what is sent over a link.
+/// State of a link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Weather {
     Clear,
-    /// Nothing arrives and nobody is told: what was sent waits, and arrives late if both sides are still there then.
+    /// Data is held back in both directions without an error, and arrives late if both sides still
+    /// exist then.
     Lost,
-    /// The same for what whoever connected sends; it still hears the other side.
+    /// Data from the connecting side is held back; the other direction works.
     LostThere,
-    /// The same for what the other side sends.
+    /// Data to the connecting side is held back; the other direction works.
     LostBack,
     /// Connections are reset, new ones too.
     Cut,
@@ -32,7 +33,7 @@ impl Weather {
     }
 }
 
-/// Where links live.
+/// Runtime on which links run.
 pub struct Roads(Option<Runtime>);
 
 impl Roads {
@@ -44,7 +45,7 @@ impl Roads {
         Roads(Some(runtime.expect("a runtime")))
     }
 
-    /// A link to that address, from a free port.
+    /// Opens a link to that address, on a free port.
     pub fn link(&self, to: SocketAddr) -> Link {
         let runtime = self.0.as_ref().expect("it is there until it is dropped");
         let listener = runtime.block_on(TcpListener::bind("127.0.0.1:0"));
@@ -64,7 +65,7 @@ impl Drop for Roads {
     }
 }
 
-/// Forgets its connections when it is dropped.
+/// Dropping a link closes its connections.
 pub struct Link {
     pub address: SocketAddr,
     weather: watch::Sender<Weather>,
@@ -96,7 +97,7 @@ async fn accept(listener: TcpListener, to: SocketAddr, weather: watch::Receiver<
 }
 
 async fn connection(near: TcpStream, to: SocketAddr, weather: watch::Receiver<Weather>) {
-    // Whatever ends it, the other side sees a reset.
+    // However the connection ends, the other side sees a reset.
     let _ = near.set_zero_linger();
     let _ = near.set_nodelay(true);
     let mut cut = weather.clone();
@@ -137,7 +138,7 @@ async fn pass(
     let mut buffer = vec![0; 16 << 10];
     loop {
         let read = from.read(&mut buffer).await.unwrap_or(0);
-        // The end of a connection does not arrive either.
+        // The end of the stream is held back as well.
         if weather.wait_for(|weather| passes(*weather)).await.is_err() {
             return;
         }

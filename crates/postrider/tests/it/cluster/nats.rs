@@ -12,14 +12,14 @@ use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 use tempfile::TempDir;
 
-/// Everybody's user and password.
+/// User name and password of all servers.
 pub const USER: &str = "app";
-/// How long a monitor has to answer.
+/// How long a monitoring endpoint may take to answer.
 const MONITOR_PATIENCE: Duration = Duration::from_secs(2);
-/// Three servers on a busy machine take a while to agree on a leader.
+/// Three servers on a busy machine may take long to elect a leader.
 const START_PATIENCE: Duration = Duration::from_secs(60);
 
-/// The server program; none, with a notice, if nobody says where it is.
+/// Path of the server program; `None`, with a notice, if the variable is not set.
 pub fn installed() -> Option<PathBuf> {
     let Some(directory) = std::env::var_os("POSTRIDER_CLIENTS").map(PathBuf::from) else {
         println!("skipped: run tests/clients/setup.sh DIR and set POSTRIDER_CLIENTS=DIR to test clusters");
@@ -39,7 +39,7 @@ fn addresses(count: usize) -> Vec<SocketAddr> {
     (0..count).map(|_| ports::own()).collect()
 }
 
-/// One server. It is killed when dropped.
+/// A NATS server process, killed on drop.
 pub struct Nats {
     program: PathBuf,
     directory: TempDir,
@@ -48,15 +48,15 @@ pub struct Nats {
     running: Option<Child>,
 }
 
-/// One server, or several that keep the same streams.
+/// A single NATS server, or a cluster of them.
 pub struct NatsServers {
     pub servers: Vec<Nats>,
-    /// The way from one server to another, which that one may use too once it is made.
+    /// Links from one server to another, which both may use once connected.
     routes: BTreeMap<(usize, usize), Link>,
 }
 
 impl NatsServers {
-    /// So many servers, with ways between them that go over `roads`.
+    /// Starts `count` servers whose links to each other run on `roads`.
     pub fn start(program: &Path, count: usize, roads: &Roads) -> NatsServers {
         let (clients, monitors, cluster) = (addresses(count), addresses(count), addresses(count));
         let mut routes = BTreeMap::new();
@@ -82,7 +82,8 @@ impl NatsServers {
                     .filter_map(|to| routes.get(&(n, to)))
                     .map(|link| format!("\"nats://{}\"", link.address))
                     .collect();
-                // Nobody is told another way to this server: port 9 is nobody's.
+                // The servers advertise port 9, which is unused, so that they learn no address but
+                // the links'.
                 text += &format!(
                     "cluster {{ name: C, listen: \"{}\", advertise: \"127.0.0.1:9\", no_advertise: true, \
                      routes: [ {} ] }}\n",
@@ -110,7 +111,7 @@ impl NatsServers {
         started
     }
 
-    /// Whatever goes between these two, in both directions of connecting.
+    /// Sets the state of the links between two servers, in both directions.
     pub fn weather(&self, one: usize, other: usize, weather: Weather) {
         for ends in [(one, other), (other, one)] {
             self.routes[&ends].set(weather);
@@ -125,7 +126,7 @@ impl NatsServers {
 }
 
 impl Nats {
-    /// Starts it on the data that it has, without waiting for it.
+    /// Starts the server on its existing data, without waiting for it.
     pub fn start(&mut self) {
         assert!(self.running.is_none(), "it is running already");
         let log = File::options()
@@ -171,15 +172,15 @@ impl Nats {
         self.running.as_ref().expect("the server runs")
     }
 
-    /// What its monitor answers.
+    /// Answer of the server's monitoring endpoint.
     pub fn ask(&self, path: &str) -> Option<Value> {
         let mut connection = Connection::open_within(self.monitor, MONITOR_PATIENCE).ok()?;
-        // Answers without a length are told apart by the connection's end, which nobody here reads for.
+        // Answers without a length end with the connection, which this client does not support.
         let answer = connection.send("GET", path, &[], b"").ok()?;
         (answer.status == 200).then(|| serde_json::from_slice(&answer.body).ok())?
     }
 
-    /// Whether it says that it is well: it knows a leader and what it keeps is up to date.
+    /// Whether the server reports itself healthy: it has a leader and its streams are current.
     pub fn is_healthy(&self) -> bool {
         self.ask("/healthz")
             .is_some_and(|health| health["status"] == "ok")

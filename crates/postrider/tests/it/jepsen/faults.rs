@@ -1,36 +1,36 @@
-//! What can go wrong, drawn by chance, done, and undone.
+//! Faults: drawn at random, injected, and healed.
 
 use crate::cluster::Crew;
 use crate::cluster::link::Weather;
 use crate::durability::Chance;
 use std::time::Duration;
 
-/// One thing that goes wrong for a while.
+/// A fault that lasts for a while.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
     KillNode(usize),
-    /// Two of three at once.
+    /// Two of three nodes at once.
     KillOtherNodes(usize),
     KillAllNodes,
-    /// As an update does it: it is asked to end and started again.
+    /// As in an update: the node is stopped and started again.
     RestartNode(usize),
     HoldNode(usize),
-    /// From all NATS servers.
+    /// Cuts a node off from all NATS servers.
     CutNodeOff(usize, Weather),
     CutNodeFromOne(usize, usize, Weather),
     KillNats(usize),
     HoldNats(usize),
-    /// From the other NATS servers; nodes still reach it.
+    /// Cuts a NATS server off from the others; nodes still reach it.
     CutNatsOff(usize, Weather),
-    /// Two NATS servers from each other; both still hear the third.
+    /// Cuts two NATS servers off from each other; both still reach the third.
     CutNatsApart(usize, Weather),
-    /// No quorum until they are back.
+    /// Leaves no quorum until the servers are back.
     KillOtherNats(usize),
     HoldOtherNats(usize),
     KillAllNats,
-    /// A node and the NATS server beside it.
+    /// Kills a node and the NATS server beside it.
     LoseMachine(usize),
-    /// The same two hear each other and nobody else.
+    /// Cuts a node and its NATS server off from everything else.
     CutMachineOff(usize, Weather),
 }
 
@@ -57,7 +57,7 @@ fn others(one: usize) -> [usize; 2] {
     [(one + 1) % 3, (one + 2) % 3]
 }
 
-/// Draws kinds of faults so that each comes up before any comes up again.
+/// Draws kinds of faults so that each occurs before any is repeated.
 pub struct Deck {
     chance: Chance,
     all: Vec<&'static str>,
@@ -65,7 +65,7 @@ pub struct Deck {
 }
 
 impl Deck {
-    /// Of these kinds, by name and separated by commas; of all kinds if none are named.
+    /// A deck of the kinds named in a comma-separated list; all kinds if it is empty.
     pub fn new(seed: u64, names: &str) -> Deck {
         let names: Vec<&str> = names.split(',').filter(|name| !name.is_empty()).collect();
         let unknown: Vec<_> = names.iter().filter(|name| !KINDS.contains(name)).collect();
@@ -109,12 +109,12 @@ impl Deck {
         }
     }
 
-    /// How long it lasts: sometimes shorter than a lease, sometimes longer than two.
+    /// Duration of a fault: from less than a lease to more than two.
     pub fn lasts(&mut self) -> Duration {
         Duration::from_millis(1_000 + self.chance.below(11_000))
     }
 
-    /// How long all is well until the next.
+    /// Time without faults until the next.
     pub fn pause(&mut self) -> Duration {
         Duration::from_millis(500 + self.chance.below(6_000))
     }
@@ -225,7 +225,7 @@ fn start_nats(crew: &mut Crew) {
     }
 }
 
-/// Starts what was killed.
+/// Starts the nodes that were killed.
 fn start_nodes(crew: &mut Crew) {
     for node in &mut crew.nodes {
         if !node.is_running() {
@@ -234,7 +234,8 @@ fn start_nodes(crew: &mut Crew) {
     }
 }
 
-/// Starts the nodes again that have ended by themselves, as a service manager would. Returns how they ended.
+/// Restarts nodes that have exited by themselves, as a service manager would. Returns their exit
+/// statuses.
 pub fn revive(crew: &mut Crew) -> Vec<String> {
     let mut ended = Vec::new();
     for (n, node) in crew.nodes.iter_mut().enumerate() {

@@ -1,17 +1,18 @@
-//! What happened in a run, as seen from outside, and whether it may have happened.
+//! The history of a run as seen from outside, and the check whether it is valid.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
 use std::time::Duration;
 
-/// One event of one publish request. A publisher that was refused sends the same event again as another try.
+/// An event of one publish request. A publisher that was refused sends the event again as another
+/// try.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Sending {
     pub event: u64,
     pub tries: u32,
 }
 
-/// A publish request and what came of it. Times are since the run began.
+/// A publish request and its result. Times are since the run's start.
 #[derive(Clone, Debug)]
 pub struct Publish {
     pub sendings: Vec<(Sending, Kind)>,
@@ -22,13 +23,13 @@ pub struct Publish {
     pub acknowledged: bool,
 }
 
-/// What an event is, which decides who wants it.
+/// Kind of an event, which decides which subscriptions match it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Kind {
     Plain,
-    /// The only one that the filtered subscription wants.
+    /// The only kind that the filtered subscription matches.
     Chosen,
-    /// Also wanted by a receiver that never takes anything.
+    /// Also matched by the subscription whose receiver always fails.
     Doomed,
 }
 
@@ -44,13 +45,13 @@ impl Kind {
     }
 }
 
-/// One subscription of the run.
+/// A subscription of the run.
 #[derive(Clone, Copy, Debug)]
 pub struct Wanted {
     pub name: &'static str,
-    /// None: every kind.
+    /// `None`: every kind.
     pub only: Option<Kind>,
-    /// Whether what it wants arrives in the end; otherwise it becomes a dead letter.
+    /// Whether its events are delivered in the end; otherwise they become dead letters.
     pub arrives: bool,
 }
 
@@ -60,22 +61,22 @@ impl Wanted {
     }
 }
 
-/// One attempt to deliver, as the receiver saw it.
+/// An attempt as the receiver saw it.
 #[derive(Clone, Debug)]
 pub struct Attempt {
     pub subscription: String,
     pub sending: Sending,
     pub kind: String,
-    /// How many attempts were made before, as the request says.
+    /// Number of earlier attempts, from the request's header.
     pub count: u64,
     pub began: Duration,
     pub ended: Duration,
     pub took: bool,
-    /// Whether everything that was published is in it.
+    /// Whether the event is complete.
     pub whole: bool,
 }
 
-/// A stretch of the run in which something was broken.
+/// A period of the run with a fault.
 #[derive(Clone, Debug)]
 pub struct Trouble {
     pub what: String,
@@ -83,13 +84,13 @@ pub struct Trouble {
     pub healed: Duration,
 }
 
-/// What a fault cost, while it lasted and in its aftermath.
+/// Effects of a fault, while it lasted and in its aftermath.
 #[derive(Debug)]
 pub struct Cost<'h> {
     pub trouble: &'h Trouble,
-    /// The longest time in which nobody's request was acknowledged.
+    /// Longest time without an acknowledged request.
     pub unacknowledged: Duration,
-    /// How much later than due an attempt was at most.
+    /// Longest delay of an attempt past its due time.
     pub late: Duration,
 }
 
@@ -101,48 +102,47 @@ pub struct History {
     pub troubles: Vec<Trouble>,
 }
 
-/// What is allowed to happen, and for how long after a fault.
+/// Permitted behaviour, and how long faults have effects.
 #[derive(Clone, Copy, Debug)]
 pub struct Rules {
-    /// How long is waited after each attempt that failed; the last repeats.
+    /// Waits after failed attempts; the last repeats.
     pub waits: &'static [Duration],
-    /// How long after its end a fault can still be the cause of something.
+    /// How long after its end a fault can still have effects.
     pub aftermath: Duration,
 }
 
-/// Clocks of two processes and a timer are not better than this.
+/// Precision of two processes' clocks and a timer.
 const EARLY_MAX: Duration = Duration::from_millis(10);
 
 impl Rules {
-    /// How long is waited before the attempt with this count.
+    /// Wait before the attempt with this count.
     fn wait(&self, count: u64) -> Duration {
         let at = usize::try_from(count).unwrap_or(usize::MAX).min(self.waits.len());
         at.checked_sub(1).map_or(Duration::ZERO, |at| self.waits[at])
     }
 }
 
-/// Numbers of a run that is as it should be.
+/// Numbers of a valid run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Tally {
     pub requests: usize,
     pub acknowledged: usize,
     pub attempts: usize,
     pub retries: usize,
-    /// Attempts for something that had arrived already.
+    /// Attempts of events that had already arrived.
     pub again: usize,
-    /// Attempts that began while another one of the same delivery was under way.
+    /// Attempts that began during another one of the same delivery.
     pub overlapping: usize,
-    /// Attempts whose count did not go on from the one before.
+    /// Attempts whose count does not continue the previous one.
     pub recounted: usize,
-    /// Attempts beyond those that the policy wants, which is one of each count: made again by whoever took a partition
-    /// over.
+    /// Attempts beyond one of each count: repeated after a partition was taken over.
     pub beyond: usize,
     pub letters: usize,
     pub letters_again: usize,
 }
 
-/// A fault makes a partition change hands at most so often: away and back. Each time an attempt whose outcome its maker
-/// could not write down is made again, and a dead letter may be written again.
+/// Most take-overs of a partition because of one fault: away and back. At each, an attempt whose
+/// outcome could not be recorded is repeated, and a dead letter may be written again.
 const TAKEOVERS_MAX: usize = 2;
 
 impl History {
@@ -167,7 +167,7 @@ impl History {
         publishes.flat_map(|one| one.sendings.iter().copied())
     }
 
-    /// Everything that must hold, or all that does not.
+    /// Checks all rules; returns the violations.
     pub fn audit(&self, wanted: &[Wanted], rules: Rules) -> Result<Tally, Vec<String>> {
         let mut wrong = Vec::new();
         for (of, sending) in self.missing(wanted) {
@@ -201,7 +201,7 @@ impl History {
         if wrong.is_empty() { Ok(tally) } else { Err(wrong) }
     }
 
-    /// What each fault cost those who publish and those who wait for what was published.
+    /// Effects of each fault on publishers and on deliveries.
     pub fn costs(&self, rules: Rules) -> Vec<Cost<'_>> {
         let mut acknowledged: Vec<&Publish> = self.publishes.iter().filter(|one| one.acknowledged).collect();
         acknowledged.sort_by_key(|one| one.ended);
@@ -224,7 +224,7 @@ impl History {
         costs.collect()
     }
 
-    /// When each attempt began, and how long after it was due.
+    /// Start of each attempt, and its delay past the due time.
     fn lateness(&self, acknowledged: &[&Publish], rules: Rules) -> Vec<(Duration, Duration)> {
         let sendings = acknowledged
             .iter()
@@ -246,7 +246,7 @@ impl History {
         late
     }
 
-    /// Attempts by delivery, each in the order in which they began.
+    /// Attempts by delivery, in the order in which they began.
     fn deliveries(&self) -> BTreeMap<(&str, Sending), Vec<&Attempt>> {
         let mut deliveries: BTreeMap<(&str, Sending), Vec<&Attempt>> = BTreeMap::new();
         for attempt in &self.attempts {
@@ -259,7 +259,7 @@ impl History {
         deliveries
     }
 
-    /// What arrived where it does not belong, or was never published.
+    /// Reports events that arrived at the wrong subscription, or were never published.
     fn strangers(&self, wanted: &[Wanted], wrong: &mut Vec<String>) {
         let published = self.publishes.iter().flat_map(|one| &one.sendings);
         let published: BTreeMap<Sending, Kind> = published.copied().collect();
@@ -292,10 +292,10 @@ impl History {
         }
     }
 
-    /// The attempts of one delivery, one after the other.
+    /// Checks the attempts of one delivery in order.
     fn course(&self, attempts: &[&Attempt], rules: Rules, tally: &mut Tally, say: &mut impl FnMut(&str)) {
         let mut arrived: Option<Duration> = None;
-        // When the attempts with this count ended, the earliest of them.
+        // Earliest end of the attempts with this count.
         let mut ended: BTreeMap<u64, Duration> = BTreeMap::new();
         let mut last: Option<&Attempt> = None;
         let counts: BTreeSet<u64> = attempts.iter().map(|attempt| attempt.count).collect();
@@ -338,7 +338,8 @@ impl History {
                     .map(|ended| *ended + rules.wait(attempt.count));
                 match due {
                     None => {
-                        // The attempt before may never have reached the receiver, if its maker was killed.
+                        // The previous attempt may never have reached the receiver, if its node was
+                        // killed.
                         let start = self.published(attempt.sending).unwrap_or_default();
                         if !self.troubled(start, attempt.began, rules.aftermath) {
                             say("a count without an attempt before it");
@@ -362,7 +363,7 @@ impl History {
         self.publishes.iter().find(of).map(|one| one.began)
     }
 
-    /// Whether something was broken then, or had just been.
+    /// Whether there was a fault in this period, or just before.
     fn troubled(&self, from: Duration, to: Duration, aftermath: Duration) -> bool {
         let meets = |one: &Trouble| one.began <= to && one.healed + aftermath >= from;
         self.troubles.iter().any(meets)
@@ -449,7 +450,8 @@ mod tests {
         }
     }
 
-    /// Everything as it should be: a retry, a filter, a dead letter, and one that nobody was told 200 for.
+    /// A valid history with a retry, a filter, a dead letter, and an event that was never answered
+    /// 200.
     fn good() -> History {
         History {
             publishes: vec![

@@ -1,4 +1,4 @@
-//! Another node has changed the same at the same time.
+//! Conflicts: another node changed the same resource at the same time.
 
 use super::lab::{Lab, web_hook};
 use super::{T1, extension};
@@ -9,7 +9,7 @@ use serde_json::json;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
-/// Refuses what is said.
+/// A catalog that refuses commits while `refuses` is set.
 #[derive(Default)]
 struct Contended {
     inner: MemoryCatalog,

@@ -1,4 +1,4 @@
-//! Bodies of the specification with something in them exchanged for something else.
+//! Fuzzing: bodies of the specification in which some values are replaced by others.
 
 use super::lab::{GROUP, Lab, web_hook};
 use super::{T1, extension};
@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 const EXAMPLES: &str = include_str!("../../../../../../tests/data/arm/subscription-examples-2022-06-15.json");
 
-/// Values that belong nowhere, or only in one place.
+/// Values that are valid nowhere, or only in one place.
 fn odd() -> impl Strategy<Value = Value> {
     let leaf = prop_oneof![
         Just(Value::Null),
@@ -50,7 +50,8 @@ fn name() -> impl Strategy<Value = String> {
     ]
 }
 
-/// Puts a value in the place that the numbers lead to; a last number may remove or add a member instead.
+/// Replaces the value at the place that the numbers lead to; a last number may remove or add a
+/// member instead.
 fn exchange(body: &mut Value, way: &[usize], name: &str, value: Value) {
     let [turn, rest @ ..] = way else {
         *body = value;
@@ -80,7 +81,7 @@ fn exchange(body: &mut Value, way: &[usize], name: &str, value: Value) {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 400, ..ProptestConfig::default() })]
 
-    // Whatever is sent, it is taken, or refused with a reason and without a trace.
+    // Any body is either accepted, or refused with a reason and without side effects.
     #[test]
     fn odd_bodies_are_taken_or_refused(
         example in any::<prop::sample::Index>(),

@@ -1,5 +1,5 @@
-//! A node of a cluster: a change is answered once it is in force everywhere, and a node that cannot know what others have
-//! answered takes no events.
+//! Nodes of a cluster: a change is answered only when it is in force everywhere, and a node that
+//! cannot know what others have answered accepts no events.
 
 use super::lab::{Lab, web_hook};
 use super::{T1, extension};
@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Duration;
 
-/// A catalogue whose node has lost its lease, or waits for another node in vain.
+/// A catalog whose node has lost its lease, or waits for another node in vain.
 #[derive(Default)]
 struct Apart {
     inner: MemoryCatalog,
@@ -92,7 +92,7 @@ async fn a_change_is_not_answered_with_success_before_it_is_in_force_everywhere(
         .await,
         lab.edge("DELETE", "/topics/t1/eventSubscriptions/sub", None)
             .await,
-        // That something is gone is said of all nodes, too.
+        // The deletion, too, must be known at all nodes.
         lab.edge("DELETE", "/topics/t1/eventSubscriptions/sub", None)
             .await,
     ] {
@@ -101,13 +101,13 @@ async fn a_change_is_not_answered_with_success_before_it_is_in_force_everywhere(
         let text = String::from_utf8(got.bytes.to_vec()).unwrap();
         assert!(text.contains("node \\\"b\\\" is waited for"), "{text}");
     }
-    // What changes nothing waits for nobody.
+    // Reads do not wait for other nodes.
     lab.arm("GET", T1, None).await.expect(200);
     catalog.waits.store(false, Relaxed);
     lab.arm("PUT", &sub, body()).await.expect(201);
 }
 
-// The webhook's consent is in force at the node that asked it, and not at another yet.
+// The webhook's consent is in force at the node that made the handshake, but not yet at another.
 #[tokio::test]
 async fn a_subscription_is_not_shown_as_done_before_it_is_in_force_everywhere() {
     let (catalog, lab) = node().await;

@@ -1,4 +1,5 @@
-//! A server whose stores are in memory, asked over a connection in memory, and webhooks that do as their paths say.
+//! A server with stores in memory, called over an in-memory connection, and webhooks whose paths
+//! decide how they answer.
 
 use crate::access::{Client, Role};
 use crate::own_address::Ends;
@@ -31,7 +32,7 @@ pub const GROUP: &str = "/subscriptions/00000000-0000-0000-0000-000000000001/res
 pub const VERSION: &str = "2022-06-15";
 const NOW: Timestamp = Timestamp::from_secs(1_790_000_000); // 2026-09-21
 
-/// Stands still.
+/// A clock that stands still.
 pub struct Still;
 
 impl Clock for Still {
@@ -46,8 +47,8 @@ impl Clock for Still {
     }
 }
 
-/// Webhooks whose path begins with `/no` refuse, `/later` want to be answered for by hand, `/never` do not answer; all
-/// others agree at once.
+/// Webhooks whose paths decide: `/no…` refuses, `/later…` wants manual validation, `/never…` does
+/// not answer, all others agree at once.
 struct Hooks;
 
 #[async_trait]
@@ -74,7 +75,7 @@ impl Transport for Hooks {
     }
 }
 
-/// One storage account, in which everything may be written.
+/// A storage account to which everything can be written.
 struct Account;
 
 #[async_trait]
@@ -105,7 +106,7 @@ impl Blobs for Account {
 #[derive(Clone)]
 pub struct Lab {
     pub server: Arc<Server>,
-    /// The connection that requests come over.
+    /// The connection that requests arrive on.
     pub ends: Ends,
 }
 
@@ -120,7 +121,7 @@ pub struct Got {
     pub status: u16,
     pub headers: HeaderMap,
     pub body: Value,
-    /// The body as it came.
+    /// The body as it was received.
     pub bytes: Bytes,
 }
 
@@ -137,7 +138,7 @@ impl Got {
         value.to_str().expect("it is text")
     }
 
-    /// The code and the message of a refusal.
+    /// Code and message of a refusal.
     pub fn error(&self) -> (&str, &str) {
         let text = |name: &str| self.body["error"][name].as_str().unwrap_or_default();
         (text("code"), text("message"))
@@ -158,7 +159,7 @@ impl Got {
 }
 
 impl Lab {
-    /// `asking`: webhooks are asked before they get events.
+    /// `asking`: whether webhooks need a handshake before they get events.
     pub async fn new(asking: bool) -> Lab {
         Lab::with(asking, |_| {}).await
     }
@@ -222,7 +223,7 @@ impl Lab {
         }
     }
 
-    /// The header of a client that shows a token which this server gave it.
+    /// An `Authorization` header with a token that this server issued to the client.
     pub fn token_of(&self, client: &str) -> String {
         let seconds = self.server.wall.now().nanos() / 1_000_000_000;
         let claims = json!({
@@ -260,7 +261,7 @@ impl Lab {
             .unwrap();
     }
 
-    /// Asks over a connection of its own, as the owner unless another credential is given.
+    /// Sends a request over a new connection, as the owner unless another credential is given.
     pub async fn send(
         &self,
         method: &str,
@@ -279,7 +280,7 @@ impl Lab {
         self.exchange(method, path, body, &all).await
     }
 
-    /// Asks over a connection of its own, with these headers and no others.
+    /// Sends a request over a new connection, with these headers only.
     pub async fn exchange(
         &self,
         method: &str,
@@ -291,7 +292,7 @@ impl Lab {
         self.exchange_text(method, path, body, headers).await
     }
 
-    /// The same with a body that need not be JSON.
+    /// Like `exchange`, with a body that need not be JSON.
     pub async fn exchange_text(
         &self,
         method: &str,
@@ -336,7 +337,7 @@ impl Lab {
         got
     }
 
-    /// A request of the management plane.
+    /// Sends a request to the management API.
     pub async fn arm(&self, method: &str, path: &str, body: Option<Value>) -> Got {
         self.arm_with(method, path, body, &[]).await
     }
@@ -353,21 +354,22 @@ impl Lab {
         self.send(method, &path, body.as_ref(), headers).await
     }
 
-    /// A request of the edge module's API.
+    /// Sends a request to the edge API.
     pub async fn edge(&self, method: &str, path: &str, body: Option<Value>) -> Got {
         let path = format!("{path}?api-version=2019-01-01-preview");
         let headers = [("content-type", "application/json")];
         self.send(method, &path, body.as_ref(), &headers).await
     }
 
-    /// How the operation that an answer named ends: its status, and the code of its error.
+    /// Waits for the end of the operation that an answer names: its status, and the code of its
+    /// error.
     pub async fn ends(&self, answer: &Got) -> (String, String) {
         let url = answer.header("azure-asyncoperation");
         let path = url
             .strip_prefix("https://localhost")
             .expect("a URL of this server")
             .to_owned();
-        // Everything happens in memory; a thousand turns are plenty.
+        // Everything happens in memory, so a thousand polls are plenty.
         for _ in 0..1000 {
             let got = self.send("GET", &path, None, &[]).await.expect(200);
             let status = got.body["status"].as_str().unwrap().to_owned();
@@ -388,7 +390,7 @@ fn client(id: &str, role: Role) -> Client {
     }
 }
 
-/// A body with a webhook and these properties besides.
+/// A body with a webhook as destination and these further properties.
 pub fn web_hook(path: &str, more: Value) -> Value {
     let mut properties = json!({"destination": {"endpointType": "WebHook", "properties": {
         "endpointUrl": format!("https://hook{path}")}}});

@@ -1,4 +1,5 @@
-//! Whatever is done through both views, in whatever order, ends in the state that a few lines predict.
+//! Model test: requests through the management and the edge API, in any order, end in the state
+//! that a simple model predicts.
 
 use super::extension;
 use super::lab::{GROUP, Lab, web_hook};
@@ -30,9 +31,9 @@ enum Step {
         attempts: Option<u32>,
     },
     EdgeDelete,
-    /// Refused, whatever there is.
+    /// Refused in any state.
     Nonsense,
-    /// The topic with everything in it, made again empty.
+    /// Deletes the topic with its subscriptions and creates it again.
     Remake,
 }
 
@@ -70,10 +71,10 @@ fn acts() -> impl Strategy<Value = Act> {
     })
 }
 
-/// All that the model knows of a subscription.
+/// The model's state of a subscription.
 #[derive(Clone, Debug, PartialEq)]
 struct Known {
-    /// The round of its creation.
+    /// The round in which it was created.
     created: usize,
     /// In the casing of its creation.
     name: String,
@@ -89,7 +90,7 @@ fn words(labels: &[u8]) -> Vec<String> {
     labels.iter().map(|label| format!("l{label}")).collect()
 }
 
-/// What the step makes of the model, and what is answered to it.
+/// Applies a step to the model. Returns the expected status.
 fn predict(model: &mut Model, act: &Act, round: usize) -> u16 {
     let key = (act.topic, NAMES[act.name].to_lowercase());
     let before = model.get(&key).cloned();
@@ -250,7 +251,7 @@ async fn perform(lab: &Lab, act: &Act, round: usize) -> u16 {
     got.status
 }
 
-/// Both views show what the model knows, and nothing else.
+/// Both APIs show exactly what the model predicts.
 async fn compare(lab: &Lab, model: &Model) {
     for (topic, topic_name) in TOPICS.iter().enumerate() {
         let mut of_topic: Vec<&Known> = model

@@ -1,4 +1,4 @@
-//! What real clients and the examples of the specification send.
+//! Requests of real clients, and the examples of Azure's specification.
 
 use super::lab::{ACCOUNT, Lab};
 use serde_json::{Value, json};
@@ -21,14 +21,15 @@ async fn lab() -> Lab {
     lab
 }
 
-/// What this server refuses though the stand-in that clients were recorded with did not: names that are too short, and
-/// destinations that nobody can deliver to yet.
+/// Whether this server refuses a request that the stand-in accepted when clients were recorded:
+/// names that are too short, and destinations that cannot be delivered to yet.
 fn is_refused(request: &Value, name: &str) -> bool {
     let kind = &request["body"]["properties"]["destination"]["endpointType"];
     request["method"] == "PUT" && (name.len() < 3 || *kind == "StorageQueue")
 }
 
-// az, azure-mgmt-eventgrid and @azure/arm-eventgrid, in the order in which they sent it.
+// Requests of az, azure-mgmt-eventgrid and @azure/arm-eventgrid, in the order in which they were
+// sent.
 #[tokio::test]
 async fn recorded_requests_of_clients() {
     let lab = lab().await;
@@ -61,9 +62,10 @@ async fn recorded_requests_of_clients() {
         let expected = match (text("method"), request["status"].as_u64().unwrap()) {
             ("GET", _) if is_gone => 404,
             ("DELETE", _) if is_gone => 204,
-            // Deleted at once there; here as in the cloud.
+            // The stand-in deleted at once; this server answers 202, as the cloud does.
             ("DELETE", 200) => 202,
-            // A handshake that failed was told at once there; here as in the cloud.
+            // The stand-in reported a failed handshake at once; this server reports it in the
+            // operation, as the cloud does.
             ("PUT", 400) => {
                 assert_eq!(
                     lab.ends(&got).await,
@@ -103,7 +105,7 @@ async fn recorded_requests_of_clients() {
     assert!(refused.len() >= 3, "{refused:?}");
 }
 
-/// What the clients' models have in every subscription.
+/// Members that the clients' models expect of every subscription.
 fn check_shape(body: &Value, name: &str) {
     assert_eq!(body["name"], name);
     assert!(body["type"].as_str().unwrap().ends_with("eventSubscriptions"));
@@ -132,7 +134,7 @@ fn check_shape(body: &Value, name: &str) {
     assert!(!body.to_string().contains("s3cr3t"));
 }
 
-// az read it, changed one thing and sent back the rest as it had been shown.
+// az read the subscription, changed one member and sent the rest back as it was shown.
 #[tokio::test]
 async fn updates_of_az_keep_the_rest() {
     let lab = lab().await;
@@ -188,7 +190,7 @@ async fn updates_of_az_keep_the_rest() {
     assert_eq!(attributes.body["value"][1]["properties"]["value"], "s3cr3t");
 }
 
-// Every example of the specification, and none is too much for the server.
+// Every example of the specification; none makes the server fail.
 #[tokio::test]
 async fn examples_of_the_specification() {
     let lab = Lab::new(false).await;
@@ -198,7 +200,7 @@ async fn examples_of_the_specification() {
     lab.domain("exampleDomain1", true).await;
     lab.system_topic("exampleSystemTopic1").await;
     let mut examples: Vec<Value> = serde_json::from_str(EXAMPLES).unwrap();
-    // Made, changed, read, deleted: in that order most of them have something to work on.
+    // Created, changed, read, deleted: in this order most examples find a resource to work on.
     let order = ["PUT", "PATCH", "GET", "POST", "DELETE"];
     examples.sort_by_key(|example| order.iter().position(|method| example["method"] == *method));
     let mut taken = 0;
