@@ -126,6 +126,8 @@ pub struct Outlet {
     lanes: LanePool,
     /// It stands in its endpoint's queue.
     pub(crate) waiting: AtomicBool,
+    /// Lanes that are about to claim: each will come across all that is announced until then.
+    claiming: AtomicUsize,
     /// Lanes that wait for an answer, or for room in the budget for bytes in flight.
     sending: AtomicUsize,
     /// A lane waits for room in the budget for bytes in flight. Others would only wait behind it.
@@ -161,6 +163,7 @@ impl Outlet {
             plan: RwLock::new(None),
             lanes: LanePool::new(),
             waiting: AtomicBool::new(false),
+            claiming: AtomicUsize::new(0),
             sending: AtomicUsize::new(0),
             waits_for_memory: AtomicBool::new(false),
             replanned: Notify::new(),
@@ -477,7 +480,8 @@ impl Dispatcher {
     }
 
     fn spawn_lane(self: &Arc<Self>, outlet: Arc<Outlet>, admitted: Option<(Arc<Endpoint>, Pass)>) {
-        let lane = self.clone().lane(outlet, admitted);
+        let claiming = ClaimingLane::of(&outlet);
+        let lane = self.clone().lane(outlet, claiming, admitted);
         self.tasks.spawn(TaskKind::DeliveryLane, lane);
     }
 
@@ -491,11 +495,18 @@ impl Dispatcher {
 
     /// Claims, attempts and settles until there is nothing to claim or no place to send it.
     /// `admitted`: this endpoint has given a place already.
-    async fn lane(self: Arc<Self>, outlet: Arc<Outlet>, mut admitted: Option<(Arc<Endpoint>, Pass)>) {
+    async fn lane(
+        self: Arc<Self>,
+        outlet: Arc<Outlet>,
+        claiming: ClaimingLane,
+        mut admitted: Option<(Arc<Endpoint>, Pass)>,
+    ) {
+        let mut claiming = Some(claiming);
         loop {
+            let claiming = claiming.take().unwrap_or_else(|| ClaimingLane::of(&outlet));
             let epoch = outlet.lanes.epoch();
             // Boxed, because a parked lane has none, and very many lanes are parked after very many retries.
-            let step = Box::pin(self.lane_step(&outlet, admitted.take()));
+            let step = Box::pin(self.lane_step(&outlet, claiming, admitted.take()));
             match step.await {
                 LaneStep::Settled => {}
                 LaneStep::NothingInTime(endpoint, pass) => admitted = Some((endpoint, pass)),
@@ -517,6 +528,7 @@ impl Dispatcher {
     async fn lane_step(
         self: &Arc<Self>,
         outlet: &Arc<Outlet>,
+        claiming: ClaimingLane,
         admitted: Option<(Arc<Endpoint>, Pass)>,
     ) -> LaneStep {
         let plan = outlet.plan();
@@ -561,6 +573,8 @@ impl Dispatcher {
                 false => LaneStep::MayNotSend,
             };
         }
+        // Before a sibling is woken: what is announced from now on starts a lane by itself.
+        drop(claiming);
         self.wake_sibling(outlet, &plan, claims.len());
         // Boxed, because it is large and paid for by the charge: very many lanes may wait for their claims.
         match Box::pin(self.deliver(&plan, outlet, pass, claims, charge)).await {
@@ -1145,6 +1159,22 @@ impl Dispatcher {
         }
         let _too_late_to_try_again = self.save_delays().await;
         Ok(())
+    }
+}
+
+/// Counts a lane as one that is about to claim.
+struct ClaimingLane(Arc<Outlet>);
+
+impl ClaimingLane {
+    fn of(outlet: &Arc<Outlet>) -> ClaimingLane {
+        outlet.claiming.fetch_add(1, AcqRel);
+        ClaimingLane(outlet.clone())
+    }
+}
+
+impl Drop for ClaimingLane {
+    fn drop(&mut self) {
+        self.0.claiming.fetch_sub(1, AcqRel);
     }
 }
 
