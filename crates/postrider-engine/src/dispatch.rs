@@ -126,6 +126,8 @@ pub struct Outlet {
     lanes: LanePool,
     /// Whether the subscription stands in its endpoint's queue.
     pub(crate) waiting: AtomicBool,
+    /// Lanes that are about to claim: each comes across all that is announced until then.
+    claiming: AtomicUsize,
     /// Lanes that wait for an answer, or for the budget of bytes in flight.
     sending: AtomicUsize,
     /// Whether a lane waits for the budget of bytes in flight. Other lanes would only queue behind
@@ -163,6 +165,7 @@ impl Outlet {
             plan: RwLock::new(None),
             lanes: LanePool::new(),
             waiting: AtomicBool::new(false),
+            claiming: AtomicUsize::new(0),
             sending: AtomicUsize::new(0),
             waits_for_memory: AtomicBool::new(false),
             replanned: Notify::new(),
@@ -481,7 +484,8 @@ impl Dispatcher {
     }
 
     fn spawn_lane(self: &Arc<Self>, outlet: Arc<Outlet>, admitted: Option<(Arc<Endpoint>, Pass)>) {
-        let lane = self.clone().lane(outlet, admitted);
+        let claiming = ClaimingLane::of(&outlet);
+        let lane = self.clone().lane(outlet, claiming, admitted);
         self.tasks.spawn(TaskKind::DeliveryLane, lane);
     }
 
@@ -495,11 +499,18 @@ impl Dispatcher {
 
     /// Claims, attempts and settles until nothing can be claimed or sent. `admitted` is a pass that
     /// an endpoint has already granted.
-    async fn lane(self: Arc<Self>, outlet: Arc<Outlet>, mut admitted: Option<(Arc<Endpoint>, Pass)>) {
+    async fn lane(
+        self: Arc<Self>,
+        outlet: Arc<Outlet>,
+        claiming: ClaimingLane,
+        mut admitted: Option<(Arc<Endpoint>, Pass)>,
+    ) {
+        let mut claiming = Some(claiming);
         loop {
+            let claiming = claiming.take().unwrap_or_else(|| ClaimingLane::of(&outlet));
             let epoch = outlet.lanes.epoch();
             // Boxed, because a parked lane has none, and very many lanes are parked after very many retries.
-            let step = Box::pin(self.lane_step(&outlet, admitted.take()));
+            let step = Box::pin(self.lane_step(&outlet, claiming, admitted.take()));
             match step.await {
                 LaneStep::Settled => {}
                 LaneStep::NothingInTime(endpoint, pass) => admitted = Some((endpoint, pass)),
@@ -521,6 +532,7 @@ impl Dispatcher {
     async fn lane_step(
         self: &Arc<Self>,
         outlet: &Arc<Outlet>,
+        claiming: ClaimingLane,
         admitted: Option<(Arc<Endpoint>, Pass)>,
     ) -> LaneStep {
         let plan = outlet.plan();
@@ -566,6 +578,8 @@ impl Dispatcher {
                 false => LaneStep::MayNotSend,
             };
         }
+        // Before a sibling is woken: what is announced from now on starts a lane by itself.
+        drop(claiming);
         self.wake_sibling(outlet, &plan, claims.len());
         // Boxed, because it is large and paid for by the charge: very many lanes may wait for their claims.
         match Box::pin(self.deliver(&plan, outlet, pass, claims, charge)).await {
@@ -1156,6 +1170,22 @@ impl Dispatcher {
         }
         let _too_late_to_try_again = self.save_delays().await;
         Ok(())
+    }
+}
+
+/// Counts a lane as about to claim.
+struct ClaimingLane(Arc<Outlet>);
+
+impl ClaimingLane {
+    fn of(outlet: &Arc<Outlet>) -> ClaimingLane {
+        outlet.claiming.fetch_add(1, AcqRel);
+        ClaimingLane(outlet.clone())
+    }
+}
+
+impl Drop for ClaimingLane {
+    fn drop(&mut self) {
+        self.0.claiming.fetch_sub(1, AcqRel);
     }
 }
 

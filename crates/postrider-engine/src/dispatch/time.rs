@@ -91,7 +91,11 @@ impl Dispatcher {
                 // Only one lane begins, and a lane that finds work starts the next: otherwise very
                 // many subscriptions with a single retry would each start lanes for nothing.
                 outlet.lanes.announce(self.config.in_flight_per_endpoint_max);
-                self.start_lanes(&outlet, 1);
+                // Retries of very many subscriptions come due one after the other and wait for the disk together: a
+                // lane that has not claimed yet starts the others when it has.
+                if outlet.claiming.load(Acquire) == 0 {
+                    self.start_lanes(&outlet, 1);
+                }
             }
         }
         for alarm in self.take_alarms(now) {

@@ -977,7 +977,7 @@ fn what_became_of_an_event_is_told() {
     send("b", "Sent");
     let trace = wait::until("both attempts are recorded", || {
         let trace = shell.ok(&["event", "trace", "a/1 \u{fc}"]);
-        let told = ["attempt 1: Success 200", "attempt 1: BadRequest 400"];
+        let told = ["attempt 1: HTTP 200 OK", "attempt 1: HTTP 400 Bad Request"];
         told.iter().all(|part| trace.contains(part)).then_some(trace)
     });
     assert!(trace.starts_with("event a/1 \u{fc}  Made  /o/1\n"), "{trace}");
