@@ -293,7 +293,9 @@ fn a_local_port_answers_for_the_webhook() {
     );
     let trace = || ok(&server, &["event", "trace", "e1"]);
     wait::until("the attempt is recorded", || {
-        trace().contains("attempt 1: HTTP 503 Service Unavailable").then_some(())
+        trace()
+            .contains("attempt 1: HTTP 503 Service Unavailable")
+            .then_some(())
     });
     // A webhook's retry schedule applies.
     let (_, attempts) = server.advance(&json!({"toNextAttempt": true}));
