@@ -809,6 +809,10 @@ async fn very_many_retries_are_worked_off_in_portions_beside_an_endpoint_that_is
     assert_eq!(hosts.served.load(SeqCst), 2, "served beside them within a second");
     clock.sleep_until(clock.now() + Duration::from_secs(60)).await;
     assert!(hosts.most.load(SeqCst) <= most, "{:?} at once", hosts.most);
-    assert!(attempts() > 2 * (DEAD + 1), "all were retried: {} attempts", attempts());
+    assert!(
+        attempts() > 2 * (DEAD + 1),
+        "all were retried: {} attempts",
+        attempts()
+    );
     engine.stop(async {}).await.unwrap();
 }
