@@ -371,17 +371,14 @@ impl Books {
     pub fn forgetting(&mut self, keys: &[Key], now: Timestamp) {
         for key in keys {
             let was_taken = self.was_taken(*key);
-            if let Some(given) = self.letters.given.get_mut(key) {
-                given.withdrawn = was_taken && given.put.is_none();
-                if given.withdrawn {
-                    continue;
-                }
-            }
             let sub = &self.subs[key.0];
-            let given = self.letters.given.get_mut(key);
-            let Some(given) = given.filter(|given| given.put.is_none()) else {
+            let Some(given) = self.letters.given.get_mut(key) else {
                 continue;
             };
+            given.withdrawn = was_taken && given.put.is_none();
+            if given.put.is_some() {
+                continue;
+            }
             let patience = sub.rules.letter_patience;
             let due = given.settled.min(given.not_before) + sub.rules.letter_delay;
             let waited = now + TICK >= due + patience;
@@ -390,7 +387,7 @@ impl Books {
                 still && now.since(since) + UNTRIED >= patience
             });
             given.hopeless = waited && away;
-            if !given.hopeless {
+            if !given.hopeless && !given.withdrawn {
                 let what = format!(
                     "event {} for {} is dropped at {now}, was due {due}, out of reach {:?}",
                     key.1, sub.name, self.letters.away
@@ -410,6 +407,8 @@ impl Books {
             };
             given.done = true;
             if given.withdrawn {
+                // Or dropped: a life that began after the event was taken does not know that.
+                letters.counted.dropped.most += u32::from(given.hopeless);
                 let delivery = self.deliveries.get_mut(key).expect("it was given up");
                 delivery.ends = vec!["delivered"];
                 let what = format!("letter {} of {} is taken back", key.1, self.subs[key.0].name);
