@@ -1,7 +1,7 @@
 //! Authentication and authorization: which client sent a request, and what it may do.
 
 use crate::Server;
-use crate::http::Call;
+use crate::http::ApiCall;
 use crate::own_address::is_own_name;
 use crate::throttle::{CredentialKind, LockedOut};
 use postrider_core::ids::Secret;
@@ -71,11 +71,11 @@ impl Role {
         }
     }
 
-    pub fn may(self, need: Need) -> bool {
+    pub fn may(self, need: RequiredPermission) -> bool {
         match self {
             Role::Owner | Role::Contributor => true,
-            Role::Reader => need == Need::Read,
-            Role::DataSender => need == Need::Send,
+            Role::Reader => need == RequiredPermission::Read,
+            Role::DataSender => need == RequiredPermission::Send,
         }
     }
 }
@@ -88,7 +88,7 @@ impl fmt::Display for Role {
 
 /// Permission that a request requires.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Need {
+pub enum RequiredPermission {
     Read,
     /// Change resources, and see their secrets.
     Write,
@@ -97,7 +97,7 @@ pub enum Need {
 
 /// A configured client, which can log in with its secret.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Client {
+pub struct ConfiguredClient {
     pub id: String,
     pub secret: Secret,
     pub role: Role,
@@ -112,12 +112,12 @@ pub struct Caller {
 }
 
 impl Caller {
-    pub fn may(&self, need: Need) -> bool {
+    pub fn may(&self, need: RequiredPermission) -> bool {
         self.roles.iter().any(|role| role.may(need))
     }
 
     /// Returns the caller if it has the permission that the request requires.
-    pub fn need(self, need: Need) -> Result<Caller, NoAccess> {
+    pub fn need(self, need: RequiredPermission) -> Result<Caller, AccessRefusal> {
         if self.may(need) {
             return Ok(self);
         }
@@ -129,15 +129,15 @@ impl Caller {
             false => format!("has the role {}", listed(&mut self.roles.iter().copied())),
         };
         let needed = listed(&mut Role::ALL.into_iter().filter(|role| role.may(need)));
-        Err(NoAccess::Forbidden(format!(
+        Err(AccessRefusal::Forbidden(format!(
             "The client '{}' does not have authorization to perform this action: it {has}, and this needs {needed}.",
             self.id
         )))
     }
 }
 
-impl From<&Client> for Caller {
-    fn from(client: &Client) -> Caller {
+impl From<&ConfiguredClient> for Caller {
+    fn from(client: &ConfiguredClient) -> Caller {
         Caller {
             id: client.id.clone(),
             roles: vec![client.role],
@@ -147,7 +147,7 @@ impl From<&Client> for Caller {
 
 /// Reason why a request is refused.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum NoAccess {
+pub enum AccessRefusal {
     /// 401.
     #[error("{0}")]
     Unknown(String),
@@ -159,22 +159,22 @@ pub enum NoAccess {
     LockedOut(String),
 }
 
-impl From<LockedOut> for NoAccess {
-    fn from(locked: LockedOut) -> NoAccess {
-        NoAccess::LockedOut(locked.reason())
+impl From<LockedOut> for AccessRefusal {
+    fn from(locked: LockedOut) -> AccessRefusal {
+        AccessRefusal::LockedOut(locked.reason())
     }
 }
 
-impl NoAccess {
-    pub fn unknown(reason: impl Into<String>) -> NoAccess {
-        NoAccess::Unknown(reason.into())
+impl AccessRefusal {
+    pub fn unknown(reason: impl Into<String>) -> AccessRefusal {
+        AccessRefusal::Unknown(reason.into())
     }
 }
 
 /// Credential of a request whose response stays open for hours. A credential that a login gave out
 /// can be revoked meanwhile.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum LastingCredential {
+pub(crate) enum StreamCredential {
     /// The id of a browser's session.
     Session(String),
     /// A token issued by this server.
@@ -185,40 +185,40 @@ pub(crate) enum LastingCredential {
 
 impl Server {
     /// The credential that authenticated a request.
-    pub(crate) fn lasting_credential(&self, call: &Call) -> Result<LastingCredential, NoAccess> {
+    pub(crate) fn lasting_credential(&self, call: &ApiCall) -> Result<StreamCredential, AccessRefusal> {
         // A request with an `Authorization` header is judged by that header alone, never by its
         // cookie.
         if !call.headers.contains_key(hyper::header::AUTHORIZATION) {
             let session = self.session(call)?;
-            return Ok(session.map_or(LastingCredential::Other, |(id, _)| LastingCredential::Session(id)));
+            return Ok(session.map_or(StreamCredential::Other, |(id, _)| StreamCredential::Session(id)));
         }
         let token = bearer_of(call).and_then(Token::parse);
         Ok(match token {
             Some(token) if self.access.has_signed(&token, self.wall.now()) => {
                 let (client, id, epoch) = grant_of(&token);
-                LastingCredential::Token {
+                StreamCredential::Token {
                     client: client.to_owned(),
                     id: id.to_owned(),
                     epoch,
                 }
             }
-            _ => LastingCredential::Other,
+            _ => StreamCredential::Other,
         })
     }
 
     /// Whether a credential is still valid: not revoked, and its session not ended.
-    pub(crate) fn still_holds(&self, credential: &LastingCredential) -> bool {
+    pub(crate) fn is_credential_valid(&self, credential: &StreamCredential) -> bool {
         match credential {
-            LastingCredential::Session(id) => self.live_session(id, self.wall.now()).is_some(),
-            LastingCredential::Token { client, id, epoch } => self.access.holds(client, id, *epoch),
-            LastingCredential::Other => true,
+            StreamCredential::Session(id) => self.live_session(id, self.wall.now()).is_some(),
+            StreamCredential::Token { client, id, epoch } => self.access.holds(client, id, *epoch),
+            StreamCredential::Other => true,
         }
     }
 
     /// Authenticates the bearer token of a request: a client's secret, a token of this server or a
     /// token of the external issuer. Without a credential, a browser's session stands for the
     /// client that began it.
-    pub fn caller(&self, call: &Call, need: Need) -> Result<Caller, NoAccess> {
+    pub fn caller(&self, call: &ApiCall, need: RequiredPermission) -> Result<Caller, AccessRefusal> {
         if !call.headers.contains_key(hyper::header::AUTHORIZATION)
             && let Some((_, session)) = self.session(call)?
         {
@@ -227,7 +227,7 @@ impl Server {
             return call.identified(caller).need(need);
         }
         let Some(token) = bearer_of(call) else {
-            return Err(NoAccess::unknown("a bearer token is required"));
+            return Err(AccessRefusal::unknown("a bearer token is required"));
         };
         let caller = self.caller_of_token(call, token)?;
         call.notes.caller(&caller, self.kind_of_credential(token));
@@ -251,9 +251,9 @@ impl Server {
     }
 
     /// The caller that a bearer token belongs to.
-    pub fn caller_of_token(&self, call: &Call, token: &str) -> Result<Caller, NoAccess> {
+    pub fn caller_of_token(&self, call: &ApiCall, token: &str) -> Result<Caller, AccessRefusal> {
         let wrong = |reason: &str| match self.wrong_credential(call, CredentialKind::Bearer, "") {
-            Ok(()) => NoAccess::unknown(reason),
+            Ok(()) => AccessRefusal::unknown(reason),
             Err(locked) => locked.into(),
         };
         let Some(token) = Token::parse(token) else {
@@ -272,7 +272,7 @@ impl Server {
                 match caller {
                     // Expired tokens and tokens that cannot be verified are not guesses: they do
                     // not count towards a lock-out.
-                    Err(NoAccess::Unknown(reason)) if issuer.is_forged(&token) => Err(wrong(&reason)),
+                    Err(AccessRefusal::Unknown(reason)) if issuer.is_forged(&token) => Err(wrong(&reason)),
                     other => other,
                 }
             }
@@ -285,15 +285,15 @@ impl Server {
     /// The caller of a token that this server issued. The client's role is read from the
     /// configuration, not from the token, so that removing a client or changing its role takes
     /// effect at once.
-    fn caller_of_ours(&self, call: &Call, token: &Token<'_>) -> Result<Caller, NoAccess> {
+    fn caller_of_ours(&self, call: &ApiCall, token: &Token<'_>) -> Result<Caller, AccessRefusal> {
         token
             .check_time(self.wall.now(), LEEWAY)
-            .map_err(NoAccess::unknown)?;
+            .map_err(AccessRefusal::unknown)?;
         if !token
             .claim("iss")
             .is_some_and(|issuer| self.is_own_issuer(call, issuer))
         {
-            return Err(NoAccess::unknown(
+            return Err(AccessRefusal::unknown(
                 "the token names another issuer than this server",
             ));
         }
@@ -301,18 +301,18 @@ impl Server {
             .claim("aud")
             .is_some_and(|audience| self.is_own_audience(call, audience))
         {
-            return Err(NoAccess::unknown(
+            return Err(AccessRefusal::unknown(
                 "the token was made for another audience than this server; ask for \
                  https://management.azure.com/, https://eventgrid.azure.net/ or the server's own URL",
             ));
         }
         let (id, jti, epoch) = grant_of(token);
         if !self.access.holds(id, jti, epoch) {
-            return Err(NoAccess::unknown("the token was revoked; log in again"));
+            return Err(AccessRefusal::unknown("the token was revoked; log in again"));
         }
         match self.client(id) {
             Some(client) => Ok(client.into()),
-            None => Err(NoAccess::unknown(format!(
+            None => Err(AccessRefusal::unknown(format!(
                 "the token was given to '{id}', which is no longer a client of this server"
             ))),
         }
@@ -320,7 +320,7 @@ impl Server {
 
     /// Whether an issuer is named as [`crate::login`] names the issuer of this server's tokens,
     /// below a URL of this server.
-    fn is_own_issuer(&self, call: &Call, issuer: &str) -> bool {
+    fn is_own_issuer(&self, call: &ApiCall, issuer: &str) -> bool {
         let tenant = &self.config.tenant;
         let endings = [
             "/adfs".to_owned(),
@@ -335,7 +335,7 @@ impl Server {
 
     /// Whether clients request tokens of this server for an audience: an Azure resource that the
     /// server stands in for, or the server itself.
-    fn is_own_audience(&self, call: &Call, audience: &str) -> bool {
+    fn is_own_audience(&self, call: &ApiCall, audience: &str) -> bool {
         let audience = audience.trim_end_matches('/');
         AUDIENCES.iter().any(|known| known.eq_ignore_ascii_case(audience)) || self.is_own_url(call, audience)
     }
@@ -345,7 +345,7 @@ impl Server {
     /// because every listener and node accepts the tokens. The `Host` header is ignored too: an
     /// attacker who replays a token that was made for another server would write that server's name
     /// into it.
-    fn is_own_url(&self, call: &Call, url: &str) -> bool {
+    fn is_own_url(&self, call: &ApiCall, url: &str) -> bool {
         let public = self.config.public_url.as_deref().unwrap_or_default();
         if !public.is_empty() && public.trim_end_matches('/').eq_ignore_ascii_case(url) {
             return true;
@@ -362,13 +362,13 @@ impl Server {
                 .is_some_and(|cluster| cluster.now().nodes.iter().any(|node| of_node(&node.url)))
     }
 
-    pub(crate) fn client(&self, id: &str) -> Option<&Client> {
+    pub(crate) fn client(&self, id: &str) -> Option<&ConfiguredClient> {
         let mut clients = self.config.clients.iter();
         clients.find(|client| client.id.eq_ignore_ascii_case(id))
     }
 
     /// Compares with every client, so that the duration does not reveal which one came close.
-    pub(crate) fn client_with_secret(&self, secret: &str) -> Option<&Client> {
+    pub(crate) fn client_with_secret(&self, secret: &str) -> Option<&ConfiguredClient> {
         let mut found = None;
         for client in &self.config.clients {
             if same(client.secret.expose(), secret) {
@@ -380,7 +380,7 @@ impl Server {
 
     /// Fetches the external issuer's keys if the token of this request needs them.
     /// [`Server::caller`] uses the keys that are known.
-    pub(crate) async fn prepare(&self, call: &Call) {
+    pub(crate) async fn prepare(&self, call: &ApiCall) {
         let Some(issuer) = &self.issuer else {
             return;
         };
@@ -401,7 +401,7 @@ fn grant_of<'a>(token: &'a Token<'_>) -> (&'a str, &'a str, u64) {
     (claim("appid"), claim("jti"), epoch)
 }
 
-fn bearer_of(call: &Call) -> Option<&str> {
+fn bearer_of(call: &ApiCall) -> Option<&str> {
     call.header("authorization").and_then(bearer)
 }
 
@@ -427,7 +427,12 @@ mod tests {
     #[test]
     fn roles_allow_what_they_are_for() {
         let check = |role: Role, expected: [bool; 3]| {
-            let found = [Need::Read, Need::Write, Need::Send].map(|need| role.may(need));
+            let found = [
+                RequiredPermission::Read,
+                RequiredPermission::Write,
+                RequiredPermission::Send,
+            ]
+            .map(|need| role.may(need));
             assert_eq!(found, expected, "{role}");
         };
         check(Role::Owner, [true, true, true]);
@@ -438,7 +443,7 @@ mod tests {
 
     #[test]
     fn a_refusal_names_the_client_its_role_and_the_role_it_needs() {
-        let check = |roles: &[Role], need: Need, words: &str| {
+        let check = |roles: &[Role], need: RequiredPermission, words: &str| {
             let caller = Caller {
                 id: "me".into(),
                 roles: roles.into(),
@@ -446,21 +451,21 @@ mod tests {
             let refused = caller.need(need).unwrap_err();
             let expected =
                 format!("The client 'me' does not have authorization to perform this action: {words}");
-            assert_eq!(refused, NoAccess::Forbidden(expected));
+            assert_eq!(refused, AccessRefusal::Forbidden(expected));
         };
         check(
             &[Role::Reader],
-            Need::Write,
+            RequiredPermission::Write,
             "it has the role reader, and this needs owner or contributor.",
         );
         check(
             &[Role::DataSender],
-            Need::Read,
+            RequiredPermission::Read,
             "it has the role data-sender, and this needs owner or contributor or reader.",
         );
         check(
             &[],
-            Need::Send,
+            RequiredPermission::Send,
             "it has no role, and this needs owner or contributor or data-sender.",
         );
     }

@@ -9,9 +9,9 @@
 
 use crate::Server;
 use crate::login::TOKEN_LIFETIME;
-use crate::ours::Problem;
+use crate::own_api::Problem;
 use crate::peers::gather;
-use crate::sessions::{self, Session};
+use crate::sessions::{self, PortalSession};
 use async_trait::async_trait;
 use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD as BASE64;
@@ -57,7 +57,7 @@ pub trait AccessStore: Send + Sync {
 
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct Document {
+struct AccessDocument {
     /// Every document that was stored has it: text without it is not one.
     epoch: u64,
     /// Tokens and sessions of earlier epochs are revoked.
@@ -101,8 +101,8 @@ fn seconds(time: Timestamp) -> i64 {
     time.nanos() / 1_000_000_000
 }
 
-impl Document {
-    fn holds(&self, client: &str, id: &str, epoch: u64) -> bool {
+impl AccessDocument {
+    fn is_unrevoked(&self, client: &str, id: &str, epoch: u64) -> bool {
         let revoked = self.clients.get(&client.to_lowercase());
         // No server issues an epoch that is later than the document's: such a token or session is
         // forged.
@@ -197,8 +197,8 @@ fn has_room(count: usize, known: bool, max: usize) -> Result<(), Problem> {
 }
 
 /// The document in force, with its keys parsed.
-struct InForce {
-    document: Document,
+struct ActiveAccessDocument {
+    document: AccessDocument,
     signing_key: SigningKey,
     /// Seals portal sessions. Derived from the signing key in force and not from `token-key.pem`,
     /// so that `rotate-key` locks out anyone who has stolen that file.
@@ -206,8 +206,8 @@ struct InForce {
     previous: Vec<(KeySet, Timestamp)>,
 }
 
-impl InForce {
-    fn new(document: Document, initial: &SigningKey) -> Result<InForce, String> {
+impl ActiveAccessDocument {
+    fn new(document: AccessDocument, initial: &SigningKey) -> Result<ActiveAccessDocument, String> {
         let signing_key = match &document.signing_key {
             None => initial.clone(),
             Some(text) => {
@@ -220,7 +220,7 @@ impl InForce {
             let keys = KeySet::read(key.key_set.to_string().as_bytes())?;
             previous.push((keys, Timestamp::from_secs(key.until)));
         }
-        Ok(InForce {
+        Ok(ActiveAccessDocument {
             document,
             session_seal: Seal::new(signing_key.derived_secret(), "session"),
             signing_key,
@@ -232,7 +232,7 @@ impl InForce {
 pub(crate) struct AccessState {
     /// Signs while the document has no key of its own.
     initial: SigningKey,
-    in_force: RwLock<Arc<InForce>>,
+    in_force: RwLock<Arc<ActiveAccessDocument>>,
     store: Option<Arc<dyn AccessStore>>,
     changing: tokio::sync::Mutex<()>,
     /// The epoch in force: wakes what a revocation must end.
@@ -241,7 +241,8 @@ pub(crate) struct AccessState {
 
 impl AccessState {
     pub fn new(initial: &SigningKey) -> AccessState {
-        let in_force = InForce::new(Document::default(), initial).expect("it holds no keys");
+        let in_force =
+            ActiveAccessDocument::new(AccessDocument::default(), initial).expect("it holds no keys");
         AccessState {
             initial: initial.clone(),
             in_force: RwLock::new(Arc::new(in_force)),
@@ -251,13 +252,13 @@ impl AccessState {
         }
     }
 
-    fn now(&self) -> Arc<InForce> {
+    fn now(&self) -> Arc<ActiveAccessDocument> {
         self.in_force.read().expect("no panic holds it").clone()
     }
 
     /// Puts a document in force, unless the one in force has a later epoch.
-    fn adopt(&self, document: Document) -> Result<(), String> {
-        let new = InForce::new(document, &self.initial)?;
+    fn adopt(&self, document: AccessDocument) -> Result<(), String> {
+        let new = ActiveAccessDocument::new(document, &self.initial)?;
         let mut in_force = self.in_force.write().expect("no panic holds it");
         if new.document.epoch >= in_force.document.epoch {
             let epoch = new.document.epoch;
@@ -280,7 +281,7 @@ impl AccessState {
 
     /// Whether a token or session of this client is not revoked.
     pub fn holds(&self, client: &str, id: &str, epoch: u64) -> bool {
-        self.now().document.holds(client, id, epoch)
+        self.now().document.is_unrevoked(client, id, epoch)
     }
 
     /// Whether a portal session of this epoch can be sealed with the key in force: the key has not
@@ -319,7 +320,7 @@ impl AccessState {
         keys
     }
 
-    async fn stored(&self) -> Result<Option<(Document, u64)>, String> {
+    async fn stored(&self) -> Result<Option<(AccessDocument, u64)>, String> {
         let Some(store) = &self.store else {
             return Ok(None);
         };
@@ -340,7 +341,7 @@ impl AccessState {
 
 /// Target of a revocation.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Revoked {
+pub(crate) enum RevocationTarget {
     All,
     Client(String),
     /// A token or session, and the second at which it expires anyway.
@@ -350,7 +351,7 @@ pub(crate) enum Revoked {
 impl Server {
     /// Keeps the access document in this store from now on. Must be called before the first
     /// request.
-    pub async fn keep_access_in(&mut self, store: Arc<dyn AccessStore>) -> Result<(), String> {
+    pub async fn use_access_store(&mut self, store: Arc<dyn AccessStore>) -> Result<(), String> {
         self.access.store = Some(store);
         self.access.refresh().await
     }
@@ -362,7 +363,7 @@ impl Server {
 
     /// Looks for changes of other nodes until `stop`, so that a node which was unreachable learns
     /// of them too.
-    pub async fn follow_access(self: Arc<Server>, stop: CancellationToken) {
+    pub async fn run_access_refresh(self: Arc<Server>, stop: CancellationToken) {
         loop {
             tokio::select! {
                 () = stop.cancelled() => return,
@@ -379,16 +380,16 @@ impl Server {
 
     /// Revokes tokens and sessions. Returns the names of the nodes that may not have heard of it
     /// yet.
-    pub(crate) async fn revoke(&self, what: &Revoked) -> Result<Vec<String>, Problem> {
+    pub(crate) async fn revoke(&self, what: &RevocationTarget) -> Result<Vec<String>, Problem> {
         let now = self.wall.now();
         let missing = self
             .change_access(|document, _| match what {
-                Revoked::All => {
+                RevocationTarget::All => {
                     document.revoke_all(now);
                     Ok(())
                 }
-                Revoked::Client(client) => document.revoke_client(client, now),
-                Revoked::Id(id, until) => document.revoke_id(id, *until, now),
+                RevocationTarget::Client(client) => document.revoke_client(client, now),
+                RevocationTarget::Id(id, until) => document.revoke_id(id, *until, now),
             })
             .await?;
         tracing::info!(revoked = ?what, "tokens and sessions were revoked");
@@ -396,7 +397,7 @@ impl Server {
     }
 
     /// Ends a portal session for good: at every node, and after a restart.
-    pub(crate) async fn end_session(&self, session: &Session) {
+    pub(crate) async fn end_session(&self, session: &PortalSession) {
         // Ended at this node at once, even if storing the sign-out fails.
         self.sessions.end(session);
         self.login_ended(&session.name);
@@ -425,7 +426,7 @@ impl Server {
 
     async fn change_access(
         &self,
-        change: impl Fn(&mut Document, &SigningKey) -> Result<(), Problem>,
+        change: impl Fn(&mut AccessDocument, &SigningKey) -> Result<(), Problem>,
     ) -> Result<Vec<String>, Problem> {
         let unavailable =
             |reason: String| Problem::new(503, format!("revocations and keys cannot be stored: {reason}"));
@@ -433,7 +434,8 @@ impl Server {
         for _ in 0..TRIES {
             let stored = self.access.stored().await.map_err(unavailable)?;
             let (mut document, revision) = stored.unwrap_or_else(|| (self.access.now().document.clone(), 0));
-            let current = InForce::new(document.clone(), &self.access.initial).map_err(unavailable)?;
+            let current =
+                ActiveAccessDocument::new(document.clone(), &self.access.initial).map_err(unavailable)?;
             change(&mut document, &current.signing_key)?;
             document.nonce = sessions::fresh_id();
             let text = serde_json::to_vec(&document).expect("its keys are text");
@@ -460,31 +462,34 @@ mod tests {
 
     #[test]
     fn a_revocation_ends_what_was_given_before_it_and_nothing_else() {
-        let mut document = Document::default();
+        let mut document = AccessDocument::default();
         let given = document.epoch;
-        assert!(document.holds("Me", "1", given));
+        assert!(document.is_unrevoked("Me", "1", given));
         document.revoke_client("ME", NOW).unwrap();
-        assert!(!document.holds("me", "1", given));
-        assert!(document.holds("you", "2", given));
-        assert!(document.holds("me", "3", document.epoch), "a new login holds");
+        assert!(!document.is_unrevoked("me", "1", given));
+        assert!(document.is_unrevoked("you", "2", given));
+        assert!(
+            document.is_unrevoked("me", "3", document.epoch),
+            "a new login holds"
+        );
         let until = seconds(NOW) + 60;
         document.revoke_id("2", until, NOW).unwrap();
-        assert!(!document.holds("you", "2", given) && document.holds("you", "4", given));
+        assert!(!document.is_unrevoked("you", "2", given) && document.is_unrevoked("you", "4", given));
         document.revoke_all(NOW);
-        assert!(!document.holds("you", "4", given));
-        assert!(document.holds("you", "5", document.epoch));
+        assert!(!document.is_unrevoked("you", "4", given));
+        assert!(document.is_unrevoked("you", "5", document.epoch));
         // The revocation also covers ids issued in the epochs between.
-        assert!(!document.holds("you", "4", document.epoch - 1));
+        assert!(!document.is_unrevoked("you", "4", document.epoch - 1));
     }
 
     #[test]
     fn an_epoch_in_the_future_is_forged() {
-        let mut document = Document::default();
-        assert!(!document.holds("me", "1", 1) && !document.holds("me", "1", u64::MAX));
+        let mut document = AccessDocument::default();
+        assert!(!document.is_unrevoked("me", "1", 1) && !document.is_unrevoked("me", "1", u64::MAX));
         document.revoke_all(NOW);
-        assert!(document.holds("me", "1", 1));
+        assert!(document.is_unrevoked("me", "1", 1));
         assert!(
-            !document.holds("me", "1", u64::MAX),
+            !document.is_unrevoked("me", "1", u64::MAX),
             "it would outlive every revocation"
         );
     }
@@ -492,13 +497,13 @@ mod tests {
     #[test]
     fn text_without_an_epoch_is_no_document() {
         for text in ["{}", "[]", r#"{"v":3}"#] {
-            assert!(serde_json::from_str::<Document>(text).is_err(), "{text}");
+            assert!(serde_json::from_str::<AccessDocument>(text).is_err(), "{text}");
         }
     }
 
     #[test]
     fn sign_outs_leave_room_for_revocations() {
-        let mut document = Document::default();
+        let mut document = AccessDocument::default();
         for n in 0..SIGN_OUTS_MAX {
             document.ids.insert(n.to_string(), seconds(NOW) + 60);
         }
@@ -529,7 +534,7 @@ mod tests {
 
     #[test]
     fn what_would_have_ended_anyway_is_forgotten_and_the_rest_is_bounded() {
-        let mut document = Document::default();
+        let mut document = AccessDocument::default();
         document.revoke_client("me", NOW).unwrap();
         document.revoke_id("1", seconds(NOW) + 60, NOW).unwrap();
         document.revoke_client("you", NOW + REMEMBERED).unwrap();
@@ -571,7 +576,7 @@ mod tests {
         assert!(!state.has_signed(&token, NOW));
         assert_eq!(state.key_set(NOW)["keys"].as_array().unwrap().len(), 1);
         // A document with an earlier epoch does not replace a later one.
-        state.adopt(Document::default()).unwrap();
+        state.adopt(AccessDocument::default()).unwrap();
         assert!(!state.has_signed(&token, NOW));
     }
 }

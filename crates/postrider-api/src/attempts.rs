@@ -3,12 +3,12 @@
 use crate::Server;
 use crate::dead_letters::read_query;
 use crate::events::{self, ask, none_of};
-use crate::ours::Problem;
+use crate::own_api::Problem;
 use crate::peers::search;
 use crate::stats;
 use postrider_core::ids::SubscriptionId;
 use postrider_core::outcome::Outcome;
-use postrider_engine::recorder::{AttemptFilter, AttemptStory, Cursor, Query};
+use postrider_engine::recorder::{AttemptFilter, AttemptHistory, EventQuery, SearchCursor};
 use postrider_engine::subscription_health::words_of;
 use serde_json::{Value, json};
 
@@ -45,7 +45,7 @@ impl AttemptsQuery {
             }
         }
         Ok(AttemptsQuery {
-            of: stats::seen(server, id)?.0.id,
+            of: stats::find_with_resource(server, id)?.0.id,
             filter,
             limit,
             cursor,
@@ -87,7 +87,7 @@ pub(crate) async fn attempts(server: &Server, query: &str) -> Result<Value, Prob
 /// Start of a page of attempts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct PageStart {
-    cursor: Cursor,
+    cursor: SearchCursor,
     /// How many attempts of the first event have not been shown yet: its oldest ones. None: all of
     /// them.
     left: Option<usize>,
@@ -118,23 +118,23 @@ pub(crate) fn bad_cursor() -> Problem {
 /// A page of attempts that this node recorded, for a server that is no node of a cluster.
 async fn own_page(server: &Server, asked: &AttemptsQuery) -> Result<Value, Problem> {
     let start = asked.cursor.as_deref().map(PageStart::read).transpose()?;
-    let query = Query {
+    let query = EventQuery {
         subscription: Some(asked.of),
         attempts: Some(asked.filter),
         cursor: start.map(|start| start.cursor),
         limit: asked.limit,
-        ..Query::default()
+        ..EventQuery::default()
     };
     let page = ask(server, move |recordings| recordings.search(&query)).await?;
     let mut next = page.cursor.map(|cursor| PageStart { cursor, left: None });
     let mut value: Vec<Value> = Vec::new();
     for line in &page.events {
-        let before = Cursor {
+        let before = SearchCursor {
             event: line.behind.event + 1,
             ..line.behind
         };
         let of = line.subscriptions.iter().filter(|one| one.id == asked.of);
-        let mut attempts: Vec<&AttemptStory> = of.flat_map(|one| &one.attempts).collect();
+        let mut attempts: Vec<&AttemptHistory> = of.flat_map(|one| &one.attempts).collect();
         if let Some(left) = start
             .filter(|start| start.cursor == before)
             .and_then(|start| start.left)

@@ -10,17 +10,19 @@ pub(crate) mod change;
 pub(crate) mod api;
 
 use crate::access::{Caller, Role};
-use crate::http::{Answer, Call, Content, Segments, json as json_answer};
-use crate::ours::Problem;
-use crate::{Server, behind};
-use action::{Action, Kind};
+use crate::http::{Answer, ApiCall, PathSegments, ResponseContent, json as json_answer};
+use crate::own_api::Problem;
+use crate::{Server, catch_up};
+use action::{ActionKind, AuditedAction};
 use futures_util::FutureExt;
 use http_body_util::BodyExt;
 use hyper::StatusCode;
 use hyper::header::{HeaderValue, RETRY_AFTER};
-use postrider_audit::{Actor, AuditLog, Entry, Outcome, Request, Unwritable, Verdict};
+use postrider_audit::{
+    ActionResult, Actor, AuditEntry, AuditLog, AuditOutcome, AuditUnwritable, AuditedRequest,
+};
 use postrider_core::time::Timestamp;
-use postrider_engine::catalogue::{ChangeObserver, CommittedChange, observed};
+use postrider_engine::observed_catalog::{ChangeObserver, CommittedChange, with_observer};
 use serde_json::{Map, Value, json};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, Weak};
@@ -41,13 +43,13 @@ const DETAIL_BYTES_MAX: usize = 8 << 10;
 
 /// Facts for the audit log that become known while a request is answered.
 #[derive(Debug, Default)]
-pub struct Notes {
+pub struct AuditNotes {
     actor: Mutex<Option<Actor>>,
     parameters: Mutex<Option<Value>>,
     secret_shown: AtomicBool,
 }
 
-impl Notes {
+impl AuditNotes {
     /// Marks that the answer to a read request holds a secret. The request is then recorded before
     /// the answer is sent.
     pub fn secret_was_shown(&self) {
@@ -119,19 +121,19 @@ impl RefusalBudget {
 
 /// Collects the changes that one request makes. Changes made after its answer are recorded on their
 /// own.
-struct RequestChanges {
+struct RequestChangeCollector {
     changes: Mutex<Option<Vec<CommittedChange>>>,
     later: Arc<dyn ChangeObserver>,
 }
 
-impl RequestChanges {
+impl RequestChangeCollector {
     fn end(&self) -> Vec<CommittedChange> {
         let changes = self.changes.lock().expect("no panic holds it").take();
         changes.unwrap_or_default()
     }
 }
 
-impl ChangeObserver for RequestChanges {
+impl ChangeObserver for RequestChangeCollector {
     fn committed(&self, changes: Vec<CommittedChange>) {
         match self.changes.lock().expect("no panic holds it").as_mut() {
             Some(known) => known.extend(changes),
@@ -142,12 +144,12 @@ impl ChangeObserver for RequestChanges {
 
 /// Records changes that no request waits for: expired subscriptions, webhooks that agreed, the
 /// configuration file.
-pub struct UnaskedChanges {
+pub struct UnrequestedChangeRecorder {
     server: Weak<Server>,
     actor: &'static str,
 }
 
-impl ChangeObserver for UnaskedChanges {
+impl ChangeObserver for UnrequestedChangeRecorder {
     fn committed(&self, changes: Vec<CommittedChange>) {
         let Some(server) = self.server.upgrade() else {
             return;
@@ -162,12 +164,12 @@ impl ChangeObserver for UnaskedChanges {
             if described.pending {
                 continue;
             }
-            audit.note(Entry {
+            audit.note(AuditEntry {
                 actor: server_actor(self.actor),
                 action: described.action().to_owned(),
                 resource: described.id.clone(),
                 changes: vec![described.body],
-                ..Entry::default()
+                ..AuditEntry::default()
             });
         }
     }
@@ -184,31 +186,31 @@ fn server_actor(via: &str) -> Actor {
 /// Answers a request, and records it if its action is one that is recorded.
 pub(crate) async fn answer(
     server: &Arc<Server>,
-    call: &mut Call,
+    call: &mut ApiCall,
     path: &str,
-    segments: &Segments<'_>,
+    segments: &PathSegments<'_>,
 ) -> Answer {
     let Some((audit, action)) = to_record(server, call, path, segments) else {
-        return behind::answer(server, call, path, segments).await;
+        return catch_up::answer(server, call, path, segments).await;
     };
-    if action.kind == Kind::Look {
+    if action.kind == ActionKind::Read {
         return answer_look(server, call, path, segments, &audit, action).await;
     }
     // A login goes on although it cannot be recorded: an operator must be able to log in to repair
     // the log.
-    if action.kind == Kind::Change
+    if action.kind == ActionKind::Change
         && let Err(why) = audit.admit().await
     {
         return unavailable(call, path, &format!("{why}; nothing was changed"));
     }
-    let changes = Arc::new(RequestChanges {
+    let changes = Arc::new(RequestChangeCollector {
         changes: Mutex::new(Some(Vec::new())),
-        later: server.unasked_changes("server"),
+        later: server.unrequested_change_observer("server"),
     });
-    let answer = observed(changes.clone(), behind::answer(server, call, path, segments)).await;
+    let answer = with_observer(changes.clone(), catch_up::answer(server, call, path, segments)).await;
     let recorded = record(server, &audit, call, &action, whole(&answer), changes.end()).await;
     match recorded {
-        Err(why) if action.kind == Kind::Change && answer.status().is_success() => {
+        Err(why) if action.kind == ActionKind::Change && answer.status().is_success() => {
             let detail =
                 format!("{why}; the change was made, and is recorded once the log can be written again");
             unavailable(call, path, &detail)
@@ -221,13 +223,13 @@ pub(crate) async fn answer(
 /// recorded.
 async fn answer_look(
     server: &Arc<Server>,
-    call: &mut Call,
+    call: &mut ApiCall,
     path: &str,
-    segments: &Segments<'_>,
+    segments: &PathSegments<'_>,
     audit: &AuditLog,
-    mut action: Action,
+    mut action: AuditedAction,
 ) -> Answer {
-    let answer = behind::answer(server, call, path, segments).await;
+    let answer = catch_up::answer(server, call, path, segments).await;
     let shows_secret = call.notes.secret_shown.load(Relaxed) && answer.status().is_success();
     if shows_secret {
         SECRET_READ.clone_into(&mut action.name);
@@ -248,17 +250,22 @@ async fn answer_look(
 ///
 /// Advancing the test clock changes nothing that must be recorded, so it stops when its client goes
 /// away.
-pub(crate) fn goes_on_alone(server: &Server, call: &Call, path: &str, segments: &Segments<'_>) -> bool {
+pub(crate) fn runs_to_completion(
+    server: &Server,
+    call: &ApiCall,
+    path: &str,
+    segments: &PathSegments<'_>,
+) -> bool {
     to_record(server, call, path, segments)
-        .is_some_and(|(_, action)| action.kind == Kind::Change && action.name != "clock.advance")
+        .is_some_and(|(_, action)| action.kind == ActionKind::Change && action.name != "clock.advance")
 }
 
 fn to_record(
     server: &Server,
-    call: &Call,
+    call: &ApiCall,
     path: &str,
-    segments: &Segments<'_>,
-) -> Option<(Arc<AuditLog>, Action)> {
+    segments: &PathSegments<'_>,
+) -> Option<(Arc<AuditLog>, AuditedAction)> {
     let audit = server.audit.clone()?;
     let action = action::of(&call.method, path, segments)?;
     Some((audit, action))
@@ -267,11 +274,11 @@ fn to_record(
 async fn record(
     server: &Server,
     audit: &AuditLog,
-    call: &Call,
-    action: &Action,
+    call: &ApiCall,
+    action: &AuditedAction,
     (status, body): (StatusCode, Option<Value>),
     changes: Vec<CommittedChange>,
-) -> Result<(), Unwritable> {
+) -> Result<(), AuditUnwritable> {
     let mut details = Map::new();
     let actor = call.notes.take_actor();
     if changes.is_empty() && can_be_repeated_by_anyone(status, &actor) {
@@ -283,16 +290,16 @@ async fn record(
         }
     }
     let result = match status.as_u16() {
-        0..400 => Verdict::Done,
-        400..500 => Verdict::Refused,
-        _ => Verdict::Failed,
+        0..400 => ActionResult::Done,
+        400..500 => ActionResult::Refused,
+        _ => ActionResult::Failed,
     };
-    let error = (result != Verdict::Done).then(|| reason(body.as_ref(), status));
+    let error = (result != ActionResult::Done).then(|| reason(body.as_ref(), status));
     if let Some(parameters) = call.notes.parameters.lock().expect("no panic holds it").take() {
         details.insert("parameters".into(), parameters);
     }
     if action.shows_answer
-        && result == Verdict::Done
+        && result == ActionResult::Done
         && let Some(body) = body.and_then(bounded)
     {
         details.insert("answer".into(), body);
@@ -313,17 +320,17 @@ async fn record(
     if changes.len() > CHANGES_SHOWN_MAX {
         described.push(json!({"more": changes.len() - CHANGES_SHOWN_MAX}));
     }
-    let entry = Entry {
+    let entry = AuditEntry {
         actor,
         address: Some(call.peer.to_string()),
         action: action.name.clone(),
         resource: clipped(&resource),
-        outcome: Outcome {
+        outcome: AuditOutcome {
             result,
             status: Some(status.as_u16()),
             error,
         },
-        request: Some(Request {
+        request: Some(AuditedRequest {
             id: call.id.clone(),
             method: call.method.to_string(),
             path: clipped(call.uri.path()),
@@ -344,7 +351,7 @@ fn can_be_repeated_by_anyone(status: StatusCode, actor: &Actor) -> bool {
 /// The status of an answer, and its body if that is complete JSON.
 fn whole(answer: &Answer) -> (StatusCode, Option<Value>) {
     let body = match answer.body() {
-        Content::Whole(body) => body.clone().collect().now_or_never(),
+        ResponseContent::Whole(body) => body.clone().collect().now_or_never(),
         _ => None,
     };
     let json = body.and_then(|body| serde_json::from_slice(&body.ok()?.to_bytes()).ok());
@@ -367,7 +374,7 @@ fn reason(body: Option<&Value>, status: StatusCode) -> String {
     clipped(said)
 }
 
-fn unavailable(call: &Call, path: &str, detail: &str) -> Answer {
+fn unavailable(call: &ApiCall, path: &str, detail: &str) -> Answer {
     if path.starts_with("/postrider") {
         return Problem::new(503, detail).answer(&call.id);
     }
@@ -382,8 +389,8 @@ fn unavailable(call: &Call, path: &str, detail: &str) -> Answer {
 impl Server {
     /// Observer that records changes which no API request asked for as made by `actor`: `server` or
     /// `configuration`.
-    pub fn unasked_changes(self: &Arc<Self>, actor: &'static str) -> Arc<dyn ChangeObserver> {
-        Arc::new(UnaskedChanges {
+    pub fn unrequested_change_observer(self: &Arc<Self>, actor: &'static str) -> Arc<dyn ChangeObserver> {
+        Arc::new(UnrequestedChangeRecorder {
             server: Arc::downgrade(self),
             actor,
         })
@@ -393,15 +400,16 @@ impl Server {
     /// itself.
     pub fn begin_audit(self: &Arc<Self>) {
         let Some(audit) = &self.audit else { return };
-        self.engine.observe_changes(self.unasked_changes("server"));
+        self.engine
+            .observe_changes(self.unrequested_change_observer("server"));
         let mut details = Map::new();
         details.insert("version".into(), json!(self.config.version));
-        audit.note(Entry {
+        audit.note(AuditEntry {
             actor: server_actor("server"),
             action: "server.start".into(),
             resource: "server".into(),
             details,
-            ..Entry::default()
+            ..AuditEntry::default()
         });
     }
 }

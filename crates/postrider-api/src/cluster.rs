@@ -5,8 +5,8 @@
 mod tests;
 
 use crate::Server;
-use crate::http::{Answer, Call, json as json_answer};
-use crate::ours::{Problem, body, nothing_here, read_object};
+use crate::http::{Answer, ApiCall, json as json_answer};
+use crate::own_api::{Problem, body, nothing_here, read_object};
 use async_trait::async_trait;
 use hyper::{Method, StatusCode};
 use postrider_core::time::Timestamp;
@@ -25,10 +25,10 @@ const EMBEDDED_GUARANTEE: &str = "an acknowledged event survives a crash of the 
 #[async_trait]
 pub trait ClusterView: Send + Sync {
     /// The state known to this node, from memory, without waiting.
-    fn now(&self) -> Cluster;
+    fn now(&self) -> ClusterState;
     /// The state with fresh facts about JetStream, or with the last known ones if that takes longer
     /// than `patience`.
-    async fn look(&self, patience: Duration) -> Cluster;
+    async fn look(&self, patience: Duration) -> ClusterState;
     /// Makes the node with this id hand over its partitions, or take part again. `Err` is the
     /// reason for a refusal.
     async fn drain(&self, id: &str, draining: bool) -> Result<(), String>;
@@ -36,22 +36,22 @@ pub trait ClusterView: Send + Sync {
 
 /// A cluster as one of its nodes knows it.
 #[derive(Clone, Debug, Default)]
-pub struct Cluster {
+pub struct ClusterState {
     /// The id of the node that answers.
     pub node: String,
-    pub nodes: Vec<Node>,
+    pub nodes: Vec<ClusterNode>,
     /// In the order of their numbers.
-    pub partitions: Vec<Partition>,
+    pub partitions: Vec<ClusterPartition>,
     /// None until JetStream was first examined.
-    pub jetstream: Option<JetStream>,
+    pub jetstream: Option<JetStreamState>,
     /// Of all nodes together.
-    pub counts: Counts,
-    pub own: Own,
+    pub counts: ClusterCounters,
+    pub own: LocalNodeState,
 }
 
 /// Facts that only the node itself knows.
 #[derive(Clone, Debug, Default)]
-pub struct Own {
+pub struct LocalNodeState {
     pub connected: bool,
     /// How long the node may still act for its partitions without renewing its lease.
     pub lease_left: Duration,
@@ -59,12 +59,12 @@ pub struct Own {
     pub failed: Option<String>,
     /// Why the node receives no changes of the catalog any more.
     pub catalogue: Option<String>,
-    pub tallies: Tallies,
+    pub tallies: NodeCounters,
 }
 
 /// Counters since the start of the process, for `/metrics`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Tallies {
+pub struct NodeCounters {
     pub takeovers: u64,
     /// Partitions that another node took over while this node owned them.
     pub lost: u64,
@@ -81,7 +81,7 @@ pub struct Tallies {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Standing {
+pub enum NodeStanding {
     Live,
     /// Is handing over its partitions, or has done so.
     Draining,
@@ -90,57 +90,62 @@ pub enum Standing {
     Left,
 }
 
-impl Standing {
-    pub const ALL: [Standing; 4] = [Standing::Live, Standing::Draining, Standing::Dead, Standing::Left];
+impl NodeStanding {
+    pub const ALL: [NodeStanding; 4] = [
+        NodeStanding::Live,
+        NodeStanding::Draining,
+        NodeStanding::Dead,
+        NodeStanding::Left,
+    ];
 
     pub fn name(self) -> &'static str {
         match self {
-            Standing::Live => "live",
-            Standing::Draining => "draining",
-            Standing::Dead => "dead",
-            Standing::Left => "left",
+            NodeStanding::Live => "live",
+            NodeStanding::Draining => "draining",
+            NodeStanding::Dead => "dead",
+            NodeStanding::Left => "left",
         }
     }
 
     fn is_there(self) -> bool {
-        matches!(self, Standing::Live | Standing::Draining)
+        matches!(self, NodeStanding::Live | NodeStanding::Draining)
     }
 }
 
 #[derive(Clone, Debug)]
-pub struct Node {
+pub struct ClusterNode {
     pub id: String,
     pub name: String,
     pub url: String,
     pub version: String,
     pub started: Timestamp,
-    pub standing: Standing,
+    pub standing: NodeStanding,
     pub heard_ago: Duration,
     /// Numbers of the partitions that the node serves.
     pub partitions: Vec<u8>,
-    pub counts: Counts,
+    pub counts: ClusterCounters,
     /// Rates per second, as the node reports them.
     pub rates: BTreeMap<String, f64>,
 }
 
 #[derive(Clone, Debug, Default)]
-pub struct Partition {
+pub struct ClusterPartition {
     pub number: u8,
     pub owner: Option<String>,
     pub epoch: u64,
     /// Backlog of the partition; none while no node serves it.
-    pub waiting: Option<Waiting>,
+    pub waiting: Option<ShownPartitionBacklog>,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Waiting {
+pub struct ShownPartitionBacklog {
     pub waiting: u64,
     pub retrying: u64,
     pub letters: u64,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Counts {
+pub struct ClusterCounters {
     pub takeovers: u64,
     pub fenced: u64,
     pub redelivered: u64,
@@ -149,7 +154,7 @@ pub struct Counts {
 
 /// State of JetStream.
 #[derive(Clone, Debug, Default)]
-pub struct JetStream {
+pub struct JetStreamState {
     pub looked_ago: Duration,
     /// Of the NATS server that this node is connected to.
     pub version: Option<String>,
@@ -165,9 +170,9 @@ pub struct JetStream {
     /// Problems that will prevent storing in the future.
     pub soon: Vec<String>,
     /// Streams of the partitions, in the order of their numbers.
-    pub partitions: Vec<Stream>,
+    pub partitions: Vec<JetStreamStreamState>,
     /// The other streams: catalog, archive, nodes.
-    pub streams: Vec<Stream>,
+    pub streams: Vec<JetStreamStreamState>,
 }
 
 #[derive(Clone, Debug)]
@@ -178,10 +183,10 @@ pub struct NatsServer {
 }
 
 #[derive(Clone, Debug, Default)]
-pub struct Stream {
+pub struct JetStreamStreamState {
     pub name: String,
     pub leader: Option<String>,
-    pub replicas: Vec<Replica>,
+    pub replicas: Vec<JetStreamReplicaState>,
     pub messages: u64,
     pub bytes: u64,
     pub trouble: Option<String>,
@@ -189,25 +194,27 @@ pub struct Stream {
 
 /// A replica of a stream other than its leader.
 #[derive(Clone, Debug)]
-pub struct Replica {
+pub struct JetStreamReplicaState {
     pub server: String,
     pub current: bool,
     pub offline: bool,
     pub lag: u64,
 }
 
-impl Cluster {
-    pub fn me(&self) -> Option<&Node> {
+impl ClusterState {
+    pub fn me(&self) -> Option<&ClusterNode> {
         self.nodes.iter().find(|node| node.id == self.node)
     }
 
     /// Whether a draining node has no partition left to hand over.
-    fn is_drained(&self, node: &Node) -> bool {
-        let owns = |one: &Partition| one.owner.as_deref() == Some(&node.id);
-        node.standing == Standing::Draining && node.partitions.is_empty() && !self.partitions.iter().any(owns)
+    fn is_drained(&self, node: &ClusterNode) -> bool {
+        let owns = |one: &ClusterPartition| one.owner.as_deref() == Some(&node.id);
+        node.standing == NodeStanding::Draining
+            && node.partitions.is_empty()
+            && !self.partitions.iter().any(owns)
     }
 
-    fn standing(&self, node: &Node) -> &'static str {
+    fn standing(&self, node: &ClusterNode) -> &'static str {
         match self.is_drained(node) {
             true => "drained",
             false => node.standing.name(),
@@ -221,14 +228,14 @@ impl Cluster {
 
     /// The largest lag of any replica.
     pub fn lag(&self) -> u64 {
-        let streams = self.jetstream.iter().flat_map(JetStream::all);
+        let streams = self.jetstream.iter().flat_map(JetStreamState::all);
         let lags = streams.flat_map(|stream| stream.replicas.iter().map(|copy| copy.lag));
         lags.max().unwrap_or(0)
     }
 
-    fn shown_node(&self, node: &Node) -> Value {
-        let serves = |one: &&Partition| node.partitions.contains(&one.number);
-        let mut sum = Waiting::default();
+    fn shown_node(&self, node: &ClusterNode) -> Value {
+        let serves = |one: &&ClusterPartition| node.partitions.contains(&one.number);
+        let mut sum = ShownPartitionBacklog::default();
         for waiting in self
             .partitions
             .iter()
@@ -257,7 +264,7 @@ impl Cluster {
         })
     }
 
-    fn shown_partition(&self, one: &Partition) -> Value {
+    fn shown_partition(&self, one: &ClusterPartition) -> Value {
         let waiting = one.waiting.unwrap_or_default();
         let mut shown = json!({
             "number": one.number,
@@ -296,7 +303,7 @@ impl Cluster {
     }
 }
 
-impl Counts {
+impl ClusterCounters {
     fn shown(&self) -> Value {
         json!({
             "takeovers": self.takeovers,
@@ -307,8 +314,8 @@ impl Counts {
     }
 }
 
-impl JetStream {
-    pub fn all(&self) -> impl Iterator<Item = &Stream> {
+impl JetStreamState {
+    pub fn all(&self) -> impl Iterator<Item = &JetStreamStreamState> {
         self.partitions.iter().chain(&self.streams)
     }
 
@@ -329,12 +336,12 @@ impl JetStream {
             "sync": self.sync,
             "guarantee": self.guarantee,
             "trouble": self.trouble,
-            "streams": self.streams.iter().map(Stream::shown).collect::<Vec<_>>(),
+            "streams": self.streams.iter().map(JetStreamStreamState::shown).collect::<Vec<_>>(),
         })
     }
 }
 
-impl Stream {
+impl JetStreamStreamState {
     fn shown(&self) -> Value {
         let replicas = self.replicas.iter().map(|copy| {
             json!({
@@ -358,7 +365,7 @@ impl Stream {
     }
 
     /// Replicas that would lack data if the leader were lost now.
-    fn behind(&self) -> impl Iterator<Item = &Replica> {
+    fn behind(&self) -> impl Iterator<Item = &JetStreamReplicaState> {
         self.replicas.iter().filter(|copy| copy.offline || !copy.current)
     }
 }
@@ -368,10 +375,10 @@ fn millis(of: Duration) -> u64 {
 }
 
 /// A reason or warning of the cluster in `/healthz`: a code for programs and a sentence for people.
-pub(crate) type Said = (&'static str, String);
+pub(crate) type CodedMessage = (&'static str, String);
 
 /// Reasons why this node would refuse events that are published to it.
-pub(crate) fn reasons_against(cluster: &Cluster) -> Vec<Said> {
+pub(crate) fn publish_refusal_reasons(cluster: &ClusterState) -> Vec<CodedMessage> {
     let mut reasons = Vec::new();
     let own = &cluster.own;
     if let Some(why) = &own.failed {
@@ -393,7 +400,7 @@ pub(crate) fn reasons_against(cluster: &Cluster) -> Vec<Said> {
 }
 
 /// Problems that do not prevent publishing at this node but need attention.
-pub(crate) fn warnings(cluster: &Cluster) -> Vec<Said> {
+pub(crate) fn warnings(cluster: &ClusterState) -> Vec<CodedMessage> {
     let mut warnings = Vec::new();
     let unserved = cluster.partitions.len() - cluster.served();
     if unserved > 0 {
@@ -404,24 +411,24 @@ pub(crate) fn warnings(cluster: &Cluster) -> Vec<Said> {
     for node in &cluster.nodes {
         let name = &node.name;
         match node.standing {
-            Standing::Dead => {
+            NodeStanding::Dead => {
                 let ago = node.heard_ago.as_secs();
                 let detail = format!("node {name} was last heard of {ago} seconds ago");
                 warnings.push(("nodeMissing", detail));
             }
-            Standing::Draining if node.id == cluster.node => {
+            NodeStanding::Draining if node.id == cluster.node => {
                 let detail = format!("this node, {name}, is {}", cluster.standing(node));
                 warnings.push(("draining", detail));
             }
-            Standing::Live | Standing::Draining | Standing::Left => {}
+            NodeStanding::Live | NodeStanding::Draining | NodeStanding::Left => {}
         }
     }
     warnings.extend(cluster.jetstream.iter().flat_map(of_jetstream));
     warnings
 }
 
-fn of_jetstream(jetstream: &JetStream) -> Vec<Said> {
-    let mut warnings: Vec<Said> = jetstream
+fn of_jetstream(jetstream: &JetStreamState) -> Vec<CodedMessage> {
+    let mut warnings: Vec<CodedMessage> = jetstream
         .trouble
         .iter()
         .map(|why| ("jetstream", why.clone()))
@@ -436,7 +443,7 @@ fn of_jetstream(jetstream: &JetStream) -> Vec<Said> {
     }
     // Grouped by server: an absent server is one problem, not one for each of its replicas.
     let mut behind: BTreeMap<&str, usize> = BTreeMap::new();
-    for copy in jetstream.all().flat_map(Stream::behind) {
+    for copy in jetstream.all().flat_map(JetStreamStreamState::behind) {
         *behind.entry(&copy.server).or_default() += 1;
     }
     for (server, streams) in behind {
@@ -450,7 +457,7 @@ fn of_jetstream(jetstream: &JetStream) -> Vec<Said> {
 }
 
 /// The cluster with fresh facts about JetStream; none if this server is no node of a cluster.
-pub(crate) async fn look(server: &Server, patience: Duration) -> Option<Cluster> {
+pub(crate) async fn look(server: &Server, patience: Duration) -> Option<ClusterState> {
     match &server.cluster {
         Some(view) => Some(view.look(patience).await),
         None => None,
@@ -462,13 +469,17 @@ fn alone(server: &Server) -> Value {
     let engine = &server.engine;
     let log = engine.log();
     let id = format!("{:016x}", log.identity());
-    let mut waiting = Waiting::default();
+    let mut waiting = ShownPartitionBacklog::default();
     for subscription in engine.directory.all_subscriptions() {
         let backlog = log.backlog(subscription.id);
         waiting.waiting += backlog.waiting + backlog.claimed;
         waiting.retrying += backlog.retrying;
     }
-    waiting.letters = log.letters_waiting().iter().map(|letters| letters.count).sum();
+    waiting.letters = log
+        .pending_dead_letters()
+        .iter()
+        .map(|letters| letters.count)
+        .sum();
     let health = log.health();
     let rates = rates(server);
     json!({
@@ -480,7 +491,7 @@ fn alone(server: &Server) -> Value {
             "url": server.config.public_url.as_deref().unwrap_or(""),
             "version": server.config.version,
             "started": server.started.to_string(),
-            "standing": Standing::Live.name(),
+            "standing": NodeStanding::Live.name(),
             "heardAgoMs": 0,
             "partitions": [0],
             "steward": true,
@@ -488,7 +499,7 @@ fn alone(server: &Server) -> Value {
             "retrying": waiting.retrying,
             "letters": waiting.letters,
             "rates": rates,
-            "counts": Counts::default().shown(),
+            "counts": ClusterCounters::default().shown(),
         }],
         "partitions": [{
             "number": 0,
@@ -505,7 +516,7 @@ fn alone(server: &Server) -> Value {
             "bytes": health.bytes,
             "segments": health.segments,
         },
-        "counts": Counts { redelivered: health.redelivered, ..Counts::default() }.shown(),
+        "counts": ClusterCounters { redelivered: health.redelivered, ..ClusterCounters::default() }.shown(),
     })
 }
 
@@ -523,7 +534,11 @@ pub fn rates(server: &Server) -> BTreeMap<String, f64> {
     .into()
 }
 
-pub(crate) async fn answer(server: &Arc<Server>, call: &mut Call, path: &[&str]) -> Result<Answer, Problem> {
+pub(crate) async fn answer(
+    server: &Arc<Server>,
+    call: &mut ApiCall,
+    path: &[&str],
+) -> Result<Answer, Problem> {
     match (path, &call.method) {
         ([], &Method::GET | &Method::HEAD) => {
             let shown = match look(server, LOOK_PATIENCE).await {
@@ -539,8 +554,8 @@ pub(crate) async fn answer(server: &Arc<Server>, call: &mut Call, path: &[&str])
     }
 }
 
-async fn drain(server: &Server, call: &mut Call, draining: bool) -> Result<Answer, Problem> {
-    let asked = Asked::read(&read_object(call).await?, draining)?;
+async fn drain(server: &Server, call: &mut ApiCall, draining: bool) -> Result<Answer, Problem> {
+    let asked = DrainRequest::read(&read_object(call).await?, draining)?;
     let Some(view) = &server.cluster else {
         let detail = "this server keeps its events itself: there is no other node that could take them";
         return Err(Problem::new(409, detail));
@@ -548,7 +563,7 @@ async fn drain(server: &Server, call: &mut Call, draining: bool) -> Result<Answe
     let cluster = view.now();
     let node = find(&cluster, asked.node.as_deref())?;
     if draining && !asked.force {
-        let stays = |other: &&Node| other.id != node.id && other.standing == Standing::Live;
+        let stays = |other: &&ClusterNode| other.id != node.id && other.standing == NodeStanding::Live;
         if !cluster.nodes.iter().any(|other| stays(&other)) {
             let name = &node.name;
             let detail = format!(
@@ -578,14 +593,14 @@ fn refused(status: u16, detail: String) -> Problem {
 
 /// Body of a drain request: the node, and whether draining is forced.
 #[derive(Debug, PartialEq, Eq)]
-struct Asked {
+struct DrainRequest {
     node: Option<String>,
     force: bool,
 }
 
-impl Asked {
-    fn read(members: &Map<String, Value>, draining: bool) -> Result<Asked, Problem> {
-        let mut asked = Asked {
+impl DrainRequest {
+    fn read(members: &Map<String, Value>, draining: bool) -> Result<DrainRequest, Problem> {
+        let mut asked = DrainRequest {
             node: None,
             force: false,
         };
@@ -610,11 +625,11 @@ impl Asked {
 }
 
 /// The node with this name or id; without one, the node that answers.
-fn find<'c>(cluster: &'c Cluster, asked: Option<&str>) -> Result<&'c Node, Problem> {
+fn find<'c>(cluster: &'c ClusterState, asked: Option<&str>) -> Result<&'c ClusterNode, Problem> {
     let asked = asked.unwrap_or(&cluster.node);
-    let mut found: Vec<&Node> = cluster.nodes.iter().filter(|node| node.id == asked).collect();
+    let mut found: Vec<&ClusterNode> = cluster.nodes.iter().filter(|node| node.id == asked).collect();
     if found.is_empty() {
-        let there = |node: &&Node| node.name == asked && node.standing.is_there();
+        let there = |node: &&ClusterNode| node.name == asked && node.standing.is_there();
         found = cluster.nodes.iter().filter(there).collect();
     }
     if found.is_empty() {

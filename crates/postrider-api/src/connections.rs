@@ -4,7 +4,7 @@
 //! waits for its client is closed instead. Connections whose request the server is working on are
 //! never closed for another; requests have limits of their own.
 
-use crate::limits::{ClientLimits, Limit};
+use crate::limits::{ClientLimit, ClientLimits};
 use std::cmp::Reverse;
 use std::collections::HashMap;
 use std::io::{self, IoSlice};
@@ -38,7 +38,7 @@ pub fn client_network(address: IpAddr) -> IpAddr {
 
 /// The party that a connection waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Phase {
+enum ConnectionPhase {
     /// The client, for a TLS handshake or the head of a request.
     Head,
     /// The client, for the body of a request.
@@ -49,8 +49,8 @@ enum Phase {
 
 /// State of one connection.
 #[derive(Clone, Copy, Debug)]
-struct State {
-    phase: Phase,
+struct ConnectionState {
+    phase: ConnectionPhase,
     /// When the phase began, or when the last byte of the body arrived.
     since: Instant,
     /// Since when a part of a response has been waiting for the client to take it.
@@ -58,16 +58,16 @@ struct State {
 }
 
 /// An open connection, shared by its task and the table of all connections.
-pub(crate) struct Connection {
-    state: Mutex<State>,
+pub(crate) struct ServedConnection {
+    state: Mutex<ConnectionState>,
     pub evicted: CancellationToken,
 }
 
-impl Connection {
-    pub fn new() -> Connection {
-        Connection {
-            state: Mutex::new(State {
-                phase: Phase::Head,
+impl ServedConnection {
+    pub fn new() -> ServedConnection {
+        ServedConnection {
+            state: Mutex::new(ConnectionState {
+                phase: ConnectionPhase::Head,
                 since: Instant::now(),
                 blocked_since: None,
             }),
@@ -75,26 +75,26 @@ impl Connection {
         }
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, ConnectionState> {
         self.state.lock().expect("no panic holds it")
     }
 
-    fn enter(&self, phase: Phase) {
+    fn enter(&self, phase: ConnectionPhase) {
         let mut state = self.state();
         state.phase = phase;
         state.since = Instant::now();
     }
 
     /// Marks the start of a request. The request is under way until the returned value is dropped.
-    pub fn begin_request(self: &Arc<Self>) -> UnderWay {
-        self.enter(Phase::Answer);
-        UnderWay(self.clone())
+    pub fn begin_request(self: &Arc<Self>) -> RequestGuard {
+        self.enter(ConnectionPhase::Answer);
+        RequestGuard(self.clone())
     }
 
     /// Marks that the rest of the request is being read, until the returned value is dropped.
-    pub fn begin_body(self: &Arc<Self>) -> BodyWait {
-        self.enter(Phase::Body);
-        BodyWait(self.clone())
+    pub fn begin_body(self: &Arc<Self>) -> BodyReadGuard {
+        self.enter(ConnectionPhase::Body);
+        BodyReadGuard(self.clone())
     }
 
     /// Records that a part of the body has arrived.
@@ -108,9 +108,9 @@ impl Connection {
         let state = *self.state();
         let stalled_since = match (state.blocked_since, state.phase) {
             (Some(blocked), _) => blocked,
-            (None, Phase::Head) => return Some(state.since),
-            (None, Phase::Body) => state.since,
-            (None, Phase::Answer) => return None,
+            (None, ConnectionPhase::Head) => return Some(state.since),
+            (None, ConnectionPhase::Body) => state.since,
+            (None, ConnectionPhase::Answer) => return None,
         };
         (now.duration_since(stalled_since) >= STALL_EVICTABLE).then_some(stalled_since)
     }
@@ -121,20 +121,20 @@ impl Connection {
 }
 
 /// Guard of a request under way.
-pub(crate) struct UnderWay(Arc<Connection>);
+pub(crate) struct RequestGuard(Arc<ServedConnection>);
 
-impl Drop for UnderWay {
+impl Drop for RequestGuard {
     fn drop(&mut self) {
-        self.0.enter(Phase::Head);
+        self.0.enter(ConnectionPhase::Head);
     }
 }
 
 /// Guard of a body that is being read.
-pub(crate) struct BodyWait(Arc<Connection>);
+pub(crate) struct BodyReadGuard(Arc<ServedConnection>);
 
-impl Drop for BodyWait {
+impl Drop for BodyReadGuard {
     fn drop(&mut self) {
-        self.0.enter(Phase::Answer);
+        self.0.enter(ConnectionPhase::Answer);
     }
 }
 
@@ -156,22 +156,22 @@ fn victim(
 pub(crate) struct Connections {
     max: usize,
     per_client_max: usize,
-    open: Mutex<Open>,
+    open: Mutex<OpenConnections>,
 }
 
 #[derive(Default)]
-struct Open {
+struct OpenConnections {
     last: u64,
-    by_id: HashMap<u64, (IpAddr, Arc<Connection>)>,
+    by_id: HashMap<u64, (IpAddr, Arc<ServedConnection>)>,
     by_network: HashMap<IpAddr, usize>,
 }
 
-impl Open {
+impl OpenConnections {
     fn count(&self, network: IpAddr) -> usize {
         self.by_network.get(&network).copied().unwrap_or(0)
     }
 
-    fn remove(&mut self, id: u64) -> Option<(IpAddr, Arc<Connection>)> {
+    fn remove(&mut self, id: u64) -> Option<(IpAddr, Arc<ServedConnection>)> {
         let (network, connection) = self.by_id.remove(&id)?;
         if let Some(count) = self.by_network.get_mut(&network) {
             *count -= 1;
@@ -197,13 +197,13 @@ impl Open {
 }
 
 /// A connection's entry in the table, removed on drop.
-pub(crate) struct Place {
+pub(crate) struct ConnectionSlot {
     connections: Arc<Connections>,
     id: u64,
-    pub connection: Arc<Connection>,
+    pub connection: Arc<ServedConnection>,
 }
 
-impl Drop for Place {
+impl Drop for ConnectionSlot {
     fn drop(&mut self) {
         self.connections.open().remove(self.id);
     }
@@ -218,7 +218,7 @@ impl Connections {
         }
     }
 
-    fn open(&self) -> MutexGuard<'_, Open> {
+    fn open(&self) -> MutexGuard<'_, OpenConnections> {
         self.open.lock().expect("no panic holds it")
     }
 
@@ -231,24 +231,24 @@ impl Connections {
     }
 
     /// Admits a connection from this address; none if every other connection is being served.
-    pub fn admit(self: &Arc<Self>, peer: IpAddr, limits: &ClientLimits) -> Option<Place> {
+    pub fn admit(self: &Arc<Self>, peer: IpAddr, limits: &ClientLimits) -> Option<ConnectionSlot> {
         let network = client_network(peer);
         let mut open = self.open();
         let is_client_full = open.count(network) >= self.per_client_max;
         if is_client_full || open.by_id.len() >= self.max {
             let Some(evicted) = open.evict(is_client_full.then_some(network)) else {
                 drop(open);
-                limits.report(Limit::Connections, peer);
+                limits.report(ClientLimit::Connections, peer);
                 return None;
             };
-            limits.report(Limit::IdleConnections, evicted);
+            limits.report(ClientLimit::IdleConnections, evicted);
         }
         open.last += 1;
         let id = open.last;
-        let connection = Arc::new(Connection::new());
+        let connection = Arc::new(ServedConnection::new());
         open.by_id.insert(id, (network, connection.clone()));
         *open.by_network.entry(network).or_default() += 1;
-        Some(Place {
+        Some(ConnectionSlot {
             connections: self.clone(),
             id,
             connection,
@@ -260,17 +260,17 @@ impl Connections {
     pub fn make_room(&self, limits: &ClientLimits) {
         let evicted = self.open().evict(None);
         if let Some(evicted) = evicted {
-            limits.report(Limit::IdleConnections, evicted);
+            limits.report(ClientLimit::IdleConnections, evicted);
         }
     }
 }
 
 /// A socket that can be closed without waiting until the peer has taken what was written.
-pub(crate) trait Abort {
+pub(crate) trait AbortSocket {
     fn abort(&self);
 }
 
-impl Abort for TcpStream {
+impl AbortSocket for TcpStream {
     fn abort(&self) {
         // Without zero linger the system would keep the rest of the response for minutes.
         let _ = self.set_zero_linger();
@@ -278,7 +278,7 @@ impl Abort for TcpStream {
 }
 
 #[cfg(test)]
-impl Abort for tokio::io::DuplexStream {
+impl AbortSocket for tokio::io::DuplexStream {
     fn abort(&self) {}
 }
 
@@ -286,23 +286,23 @@ impl Abort for tokio::io::DuplexStream {
 pub(crate) struct ClientStream<S> {
     inner: S,
     peer: IpAddr,
-    connection: Arc<Connection>,
+    connection: Arc<ServedConnection>,
     limits: Arc<ClientLimits>,
-    blocked: Option<Blocked>,
+    blocked: Option<BlockedWrite>,
 }
 
 /// A response that waits for its client.
-struct Blocked {
+struct BlockedWrite {
     until: Pin<Box<Sleep>>,
     /// Bytes that the client took since the time limit was last restarted.
     bytes: usize,
 }
 
-impl<S: Abort> ClientStream<S> {
+impl<S: AbortSocket> ClientStream<S> {
     pub fn new(
         inner: S,
         peer: IpAddr,
-        connection: Arc<Connection>,
+        connection: Arc<ServedConnection>,
         limits: Arc<ClientLimits>,
     ) -> ClientStream<S> {
         ClientStream {
@@ -324,7 +324,9 @@ impl<S: Abort> ClientStream<S> {
         let stall_max = self.limits.response_stall_max;
         match written {
             Poll::Ready(Ok(bytes)) if bytes < wanted => {
-                let blocked = self.blocked.get_or_insert_with(|| Blocked::for_time(stall_max));
+                let blocked = self
+                    .blocked
+                    .get_or_insert_with(|| BlockedWrite::for_time(stall_max));
                 blocked.bytes += bytes;
                 if blocked.bytes >= RESPONSE_BYTES_MIN {
                     blocked.bytes = 0;
@@ -343,19 +345,19 @@ impl<S: Abort> ClientStream<S> {
         }
         let blocked = self.blocked.get_or_insert_with(|| {
             self.connection.set_blocked(true);
-            Blocked::for_time(stall_max)
+            BlockedWrite::for_time(stall_max)
         });
         ready!(blocked.until.as_mut().poll(context));
-        self.limits.report(Limit::ResponseStall, self.peer);
+        self.limits.report(ClientLimit::ResponseStall, self.peer);
         self.inner.abort();
         let reason = "the client does not read the response";
         Poll::Ready(Err(io::Error::new(io::ErrorKind::TimedOut, reason)))
     }
 }
 
-impl Blocked {
-    fn for_time(time: Duration) -> Blocked {
-        Blocked {
+impl BlockedWrite {
+    fn for_time(time: Duration) -> BlockedWrite {
+        BlockedWrite {
             until: Box::pin(tokio::time::sleep_until(Instant::now() + time)),
             bytes: 0,
         }
@@ -372,7 +374,7 @@ impl<S: AsyncRead + Unpin> AsyncRead for ClientStream<S> {
     }
 }
 
-impl<S: AsyncWrite + Abort + Unpin> AsyncWrite for ClientStream<S> {
+impl<S: AsyncWrite + AbortSocket + Unpin> AsyncWrite for ClientStream<S> {
     fn poll_write(self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         let this = self.get_mut();
         let written = Pin::new(&mut this.inner).poll_write(context, bytes);
@@ -434,7 +436,7 @@ mod tests {
             places.push(connections.admit(peer, &limits()).unwrap());
             tokio::time::advance(Duration::from_secs(1)).await;
         }
-        let evicted = |places: &[Place]| -> Vec<bool> {
+        let evicted = |places: &[ConnectionSlot]| -> Vec<bool> {
             let all = places.iter();
             all.map(|one| one.connection.evicted.is_cancelled()).collect()
         };
@@ -477,7 +479,7 @@ mod tests {
         let _request = one.connection.begin_request();
         let request = two.connection.begin_request();
         assert!(connections.admit(B, &limits).is_none());
-        assert_eq!(limits.count(Limit::Connections), 1);
+        assert_eq!(limits.count(ClientLimit::Connections), 1);
         // A body that does not arrive counts as idle after a moment; a body that arrives does not.
         let body = two.connection.begin_body();
         tokio::time::advance(STALL_EVICTABLE - Duration::from_millis(1)).await;
@@ -497,14 +499,14 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_client_that_does_not_read_is_cut() {
         let limits = limits();
-        let connection = Arc::new(Connection::new());
+        let connection = Arc::new(ServedConnection::new());
         let (ours, theirs) = tokio::io::duplex(64);
         let mut stream = ClientStream::new(ours, A, connection.clone(), limits.clone());
         let begun = Instant::now();
         let error = stream.write_all(&[0; 1000]).await.unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::TimedOut);
         assert_eq!(begun.elapsed(), limits.response_stall_max);
-        assert_eq!(limits.count(Limit::ResponseStall), 1);
+        assert_eq!(limits.count(ClientLimit::ResponseStall), 1);
         drop(theirs);
     }
 
@@ -512,7 +514,7 @@ mod tests {
     async fn a_client_that_reads_a_byte_now_and_then_is_cut_and_a_slow_one_is_not() {
         for (piece, is_cut) in [(1, true), (60, false)] {
             let limits = limits();
-            let connection = Arc::new(Connection::new());
+            let connection = Arc::new(ServedConnection::new());
             let (ours, mut theirs) = tokio::io::duplex(64);
             let mut stream = ClientStream::new(ours, A, connection.clone(), limits.clone());
             let begun = Instant::now();

@@ -1,6 +1,6 @@
 //! Dead letters listed, replayed, written and purged: `/postrider/v1/deadletters`.
 
-mod which;
+mod selection;
 mod page;
 mod pending;
 mod replays;
@@ -10,23 +10,23 @@ mod tests;
 pub(crate) use replays::request as replay_request;
 
 use crate::Server;
-use crate::http::{Answer, Call, decoded, json};
-use crate::ours::{Problem, nothing_here, read_object};
-use crate::peers::{Heard, Peers, gather};
+use crate::http::{Answer, ApiCall, decoded, json};
+use crate::own_api::{Problem, nothing_here, read_object};
+use crate::peers::{PeerResponses, Peers, gather};
 use hyper::{Method, StatusCode};
 use postrider_core::ids::SubscriptionId;
 use postrider_core::time::{Clock, Timestamp};
 use postrider_engine::Engine;
-use postrider_store::LettersWaiting;
+use postrider_store::PendingDeadLetters;
+use selection::{DeadLetterName, DeadLetterOperation, SelectionRequest, SubscriptionNames};
+pub(crate) use selection::{read_query, read_since, unknown};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use which::{Asked, LetterName, LetterUse, Names};
-pub(crate) use which::{read_query, read_since, unknown};
 
 /// Answers a request below `deadletters`, whose sender is already authenticated.
-pub(crate) async fn answer(server: &Server, call: &mut Call, path: &[&str]) -> Result<Answer, Problem> {
+pub(crate) async fn answer(server: &Server, call: &mut ApiCall, path: &[&str]) -> Result<Answer, Problem> {
     let engine = &server.engine;
     let peers = server.peers.as_deref();
     let wanted = match path {
@@ -42,7 +42,7 @@ pub(crate) async fn answer(server: &Server, call: &mut Call, path: &[&str]) -> R
     }
     let query = call.uri.query().unwrap_or("");
     if !path.is_empty() {
-        which::read_query(query, &[])?;
+        selection::read_query(query, &[])?;
     }
     let id = &call.id;
     Ok(match path {
@@ -50,7 +50,7 @@ pub(crate) async fn answer(server: &Server, call: &mut Call, path: &[&str]) -> R
         ["summary"] => ok(id, &summary(engine, &*server.wall, peers).await?),
         ["replays"] => ok(
             id,
-            &Listed {
+            &DeadLetterListBody {
                 value: replays::list(engine).await?,
                 missing: Vec::new(),
             },
@@ -59,8 +59,8 @@ pub(crate) async fn answer(server: &Server, call: &mut Call, path: &[&str]) -> R
         ["replay"] => {
             let members = read_object(call).await?;
             match replays::start(engine, peers, &members).await? {
-                replays::Started::Counted(counted) => ok(&call.id, &counted),
-                replays::Started::UnderWay(job) => accepted(&call.id, &job),
+                replays::ReplayStart::Counted(counted) => ok(&call.id, &counted),
+                replays::ReplayStart::UnderWay(job) => accepted(&call.id, &job),
             }
         }
         ["replays", job, "cancel"] => {
@@ -70,7 +70,7 @@ pub(crate) async fn answer(server: &Server, call: &mut Call, path: &[&str]) -> R
         ["replays", job, "resume"] => {
             nothing_said(call).await?;
             // A replay that is resumed twice at the same time would replay every dead letter twice.
-            let _one_at_a_time = server.declaring.hold(format!("replay/{job}")).await;
+            let _one_at_a_time = server.resource_locks.hold(format!("replay/{job}")).await;
             accepted(&call.id, &replays::resume(engine, job).await?)
         }
         ["purge"] => {
@@ -82,7 +82,7 @@ pub(crate) async fn answer(server: &Server, call: &mut Call, path: &[&str]) -> R
                 Some(0) => Map::new(),
                 _ => read_object(call).await?,
             };
-            let asked = Asked::read(&members, engine.clock.now(), LetterUse::Write)?;
+            let asked = SelectionRequest::read(&members, engine.clock.now(), DeadLetterOperation::Write)?;
             ok(&call.id, &pending::write(engine, peers, &asked).await?)
         }
         [name, ..] => ok(id, &page::show(engine, peers, &decoded(name)).await?),
@@ -90,7 +90,7 @@ pub(crate) async fn answer(server: &Server, call: &mut Call, path: &[&str]) -> R
 }
 
 #[derive(Serialize)]
-struct Listed<T> {
+struct DeadLetterListBody<T> {
     value: Vec<T>,
     /// Nodes that did not answer.
     #[serde(skip_serializing_if = "Vec::is_empty")]
@@ -111,7 +111,7 @@ fn written(status: StatusCode, id: &str, body: &impl Serialize) -> Answer {
 }
 
 /// Refuses a body where none is expected.
-async fn nothing_said(call: &mut Call) -> Result<(), Problem> {
+async fn nothing_said(call: &mut ApiCall) -> Result<(), Problem> {
     if call.announced_bytes() == Some(0) {
         return Ok(());
     }
@@ -122,7 +122,7 @@ async fn nothing_said(call: &mut Call) -> Result<(), Problem> {
 }
 
 /// Error 503 for a failure of the store or the log.
-fn trouble(e: impl Into<postrider_engine::Error>) -> Problem {
+fn store_unavailable(e: impl Into<postrider_engine::Error>) -> Problem {
     Problem::new(503, e.into().to_string())
 }
 
@@ -131,14 +131,14 @@ async fn purge(
     peers: Option<&dyn Peers>,
     members: &Map<String, Value>,
 ) -> Result<Value, Problem> {
-    let asked = Asked::read(members, engine.clock.now(), LetterUse::Purge)?;
+    let asked = SelectionRequest::read(members, engine.clock.now(), DeadLetterOperation::Purge)?;
     let meant = asked.meant(engine).await?;
     let filter = meant.filter();
     if !asked.dry_run {
-        return Ok(json!({"purged": engine.purge_letters(&filter).await.map_err(trouble)?}));
+        return Ok(json!({"purged": engine.purge_letters(&filter).await.map_err(store_unavailable)?}));
     }
-    let mut answer = json!({"count": engine.count_letters(&filter).await.map_err(trouble)?});
-    if let Some(pending) = pending::left_out(&meant) {
+    let mut answer = json!({"count": engine.count_letters(&filter).await.map_err(store_unavailable)?});
+    if let Some(pending) = pending::excluded_pending(&meant) {
         pending::show(&mut answer, &pending::count(engine, peers, &pending).await?);
     }
     Ok(answer)
@@ -147,7 +147,7 @@ async fn purge(
 /// Dead letters of one subscription, counted.
 #[derive(Default, Serialize)]
 #[serde(rename_all = "camelCase")]
-struct Tally {
+struct DeadLetterTally {
     topic: String,
     subscription: String,
     subscription_id: u64,
@@ -175,16 +175,16 @@ fn is_zero(number: &u64) -> bool {
 
 /// Pending dead letters of one subscription at one node.
 #[derive(Debug, PartialEq, Serialize, Deserialize)]
-pub(crate) struct Waiting {
+pub(crate) struct PendingDeadLetterTally {
     of: u64,
     oldest: i64,
     count: u64,
     trouble: Option<String>,
 }
 
-pub(crate) fn own_waiting(engine: &Engine) -> Vec<Waiting> {
-    let waiting = engine.log().letters_waiting().into_iter();
-    let each = |LettersWaiting { of, oldest, count }| Waiting {
+pub(crate) fn own_waiting(engine: &Engine) -> Vec<PendingDeadLetterTally> {
+    let waiting = engine.log().pending_dead_letters().into_iter();
+    let each = |PendingDeadLetters { of, oldest, count }| PendingDeadLetterTally {
         of: of.0,
         oldest: oldest.nanos(),
         count,
@@ -193,11 +193,11 @@ pub(crate) fn own_waiting(engine: &Engine) -> Vec<Waiting> {
     waiting.map(each).collect()
 }
 
-pub(crate) use page::{own_letter, own_letters};
+pub(crate) use page::{local_pending_letter, own_letters};
 pub(crate) use pending::{own_pending, own_write};
 
-impl Tally {
-    fn add(&mut self, waiting: Waiting) {
+impl DeadLetterTally {
+    fn add(&mut self, waiting: PendingDeadLetterTally) {
         self.pending += waiting.count;
         let oldest = Timestamp::from_nanos(waiting.oldest).to_string();
         // Timestamps sort the same as text.
@@ -210,9 +210,14 @@ async fn summary(
     engine: &Arc<Engine>,
     wall: &dyn Clock,
     peers: Option<&dyn Peers>,
-) -> Result<Listed<Tally>, Problem> {
-    let mut tallies: BTreeMap<_, Tally> = BTreeMap::new();
-    let counts = engine.dead_letters.archive.counts().await.map_err(trouble)?;
+) -> Result<DeadLetterListBody<DeadLetterTally>, Problem> {
+    let mut tallies: BTreeMap<_, DeadLetterTally> = BTreeMap::new();
+    let counts = engine
+        .dead_letters
+        .archive
+        .counts()
+        .await
+        .map_err(store_unavailable)?;
     for (of, reason, count) in counts.into_iter().filter(|(.., count)| *count > 0) {
         let tally = tallies.entry(of).or_default();
         tally.written += count;
@@ -230,7 +235,8 @@ async fn summary(
     let (waiting, missing) = match peers {
         None => (own_waiting(engine), Vec::new()),
         Some(peers) => {
-            let heard: Heard<Vec<Waiting>> = gather(peers, "letters-waiting", &json!({})).await;
+            let heard: PeerResponses<Vec<PendingDeadLetterTally>> =
+                gather(peers, "letters-waiting", &json!({})).await;
             let all = heard.answers.into_iter().flat_map(|(_, waiting)| waiting);
             (all.collect(), heard.missing)
         }
@@ -241,23 +247,23 @@ async fn summary(
     }
     for (of, tally) in &mut tallies {
         tally.subscription_id = of.0;
-        if let Some(names) = Names::of(engine, *of).await? {
+        if let Some(names) = SubscriptionNames::of(engine, *of).await? {
             tally.topic = names.topic;
             tally.subscription = names.subscription;
             tally.deleted = names.deleted;
         }
     }
-    Ok(Listed {
+    Ok(DeadLetterListBody {
         value: tallies.into_values().collect(),
         missing,
     })
 }
 
 /// Error 404 for a dead letter that does not exist (any more).
-fn no_such_letter(name: &LetterName) -> Problem {
+fn no_such_letter(name: &DeadLetterName) -> Problem {
     let detail = match name {
-        LetterName::Written(_) => format!("dead letter {name} does not exist, or was purged"),
-        LetterName::Pending { .. } => {
+        DeadLetterName::Written(_) => format!("dead letter {name} does not exist, or was purged"),
+        DeadLetterName::Pending { .. } => {
             format!("dead letter {name} does not wait to be written: it has been by now, or never was")
         }
     };

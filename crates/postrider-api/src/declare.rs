@@ -4,18 +4,18 @@
 use crate::quotas::{QuotaReached, QuotaReservation};
 use crate::{EdgeAccess, Server, listen, locks};
 use postrider_core::ids::{Secret, SubscriptionId, TopicId};
-use postrider_core::json::Raw;
+use postrider_core::json::RawJson;
 use postrider_core::subscription::{
-    DeadLetterDestination, Destination, Origin, Subscription, Topic, TopicKind,
+    DeadLetterDestination, Destination, ResourceOrigin, Subscription, Topic, TopicKind,
 };
 use postrider_engine::blobs::BlobError;
-use postrider_engine::directory::{Directory, TopicEntry};
-use postrider_engine::manage::Read;
+use postrider_engine::directory::{CatalogDirectory, TopicEntry};
+use postrider_engine::manage::SubscriptionRead;
 use postrider_wire::arm::RESOURCE_EVENT_TYPES;
 use postrider_wire::auth::fresh_key;
 use postrider_wire::resources::validate::{check_header_not_reserved, resource_names};
 use postrider_wire::resources::{
-    FieldError, Road, ShownSettings, SubscriptionContext, SubscriptionSpec, TopicContext, TopicSpec,
+    EffectiveSettings, FieldError, Road, SubscriptionContext, SubscriptionSpec, TopicContext, TopicSpec,
     parse_domain, parse_subscription, parse_system_topic, parse_topic,
 };
 use std::sync::Arc;
@@ -53,49 +53,49 @@ impl From<FieldError> for Error {
 /// Creates or changes a topic. Keys that are given replace the existing ones.
 pub async fn topic(
     server: &Server,
-    body: Raw<'_>,
+    body: RawJson<'_>,
     road: Road,
     name: &str,
     keys: Option<[Option<String>; 2]>,
 ) -> Result<Arc<TopicEntry>, Error> {
-    put(server, body, road, name, keys, Kind::Topic).await
+    put(server, body, road, name, keys, TopicResourceKind::Topic).await
 }
 
 /// Creates or changes a domain.
 pub async fn domain(
     server: &Server,
-    body: Raw<'_>,
+    body: RawJson<'_>,
     road: Road,
     name: &str,
     keys: Option<[Option<String>; 2]>,
 ) -> Result<Arc<TopicEntry>, Error> {
-    put(server, body, road, name, keys, Kind::Domain).await
+    put(server, body, road, name, keys, TopicResourceKind::Domain).await
 }
 
 /// Creates or changes a system topic, to which only its source publishes.
 pub async fn system_topic(
     server: &Server,
-    body: Raw<'_>,
+    body: RawJson<'_>,
     road: Road,
     name: &str,
 ) -> Result<Arc<TopicEntry>, Error> {
-    put(server, body, road, name, None, Kind::SystemTopic).await
+    put(server, body, road, name, None, TopicResourceKind::SystemTopic).await
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Kind {
+pub(crate) enum TopicResourceKind {
     Topic,
     Domain,
     SystemTopic,
 }
 
-impl Kind {
+impl TopicResourceKind {
     /// Key of the lock that must be held to change the resource.
     pub fn lock(self, group: &str, name: &str) -> String {
         match self {
-            Kind::Topic => locks::topic(name),
-            Kind::Domain => locks::domain(name),
-            Kind::SystemTopic => locks::system_topic(group, name),
+            TopicResourceKind::Topic => locks::topic(name),
+            TopicResourceKind::Domain => locks::domain(name),
+            TopicResourceKind::SystemTopic => locks::system_topic(group, name),
         }
     }
 
@@ -104,37 +104,37 @@ impl Kind {
     pub fn find(self, server: &Server, group: &str, name: &str) -> Option<Arc<TopicEntry>> {
         let directory = &server.engine.directory;
         match self {
-            Kind::Topic => directory.topic(name),
-            Kind::Domain => directory.domain(name),
-            Kind::SystemTopic => directory.system_topic(group, name),
+            TopicResourceKind::Topic => directory.topic(name),
+            TopicResourceKind::Domain => directory.domain(name),
+            TopicResourceKind::SystemTopic => directory.system_topic(group, name),
         }
     }
 
     pub fn parse(
         self,
-        body: Raw<'_>,
+        body: RawJson<'_>,
         road: Road,
         name: &str,
         previous: Option<&Topic>,
     ) -> Result<TopicSpec, FieldError> {
         match self {
-            Kind::Topic => parse_topic(body, road, name, previous),
-            Kind::Domain => parse_domain(body, road, name, previous),
-            Kind::SystemTopic => parse_system_topic(body, road, name, previous),
+            TopicResourceKind::Topic => parse_topic(body, road, name, previous),
+            TopicResourceKind::Domain => parse_domain(body, road, name, previous),
+            TopicResourceKind::SystemTopic => parse_system_topic(body, road, name, previous),
         }
     }
 }
 
 async fn put(
     server: &Server,
-    body: Raw<'_>,
+    body: RawJson<'_>,
     road: Road,
     name: &str,
     keys: Option<[Option<String>; 2]>,
-    kind: Kind,
+    kind: TopicResourceKind,
 ) -> Result<Arc<TopicEntry>, Error> {
     let group = &server.config.resource_group;
-    let _one_at_a_time = server.declaring.hold(kind.lock(group, name)).await;
+    let _one_at_a_time = server.resource_locks.hold(kind.lock(group, name)).await;
     let known = kind.find(server, group, name);
     let previous = known.as_ref().map(|entry| &*entry.topic);
     if road == Road::Edge && previous.is_some_and(|topic| !topic.is_edge()) {
@@ -144,14 +144,14 @@ async fn put(
     // A quota must not keep a server from starting with the resources of its configuration.
     let _place = match road {
         Road::Config => None,
-        Road::Edge | Road::Azure => topic_place(server, &spec, previous)?,
+        Road::Edge | Road::Azure => reserve_topic_quota(server, &spec, previous)?,
     };
     store(server, spec, group, known, keys).await
 }
 
 /// Reservation below the quota for a topic that is to be created, or that is to count against
 /// another quota than before.
-pub(crate) fn topic_place<'a>(
+pub(crate) fn reserve_topic_quota<'a>(
     server: &'a Server,
     spec: &TopicSpec,
     previous: Option<&Topic>,
@@ -161,29 +161,29 @@ pub(crate) fn topic_place<'a>(
         return Ok(None);
     }
     let (directory, quotas) = (&server.engine.directory, &server.config.quotas);
-    let (what, key, count, most): (_, _, fn(&Directory) -> usize, _) = match spec.kind {
+    let (what, key, count, most): (_, _, fn(&CatalogDirectory) -> usize, _) = match spec.kind {
         TopicKind::Custom if edge => (
             "topics of the edge API",
             "quotas.edge_topics",
-            Directory::edge_topic_count,
+            CatalogDirectory::edge_topic_count,
             quotas.edge_topics,
         ),
         TopicKind::Custom => (
             "topics",
             "quotas.topics",
-            Directory::managed_topic_count,
+            CatalogDirectory::managed_topic_count,
             quotas.topics,
         ),
         TopicKind::Domain { .. } => (
             "domains",
             "quotas.domains",
-            Directory::domain_count,
+            CatalogDirectory::domain_count,
             quotas.domains,
         ),
         TopicKind::System { .. } => (
             "system topics",
             "quotas.system_topics",
-            Directory::system_topic_count,
+            CatalogDirectory::system_topic_count,
             quotas.system_topics,
         ),
         TopicKind::Scope { .. } => return Ok(None),
@@ -200,7 +200,7 @@ pub(crate) fn topic_place<'a>(
 }
 
 /// Reservation below the quota for another topic of a domain.
-pub(crate) fn domain_topic_place<'a>(
+pub(crate) fn reserve_domain_topic_quota<'a>(
     server: &'a Server,
     domain: &Topic,
 ) -> Result<QuotaReservation<'a>, QuotaReached> {
@@ -271,7 +271,7 @@ pub(crate) async fn store(
     {
         return Ok(known);
     }
-    Ok(server.engine.put_topic_over(topic, known).await?)
+    Ok(server.engine.replace_topic_if_unchanged(topic, known).await?)
 }
 
 /// Tells the operator when the management API changes a topic that callers without a credential reach.
@@ -288,7 +288,7 @@ pub(crate) fn warn_if_open(server: &Server, topic: &Topic) {
 /// Makes a subscription of a topic or changes it.
 pub async fn subscription(
     server: &Server,
-    body: Raw<'_>,
+    body: RawJson<'_>,
     road: Road,
     topic: &str,
     name: &str,
@@ -299,7 +299,7 @@ pub async fn subscription(
 /// The same for a caller of the edge API without a credential: what was made elsewhere stays.
 pub async fn edge_subscription_unless_protected(
     server: &Server,
-    body: Raw<'_>,
+    body: RawJson<'_>,
     topic: &str,
     name: &str,
 ) -> Result<(Arc<TopicEntry>, Arc<Subscription>), Error> {
@@ -316,7 +316,7 @@ enum Overwrite {
 
 async fn put_topic_subscription(
     server: &Server,
-    body: Raw<'_>,
+    body: RawJson<'_>,
     road: Road,
     topic: &str,
     name: &str,
@@ -339,7 +339,7 @@ async fn put_topic_subscription(
 /// Creates or changes a subscription of a domain or of a topic inside it.
 pub async fn domain_subscription(
     server: &Server,
-    body: Raw<'_>,
+    body: RawJson<'_>,
     road: Road,
     domain: &str,
     domain_topic: Option<&str>,
@@ -354,7 +354,7 @@ pub async fn domain_subscription(
 /// Creates or changes a subscription of a system topic.
 pub async fn system_subscription(
     server: &Server,
-    body: Raw<'_>,
+    body: RawJson<'_>,
     road: Road,
     topic: &str,
     name: &str,
@@ -371,7 +371,7 @@ pub async fn system_subscription(
 
 async fn put_subscription(
     server: &Server,
-    body: Raw<'_>,
+    body: RawJson<'_>,
     road: Road,
     topic: &TopicEntry,
     domain_topic: Option<&str>,
@@ -379,13 +379,13 @@ async fn put_subscription(
     overwrite: Overwrite,
 ) -> Result<Arc<Subscription>, Error> {
     let lock = locks::subscription(topic.topic.id, domain_topic, name);
-    let _one_at_a_time = server.declaring.hold(lock).await;
+    let _one_at_a_time = server.resource_locks.hold(lock).await;
     let engine = &server.engine;
-    let read = engine.read_subscription(topic.topic.id, domain_topic, name);
+    let read = engine.snapshot_subscription(topic.topic.id, domain_topic, name);
     let previous = read.in_force.clone();
     let is_foreign = previous
         .as_ref()
-        .is_some_and(|known| known.origin != Origin::Edge)
+        .is_some_and(|known| known.origin != ResourceOrigin::Edge)
         || read.pending.is_some();
     if overwrite == Overwrite::EdgeOnly && is_foreign {
         return Err(Error::Protected(format!("subscription {name:?}")));
@@ -414,7 +414,7 @@ async fn put_subscription(
     };
     let domain_topic = domain_topic.map(str::to_owned);
     let subscription = spec.into_subscription(id, topic.topic.id, domain_topic, created);
-    Ok(put_at_once(server, subscription, read).await?)
+    Ok(put_without_handshake(server, subscription, read).await?)
 }
 
 /// Settings as reads of a subscription show them, with defaults where the subscription sets
@@ -423,9 +423,9 @@ pub(crate) fn shown_settings(
     server: &Server,
     subscription: &Subscription,
     topic: Option<&TopicEntry>,
-) -> ShownSettings {
+) -> EffectiveSettings {
     let profile = server.engine.profile(subscription, topic);
-    ShownSettings::of(
+    EffectiveSettings::of(
         subscription,
         profile,
         &server.config.resource_limits.batch_defaults,
@@ -473,17 +473,17 @@ fn is_group_or_account(id: &str) -> bool {
 
 /// Puts a subscription in force without a handshake. A pending handshake for an earlier change is
 /// cancelled: the last writer wins. `read` is the state that the decision was based on.
-pub(crate) async fn put_at_once(
+pub(crate) async fn put_without_handshake(
     server: &Server,
     mut subscription: Subscription,
-    read: Read,
+    read: SubscriptionRead,
 ) -> Result<Arc<Subscription>, postrider_engine::Error> {
     let engine = &server.engine;
     let (topic, name) = (subscription.topic, subscription.name.clone());
     let domain_topic = subscription.domain_topic.clone();
     // Checked first, so that no handshake is cancelled that the caller has not read.
     engine
-        .read_subscription(topic, domain_topic.as_deref(), &name)
+        .snapshot_subscription(topic, domain_topic.as_deref(), &name)
         .check_pending(&read)?;
     engine
         .handshakes
@@ -501,7 +501,7 @@ pub(crate) async fn put_at_once(
             return Ok(known);
         }
     }
-    engine.put_subscription_over(subscription, read).await
+    engine.replace_subscription_if_unchanged(subscription, read).await
 }
 
 /// Checks that a parser cannot make: whether this server can deliver to the destination, and has
@@ -552,11 +552,11 @@ async fn check_dead_letter(
     let (account, container) = (place.account_name(), &place.container);
     let refused = match judge(server, place).await {
         Ok(()) => return Ok(()),
-        Err(Judgement::Doubtful(reason)) => {
+        Err(DeadLetterDestinationProblem::Doubtful(reason)) => {
             tracing::warn!(subscription = %spec.name, account, container, %reason, "dead letters could not be written now");
             return Ok(());
         }
-        Err(Judgement::Refused { member, reason }) => {
+        Err(DeadLetterDestinationProblem::Refused { member, reason }) => {
             let outer = match spec.dead_letter_identity {
                 Some(_) => "properties.deadLetterWithResourceIdentity.deadLetterDestination",
                 None => "properties.deadLetterDestination",
@@ -573,17 +573,17 @@ async fn check_dead_letter(
 }
 
 /// Why dead letters cannot be written to a container.
-enum Judgement {
+enum DeadLetterDestinationProblem {
     /// The destination is wrong, in this member.
     Refused { member: &'static str, reason: String },
     /// The container cannot be reached now, but may be by the time there are dead letters.
     Doubtful(String),
 }
 
-async fn judge(server: &Server, place: &DeadLetterDestination) -> Result<(), Judgement> {
+async fn judge(server: &Server, place: &DeadLetterDestination) -> Result<(), DeadLetterDestinationProblem> {
     let blobs = &server.engine.dead_letters.blobs;
     let account = place.account_name();
-    let refused = |member, reason| Err(Judgement::Refused { member, reason });
+    let refused = |member, reason| Err(DeadLetterDestinationProblem::Refused { member, reason });
     let known = blobs.accounts();
     if !known.iter().any(|name| name == account) {
         let reason = format!(
@@ -603,7 +603,7 @@ async fn judge(server: &Server, place: &DeadLetterDestination) -> Result<(), Jud
                 "names storage account {account:?}, which refuses the credentials in the server's configuration: {detail}"
             ),
         ),
-        Err(other) => Err(Judgement::Doubtful(other.to_string())),
+        Err(other) => Err(DeadLetterDestinationProblem::Doubtful(other.to_string())),
     }
 }
 
@@ -614,7 +614,7 @@ fn check_deliverable(server: &Server, spec: &SubscriptionSpec) -> Result<(), Fie
         Some(_) => "properties.deliveryWithResourceIdentity.destination",
         None => "properties.destination",
     };
-    if listen::is_listener(destination) {
+    if listen::is_listen_session(destination) {
         let reason = format!(
             "must not be at {}: whatever is there is listened to with \"postrider listen\", and cannot be changed",
             listen::HOST

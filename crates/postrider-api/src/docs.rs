@@ -8,11 +8,11 @@ mod reference;
 #[cfg(test)]
 mod tests;
 
-use crate::http::{Answer, Call};
-use crate::ours::{Problem, nothing_here};
+use crate::http::{Answer, ApiCall};
+use crate::own_api::{Problem, nothing_here};
 use crate::{Server, metrics, openapi, portal};
 use bytes::Bytes;
-pub(crate) use html::Html;
+pub(crate) use html::HtmlBuffer;
 use hyper::Method;
 use std::sync::{LazyLock, OnceLock};
 
@@ -21,25 +21,25 @@ const OVERVIEW: &str = include_str!("docs/overview.html");
 const HTML: &str = "text/html; charset=utf-8";
 
 /// A page without the frame around it.
-struct Page {
+struct DocPage {
     title: &'static str,
     lead: &'static str,
     /// Whether the page is long enough to need a search field.
     searchable: bool,
-    body: Html,
+    body: HtmlBuffer,
     /// Links to the page's sections, grouped under titles.
-    menu: Vec<(String, Vec<Link>)>,
+    menu: Vec<(String, Vec<SectionLink>)>,
 }
 
 /// A link to a section of the same page.
-struct Link {
+struct SectionLink {
     id: String,
     text: String,
 }
 
-impl Link {
-    fn here(id: &str, text: &str) -> Link {
-        Link {
+impl SectionLink {
+    fn here(id: &str, text: &str) -> SectionLink {
+        SectionLink {
             id: id.to_owned(),
             text: text.to_owned(),
         }
@@ -62,17 +62,17 @@ static START: LazyLock<Bytes> = LazyLock::new(|| framed("/docs", overview()));
 /// Pages that depend only on how the server was started. Anyone may request them, so each is
 /// rendered only once.
 #[derive(Default)]
-pub(crate) struct Pages {
+pub(crate) struct CachedDocPages {
     configuration: OnceLock<Bytes>,
     metrics: OnceLock<Bytes>,
 }
 
-pub(crate) fn answer(server: &Server, call: &Call) -> Answer {
+pub(crate) fn answer(server: &Server, call: &ApiCall) -> Answer {
     let outcome = page(server, call);
     portal::guarded(outcome.unwrap_or_else(|problem| problem.answer(&call.id)))
 }
 
-fn page(server: &Server, call: &Call) -> Result<Answer, Problem> {
+fn page(server: &Server, call: &ApiCall) -> Result<Answer, Problem> {
     let bytes = match call.uri.path().trim_end_matches('/') {
         "/docs" => START.clone(),
         "/docs/api" => API.clone(),
@@ -94,7 +94,7 @@ fn page(server: &Server, call: &Call) -> Result<Answer, Problem> {
 }
 
 /// `/postrider/v1/openapi.json`
-pub(crate) fn description(call: &Call) -> Result<Answer, Problem> {
+pub(crate) fn description(call: &ApiCall) -> Result<Answer, Problem> {
     let bytes = Bytes::from_static(openapi::TEXT.as_bytes());
     match call.method {
         Method::GET | Method::HEAD => Ok(portal::content(call, "application/json; charset=utf-8", bytes)),
@@ -102,8 +102,8 @@ pub(crate) fn description(call: &Call) -> Result<Answer, Problem> {
     }
 }
 
-fn overview() -> Page {
-    let mut body = Html::default();
+fn overview() -> DocPage {
+    let mut body = HtmlBuffer::default();
     body.tag(OVERVIEW);
     let mut links = Vec::new();
     // Every section of the overview has an id and a title.
@@ -112,9 +112,9 @@ fn overview() -> Page {
         let title = rest
             .split_once("\">")
             .and_then(|(_, rest)| rest.split_once("</a>"));
-        links.push(Link::here(id, title.unwrap_or_default().0));
+        links.push(SectionLink::here(id, title.unwrap_or_default().0));
     }
-    Page {
+    DocPage {
         title: "What this server speaks",
         lead: "Postrider takes events in, writes them down, and delivers them until they arrive or are set aside. \
                It speaks the APIs of Azure Event Grid, and one of its own.",
@@ -125,8 +125,8 @@ fn overview() -> Page {
 }
 
 /// The metric families of `/metrics`, without values.
-fn metrics_page(server: &Server) -> Page {
-    let mut body = Html::default();
+fn metrics_page(server: &Server) -> DocPage {
+    let mut body = HtmlBuffer::default();
     body.tag("<section class=\"panel\">\n<table class=\"members\"><thead><tr><th scope=\"col\">Name</th>");
     body.tag("<th scope=\"col\">Type</th><th scope=\"col\">Meaning</th></tr></thead>\n<tbody>\n");
     let cluster = server.cluster.as_ref().map(|view| view.now());
@@ -145,7 +145,7 @@ fn metrics_page(server: &Server) -> Page {
         }
     }
     body.tag("</tbody></table>\n</section>\n");
-    Page {
+    DocPage {
         title: "Metrics",
         lead: "What Prometheus reads at `/metrics`. The repository has a Grafana dashboard and alert rules in `contrib`. \
                `GET /postrider/v1/stats` says the same as JSON.",
@@ -156,8 +156,8 @@ fn metrics_page(server: &Server) -> Page {
 }
 
 /// Adds the frame that every page has, in the portal's style.
-fn framed(path: &str, page: Page) -> Bytes {
-    let mut out = Html::default();
+fn framed(path: &str, page: DocPage) -> Bytes {
+    let mut out = HtmlBuffer::default();
     out.tag("<!doctype html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n");
     out.tag("<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n");
     out.tag("<meta name=\"color-scheme\" content=\"light dark\">\n<meta name=\"referrer\" content=\"no-referrer\">\n");

@@ -5,9 +5,11 @@
 //! Any other topic is answered as one that does not exist. Where no credential is asked for, a caller without one neither
 //! changes subscriptions that were made elsewhere nor sees their secrets, and does not delete a topic that has any.
 
-use crate::access::{Need, NoAccess, bearer};
+use crate::access::{AccessRefusal, RequiredPermission, bearer};
 use crate::declare;
-use crate::http::{Answer, Call, Content, CutShort, Segments, decoded, empty, json, status};
+use crate::http::{
+    Answer, ApiCall, BodyReadError, PathSegments, ResponseContent, decoded, empty, json, status,
+};
 use crate::own_address::request_base;
 use crate::publish;
 use crate::throttle::{CredentialKind, LockedOut, are_unguessable};
@@ -15,14 +17,14 @@ use crate::{EdgeAccess, Server};
 use bytes::Bytes;
 use hyper::header::{ALLOW, HeaderName, HeaderValue};
 use hyper::{Method, StatusCode};
-use postrider_core::json::Raw;
-use postrider_core::subscription::{BatchDefaults, Destination, Origin, Subscription, Topic};
+use postrider_core::json::RawJson;
+use postrider_core::subscription::{BatchDefaults, Destination, ResourceOrigin, Subscription, Topic};
 use postrider_engine::directory::TopicEntry;
 use postrider_wire::auth::edge_authorize;
 use postrider_wire::error::{PublishError, edge_error_body};
-use postrider_wire::publish::Road;
+use postrider_wire::publish::PublishApi;
 use postrider_wire::resources::{
-    self, EDGE_SUBSCRIPTION, EDGE_TOPIC, EdgeSubscription, Shape, UnknownMember, edge_subscription,
+    self, BodyShape, EDGE_SUBSCRIPTION, EDGE_TOPIC, EdgeSubscription, UnknownMember, edge_subscription,
     edge_topic, read_body, unknown_members,
 };
 use serde::Serialize;
@@ -32,52 +34,52 @@ use std::sync::Arc;
 const BODY_MAX: usize = 256 << 10;
 
 /// Why a request is refused, in the module's error format.
-struct Refusal {
+struct EdgeRefusal {
     status: u16,
     code: String,
     message: String,
 }
 
-impl Refusal {
-    fn new(status: u16, code: &str, message: impl Into<String>) -> Refusal {
-        Refusal {
+impl EdgeRefusal {
+    fn new(status: u16, code: &str, message: impl Into<String>) -> EdgeRefusal {
+        EdgeRefusal {
             status,
             code: code.to_owned(),
             message: message.into(),
         }
     }
 
-    fn topic_missing(name: &str) -> Refusal {
-        Refusal::new(404, "TopicNotFound", format!("topic {name:?} does not exist"))
+    fn topic_missing(name: &str) -> EdgeRefusal {
+        EdgeRefusal::new(404, "TopicNotFound", format!("topic {name:?} does not exist"))
     }
 }
 
-impl From<PublishError> for Refusal {
-    fn from(e: PublishError) -> Refusal {
-        Refusal::new(e.status, e.detail, e.message)
+impl From<PublishError> for EdgeRefusal {
+    fn from(e: PublishError) -> EdgeRefusal {
+        EdgeRefusal::new(e.status, e.detail, e.message)
     }
 }
 
-impl From<LockedOut> for Refusal {
-    fn from(locked: LockedOut) -> Refusal {
-        Refusal::new(429, "TooManyRequests", locked.reason())
+impl From<LockedOut> for EdgeRefusal {
+    fn from(locked: LockedOut) -> EdgeRefusal {
+        EdgeRefusal::new(429, "TooManyRequests", locked.reason())
     }
 }
 
-impl From<declare::Error> for Refusal {
-    fn from(e: declare::Error) -> Refusal {
+impl From<declare::Error> for EdgeRefusal {
+    fn from(e: declare::Error) -> EdgeRefusal {
         match e {
-            declare::Error::Field(e) => Refusal::new(400, e.code, e.to_string()),
-            declare::Error::TopicMissing(name) => Refusal::topic_missing(&name),
-            e @ declare::Error::NameTaken(_) => Refusal::new(409, "Conflict", e.to_string()),
-            e @ declare::Error::Protected(_) => Refusal::new(403, "Forbidden", e.to_string()),
-            declare::Error::Quota(e) => Refusal::new(409, "Conflict", e.to_string()),
-            declare::Error::Engine(e) => Refusal::new(503, "ServiceUnavailable", e.to_string()),
+            declare::Error::Field(e) => EdgeRefusal::new(400, e.code, e.to_string()),
+            declare::Error::TopicMissing(name) => EdgeRefusal::topic_missing(&name),
+            e @ declare::Error::NameTaken(_) => EdgeRefusal::new(409, "Conflict", e.to_string()),
+            e @ declare::Error::Protected(_) => EdgeRefusal::new(403, "Forbidden", e.to_string()),
+            declare::Error::Quota(e) => EdgeRefusal::new(409, "Conflict", e.to_string()),
+            declare::Error::Engine(e) => EdgeRefusal::new(503, "ServiceUnavailable", e.to_string()),
         }
     }
 }
 
-pub async fn answer(server: &Arc<Server>, call: &mut Call, segments: &Segments<'_>) -> Answer {
+pub async fn answer(server: &Arc<Server>, call: &mut ApiCall, segments: &PathSegments<'_>) -> Answer {
     let outcome = match admit(server, call, segments) {
         Ok(rights) => route(server, call, segments, rights).await,
         Err(refusal) => Err(refusal),
@@ -112,7 +114,7 @@ impl Rights {
     fn sees_secrets(self, subscription: &Subscription) -> bool {
         match self {
             Rights::Full => true,
-            Rights::Anonymous => subscription.origin == Origin::Edge,
+            Rights::Anonymous => subscription.origin == ResourceOrigin::Edge,
             Rights::Reader => false,
         }
     }
@@ -125,25 +127,25 @@ impl Rights {
         let subscriptions = engine.directory.subscriptions(topic.id);
         self != Rights::Anonymous
             || (is_plain
-                && subscriptions.iter().all(|one| one.origin == Origin::Edge)
+                && subscriptions.iter().all(|one| one.origin == ResourceOrigin::Edge)
                 && engine.handshakes.pending_of(topic.id).is_empty())
     }
 }
 
-fn admit(server: &Server, call: &Call, segments: &Segments<'_>) -> Result<Rights, Refusal> {
+fn admit(server: &Server, call: &ApiCall, segments: &PathSegments<'_>) -> Result<Rights, EdgeRefusal> {
     let presented = publish::presented(call);
     let with_token = || match server.caller(call, need(call, segments)) {
-        Ok(caller) if caller.may(Need::Write) => Ok(Rights::Full),
+        Ok(caller) if caller.may(RequiredPermission::Write) => Ok(Rights::Full),
         Ok(_) => Ok(Rights::Reader),
-        Err(NoAccess::Unknown(reason)) => Err(Refusal::new(401, "UnAuthorized", reason)),
-        Err(NoAccess::Forbidden(reason)) => Err(Refusal::new(403, "Forbidden", reason)),
-        Err(NoAccess::LockedOut(reason)) => Err(Refusal::new(429, "TooManyRequests", reason)),
+        Err(AccessRefusal::Unknown(reason)) => Err(EdgeRefusal::new(401, "UnAuthorized", reason)),
+        Err(AccessRefusal::Forbidden(reason)) => Err(EdgeRefusal::new(403, "Forbidden", reason)),
+        Err(AccessRefusal::LockedOut(reason)) => Err(EdgeRefusal::new(429, "TooManyRequests", reason)),
     };
     let has_token = presented.key.is_none() && presented.authorization.and_then(bearer).is_some();
     match &server.config.edge {
         EdgeAccess::Open => {
             crate::own_address::addressed_by_name(server, call)
-                .map_err(|message| Refusal::new(403, "Forbidden", message))?;
+                .map_err(|message| EdgeRefusal::new(403, "Forbidden", message))?;
             check_not_a_page(call)?;
             if has_token {
                 return with_token();
@@ -169,11 +171,11 @@ fn admit(server: &Server, call: &Call, segments: &Segments<'_>) -> Result<Rights
 
 /// Refuses requests that pages of other origins make a browser send. Without a preflight request a
 /// browser sends only what a form could send, and this server answers no preflight.
-fn check_not_a_page(call: &Call) -> Result<(), Refusal> {
+fn check_not_a_page(call: &ApiCall) -> Result<(), EdgeRefusal> {
     let from = call.header("sec-fetch-site");
     if !matches!(from, None | Some("same-origin" | "none")) {
         let message = "sec-fetch-site: pages of another origin may not use this server";
-        return Err(Refusal::new(403, "Forbidden", message));
+        return Err(EdgeRefusal::new(403, "Forbidden", message));
     }
     // A CloudEvent in binary mode may have data of any type; a form cannot send its headers.
     let binary = call.headers.contains_key("ce-id") || call.headers.contains_key("ce-specversion");
@@ -187,7 +189,7 @@ fn check_not_a_page(call: &Call) -> Result<(), Refusal> {
     let message = format!(
         "content-type: must be application/json, or application/cloudevents+json and such, for a body, was {given:?}"
     );
-    Err(Refusal::new(415, "UnsupportedMediaType", message))
+    Err(EdgeRefusal::new(415, "UnsupportedMediaType", message))
 }
 
 /// `application/json` and `application/…+json`, with or without parameters.
@@ -203,21 +205,21 @@ fn is_json(content_type: &str) -> bool {
     fits && (subtype == "json" || subtype.ends_with("+json"))
 }
 
-fn need(call: &Call, segments: &Segments<'_>) -> Need {
+fn need(call: &ApiCall, segments: &PathSegments<'_>) -> RequiredPermission {
     let publishes = segments.get(2).eq_ignore_ascii_case("events");
     match call.method {
-        Method::GET | Method::HEAD => Need::Read,
-        Method::POST if publishes => Need::Send,
-        _ => Need::Write,
+        Method::GET | Method::HEAD => RequiredPermission::Read,
+        Method::POST if publishes => RequiredPermission::Send,
+        _ => RequiredPermission::Write,
     }
 }
 
 async fn route(
     server: &Arc<Server>,
-    call: &mut Call,
-    segments: &Segments<'_>,
+    call: &mut ApiCall,
+    segments: &PathSegments<'_>,
     rights: Rights,
-) -> Result<Answer, Refusal> {
+) -> Result<Answer, EdgeRefusal> {
     publish::check_version(call)?;
     let subscriptions = |at: usize| segments.get(at).eq_ignore_ascii_case("eventSubscriptions");
     let events = |at: usize| segments.get(at).eq_ignore_ascii_case("events");
@@ -251,11 +253,17 @@ async fn route(
         (Method::POST, 3 | 4) if events(2) => {
             let topic = find_topic(server, &name(1))?;
             let accepted = match publish::check_edge(server, call, &topic) {
-                Ok(()) => publish::accept(server, call, &topic, Road::Edge, "edge").await,
+                Ok(()) => publish::accept(server, call, &topic, PublishApi::Edge, "edge").await,
                 Err(refused) => Err(refused),
             };
             if let Err(error) = accepted {
-                return Ok(publish::count_refusal(server, call, &topic, &error, Road::Edge));
+                return Ok(publish::count_refusal(
+                    server,
+                    call,
+                    &topic,
+                    &error,
+                    PublishApi::Edge,
+                ));
             }
             Ok(empty(StatusCode::OK, &call.id))
         }
@@ -291,7 +299,7 @@ async fn route(
         (Method::DELETE, 4) if subscriptions(2) => {
             let topic = find_topic(server, &name(1))?;
             let found = find_subscription(server, &topic, &name(3))?;
-            if rights == Rights::Anonymous && found.origin != Origin::Edge {
+            if rights == Rights::Anonymous && found.origin != ResourceOrigin::Edge {
                 return Err(declare::Error::Protected(format!("subscription {:?}", found.name)).into());
             }
             server
@@ -306,7 +314,7 @@ async fn route(
         (_, 3 | 4) if events(2) => Ok(not_allowed(call, "POST")),
         (_, 3) if subscriptions(2) => Ok(not_allowed(call, "GET")),
         (_, 4) if subscriptions(2) => Ok(not_allowed(call, "GET, PUT, DELETE")),
-        _ => Err(Refusal::new(
+        _ => Err(EdgeRefusal::new(
             404,
             "ResourceNotFound",
             format!("nothing is at {}", call.uri.path()),
@@ -338,7 +346,7 @@ fn has_secret_url(subscription: &Subscription) -> bool {
     }
 }
 
-fn not_allowed(call: &Call, allow: &'static str) -> Answer {
+fn not_allowed(call: &ApiCall, allow: &'static str) -> Answer {
     let message = format!("{} is not allowed here; allowed: {allow}", call.method);
     let mut answer = json(
         StatusCode::METHOD_NOT_ALLOWED,
@@ -355,7 +363,7 @@ fn not_allowed(call: &Call, allow: &'static str) -> Answer {
 const LIST_PIECE_BYTES_MIN: usize = 32 << 10;
 
 /// A list of any length, rendered while it is read: only one piece at a time waits to be sent.
-fn list(call: &Call, bodies: impl Iterator<Item = Vec<u8>> + Send + 'static) -> Answer {
+fn list(call: &ApiCall, bodies: impl Iterator<Item = Vec<u8>> + Send + 'static) -> Answer {
     let mut pieces = array_pieces(bodies).peekable();
     let first = pieces.next().unwrap_or_default();
     // A short list is sent with a length, for clients that do not support chunked encoding.
@@ -364,7 +372,7 @@ fn list(call: &Call, bodies: impl Iterator<Item = Vec<u8>> + Send + 'static) -> 
     }
     let mut answer = json(StatusCode::OK, Bytes::new(), &call.id);
     let pieces = std::iter::once(first).chain(pieces);
-    *answer.body_mut() = Content::Pieces(Box::new(pieces));
+    *answer.body_mut() = ResponseContent::Pieces(Box::new(pieces));
     answer
 }
 
@@ -396,7 +404,7 @@ fn array_pieces(bodies: impl Iterator<Item = Vec<u8>>) -> impl Iterator<Item = B
     })
 }
 
-fn body(call: &Call, value: &impl Serialize) -> Answer {
+fn body(call: &ApiCall, value: &impl Serialize) -> Answer {
     json(StatusCode::OK, text(value), &call.id)
 }
 
@@ -404,27 +412,31 @@ fn text(value: &impl Serialize) -> Vec<u8> {
     serde_json::to_vec(value).expect("resource bodies have string keys and no failing parts")
 }
 
-fn find_topic(server: &Server, name: &str) -> Result<Arc<TopicEntry>, Refusal> {
+fn find_topic(server: &Server, name: &str) -> Result<Arc<TopicEntry>, EdgeRefusal> {
     server
         .engine
         .directory
         .topic(name)
         .filter(|entry| entry.topic.is_edge())
-        .ok_or_else(|| Refusal::topic_missing(name))
+        .ok_or_else(|| EdgeRefusal::topic_missing(name))
 }
 
-fn find_subscription(server: &Server, topic: &TopicEntry, name: &str) -> Result<Arc<Subscription>, Refusal> {
+fn find_subscription(
+    server: &Server,
+    topic: &TopicEntry,
+    name: &str,
+) -> Result<Arc<Subscription>, EdgeRefusal> {
     let found = server.engine.directory.subscription(topic.topic.id, None, name);
     found.ok_or_else(|| {
         let message = format!(
             "subscription {name:?} of topic {:?} does not exist",
             topic.topic.name
         );
-        Refusal::new(404, "EventSubscriptionNotFound", message)
+        EdgeRefusal::new(404, "EventSubscriptionNotFound", message)
     })
 }
 
-fn list_topics(server: &Server, call: &Call) -> Answer {
+fn list_topics(server: &Server, call: &ApiCall) -> Answer {
     let (base, module) = (request_base(server, call), server.config.module_path.clone());
     let topics = server.engine.directory.topics().into_iter();
     let reached = topics.filter(|entry| entry.topic.is_edge());
@@ -434,34 +446,34 @@ fn list_topics(server: &Server, call: &Call) -> Answer {
     )
 }
 
-async fn resource_body(call: &mut Call) -> Result<Bytes, Refusal> {
+async fn resource_body(call: &mut ApiCall) -> Result<Bytes, EdgeRefusal> {
     match call.read_body(BODY_MAX).await {
         Ok(Some(body)) => Ok(body),
-        Ok(None) => Err(Refusal::new(
+        Ok(None) => Err(EdgeRefusal::new(
             413,
             "PayloadTooLarge",
             format!("the body is longer than {BODY_MAX} bytes"),
         )),
         Err(cut) => {
             let code = match cut {
-                CutShort::Broken => "InvalidRequest",
-                CutShort::TooSlow(_) => "RequestTimeout",
-                CutShort::NoRoom => "TooManyRequests",
+                BodyReadError::Broken => "InvalidRequest",
+                BodyReadError::TooSlow(_) => "RequestTimeout",
+                BodyReadError::NoRoom => "TooManyRequests",
             };
-            Err(Refusal::new(cut.status(), code, cut.reason()))
+            Err(EdgeRefusal::new(cut.status(), code, cut.reason()))
         }
     }
 }
 
-fn parse_body(bytes: &[u8]) -> Result<Raw<'_>, Refusal> {
+fn parse_body(bytes: &[u8]) -> Result<RawJson<'_>, EdgeRefusal> {
     if bytes.iter().all(u8::is_ascii_whitespace) {
         // A topic needs no body.
-        return Ok(Raw::trusted("null"));
+        return Ok(RawJson::trusted("null"));
     }
-    read_body(bytes).map_err(|e| Refusal::new(400, e.code, e.to_string()))
+    read_body(bytes).map_err(|e| EdgeRefusal::new(400, e.code, e.to_string()))
 }
 
-async fn put_topic(server: &Arc<Server>, call: &mut Call, name: &str) -> Result<Answer, Refusal> {
+async fn put_topic(server: &Arc<Server>, call: &mut ApiCall, name: &str) -> Result<Answer, EdgeRefusal> {
     let bytes = resource_body(call).await?;
     let raw = parse_body(&bytes)?;
     let topic = declare::topic(server, raw, resources::Road::Edge, name, None).await?;
@@ -479,7 +491,7 @@ async fn put_topic(server: &Arc<Server>, call: &mut Call, name: &str) -> Result<
 }
 
 /// Members that were ignored, because the module ignores members that it does not know.
-fn unknown_members_of(bytes: &[u8], shape: &Shape) -> Vec<UnknownMember> {
+fn unknown_members_of(bytes: &[u8], shape: &BodyShape) -> Vec<UnknownMember> {
     let text = bytes.strip_prefix(b"\xef\xbb\xbf").unwrap_or(bytes);
     match serde_json::from_slice(text) {
         Ok(body) => unknown_members(&body, shape),
@@ -517,11 +529,11 @@ fn with_warning(mut answer: Answer, of: &str, unknown: &[UnknownMember]) -> Answ
 
 async fn put_subscription(
     server: &Arc<Server>,
-    call: &mut Call,
+    call: &mut ApiCall,
     topic: &str,
     name: &str,
     rights: Rights,
-) -> Result<Answer, Refusal> {
+) -> Result<Answer, EdgeRefusal> {
     let bytes = resource_body(call).await?;
     let raw = parse_body(&bytes)?;
     let (topic, made) = match rights {
@@ -548,7 +560,7 @@ pub async fn adopt_earlier_topics(server: &Server) -> Result<(), postrider_engin
             continue;
         }
         let subscriptions = directory.subscriptions(entry.topic.id);
-        let through_edge = |s: &&Arc<Subscription>| s.origin == Origin::Edge;
+        let through_edge = |s: &&Arc<Subscription>| s.origin == ResourceOrigin::Edge;
         let count = subscriptions.iter().filter(through_edge).count();
         // Without subscriptions the topic is not reachable by the edge API, so it cannot get an
         // edge subscription later either; the decision need not be stored.
@@ -560,7 +572,10 @@ pub async fn adopt_earlier_topics(server: &Server) -> Result<(), postrider_engin
             edge: Some(edge),
             ..(*entry.topic).clone()
         };
-        server.engine.put_topic_over(topic, Some(entry.clone())).await?;
+        server
+            .engine
+            .replace_topic_if_unchanged(topic, Some(entry.clone()))
+            .await?;
         tracing::info!(
             topic = %entry.topic.name,
             edge,

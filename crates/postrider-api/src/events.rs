@@ -6,17 +6,18 @@ mod tests;
 use crate::Server;
 use crate::dead_letters::{read_query, read_since};
 use crate::handshakes::resource_id;
-use crate::named;
-use crate::ours::Problem;
-use crate::peers::{note_missing, search, stories};
+use crate::lookup;
+use crate::own_api::Problem;
+use crate::peers::{event_history, note_missing, search};
 use postrider_core::ids::SubscriptionId;
 use postrider_core::outcome::Outcome;
 use postrider_core::time::Timestamp;
-use postrider_core::trace::Context;
-use postrider_engine::dead_letters::PendingFilter;
+use postrider_core::trace::TraceContext;
+use postrider_engine::dead_letters::PendingDeadLetterFilter;
 use postrider_engine::recorder::{
-    AttemptStory, BlobPlace, Cursor, Decision, DeliveryState, DeliveryStory, Disposition, EventLine,
-    EventState, EventStory, Fate, Place, Predicate, Query, Recordings, SubscriptionStory, Verdict,
+    AttemptDecision, AttemptHistory, DeadLetterBlobLocation, DeliveryDisposition, DeliveryHistory,
+    DeliveryState, EventHistory, EventLine, EventPlace, EventQuery, EventState, RecordingQueries,
+    RoutingVerdict, SearchCursor, SubscriptionFate, SubscriptionHistory, UnmetPredicate,
 };
 use postrider_wire::resources::schema_name;
 use serde_json::{Value, json};
@@ -34,7 +35,7 @@ const REPEATED_MAX: usize = 200;
 /// Runs a query of the recordings on a blocking thread, because it reads files.
 pub(crate) async fn ask<T: Send + 'static>(
     server: &Server,
-    question: impl FnOnce(&dyn Recordings) -> T + Send + 'static,
+    question: impl FnOnce(&dyn RecordingQueries) -> T + Send + 'static,
 ) -> Result<T, Problem> {
     let recordings = server.recordings.clone();
     let asked = tokio::task::spawn_blocking(move || question(&*recordings)).await;
@@ -58,7 +59,7 @@ pub(crate) async fn trace(server: &Server, id: &str, query: &str) -> Result<Valu
             }
             (shown, Vec::new())
         }
-        Some(peers) => stories::trace(server, &**peers, id).await,
+        Some(peers) => event_history::trace(server, &**peers, id).await,
     };
     if stories.is_empty() {
         let why = match server.recordings.status().on {
@@ -109,10 +110,10 @@ const PARAMETERS: [&str; 11] = [
     "cursor",
 ];
 
-fn read_search(server: &Server, query: &str) -> Result<Query, Problem> {
+fn read_search(server: &Server, query: &str) -> Result<EventQuery, Problem> {
     let reason = "is not one that an earlier answer gave";
     read_search_from(server, query, |query, cursor| {
-        let cursor = cursor.parse::<Cursor>();
+        let cursor = cursor.parse::<SearchCursor>();
         query.cursor = Some(cursor.map_err(|()| Problem::field("cursor", reason))?);
         Ok(())
     })
@@ -122,12 +123,12 @@ fn read_search(server: &Server, query: &str) -> Result<Query, Problem> {
 pub(crate) fn read_search_from(
     server: &Server,
     query: &str,
-    mut read_cursor: impl FnMut(&mut Query, &str) -> Result<(), Problem>,
-) -> Result<Query, Problem> {
+    mut read_cursor: impl FnMut(&mut EventQuery, &str) -> Result<(), Problem>,
+) -> Result<EventQuery, Problem> {
     let now = server.engine.clock.now();
-    let mut read = Query {
+    let mut read = EventQuery {
         limit: LIMIT,
-        ..Query::default()
+        ..EventQuery::default()
     };
     for (name, value) in read_query(query, &PARAMETERS)? {
         if value.is_empty() {
@@ -135,8 +136,8 @@ pub(crate) fn read_search_from(
         }
         match name {
             "id" => read.id = Some(value),
-            "topic" => read.topic = Some(named::topic(server, &value)?.topic.id),
-            "subscription" => read.subscription = Some(named::subscription(server, name, &value)?.id),
+            "topic" => read.topic = Some(lookup::topic(server, &value)?.topic.id),
+            "subscription" => read.subscription = Some(lookup::subscription(server, name, &value)?.id),
             "type" => read.event_type = Some(value),
             "subject" => read.subject = Some(value),
             "state" => {
@@ -201,8 +202,8 @@ pub(crate) fn line(line: &EventLine) -> Value {
     shown
 }
 
-fn story(server: &Server, story: &EventStory) -> Value {
-    let mut shown = story_here(server, story);
+fn story(server: &Server, story: &EventHistory) -> Value {
+    let mut shown = recorded_history(server, story);
     if let Some(shown) = shown["subscriptions"].as_array_mut() {
         for (shown, one) in shown.iter_mut().zip(&story.subscriptions) {
             show_names(server, one.id, shown);
@@ -212,13 +213,13 @@ fn story(server: &Server, story: &EventStory) -> Value {
 }
 
 /// The event history as recorded, without facts about the present.
-pub(crate) fn story_here(server: &Server, story: &EventStory) -> Value {
+pub(crate) fn recorded_history(server: &Server, story: &EventHistory) -> Value {
     let subscriptions = story.subscriptions.iter();
     let subscriptions = subscriptions.map(|one| {
         let mut shown = json!({"name": one.name, "id": id_of(server, story, one)});
-        if show_fate(&mut shown, one).is_some() {
+        if show_delivery_result(&mut shown, one).is_some() {
             shown["matched"] = json!(true);
-        } else if let Fate::Refused(refused) = &one.fate {
+        } else if let SubscriptionFate::Refused(refused) = &one.fate {
             shown["matched"] = json!(false);
             shown["predicate"] = predicate(refused);
         }
@@ -254,13 +255,13 @@ pub(crate) fn story_here(server: &Server, story: &EventStory) -> Value {
 }
 
 /// The trace context of an event: its publisher's, or the one that began here.
-fn trace_of(server: &Server, story: &EventStory) -> Option<Context> {
-    let carried = story.trace.as_deref().and_then(Context::parse);
-    carried.or_else(|| server.engine.dispatcher.trace_begun(story.place?.first))
+fn trace_of(server: &Server, story: &EventHistory) -> Option<TraceContext> {
+    let carried = story.trace.as_deref().and_then(TraceContext::parse);
+    carried.or_else(|| server.engine.dispatcher.publish_trace_context(story.place?.first))
 }
 
 /// The resource id of a subscription, which may have been deleted since.
-fn id_of(server: &Server, story: &EventStory, one: &SubscriptionStory) -> String {
+fn id_of(server: &Server, story: &EventHistory, one: &SubscriptionHistory) -> String {
     let known = server.engine.directory.subscription_by_id(one.id);
     let known = known.and_then(|known| resource_id(server, &known));
     known.unwrap_or_else(|| {
@@ -274,8 +275,8 @@ fn id_of(server: &Server, story: &EventStory, one: &SubscriptionStory) -> String
 }
 
 /// Shows the outcome of a delivery, if the subscription matched.
-pub(crate) fn show_fate(shown: &mut Value, one: &SubscriptionStory) -> Option<()> {
-    let Fate::Matched(delivery) = &one.fate else {
+pub(crate) fn show_delivery_result(shown: &mut Value, one: &SubscriptionHistory) -> Option<()> {
+    let SubscriptionFate::Matched(delivery) = &one.fate else {
         return None;
     };
     show_delivery(shown, delivery);
@@ -286,25 +287,25 @@ pub(crate) fn show_fate(shown: &mut Value, one: &SubscriptionStory) -> Option<()
 /// and when it is due, if the log of this node has it.
 pub(crate) async fn show_pending(
     server: &Server,
-    place: Option<Place>,
-    one: &SubscriptionStory,
+    place: Option<EventPlace>,
+    one: &SubscriptionHistory,
     shown: &mut Value,
     lookups: &mut usize,
 ) {
-    let Fate::Matched(delivery) = &one.fate else {
+    let SubscriptionFate::Matched(delivery) = &one.fate else {
         return;
     };
-    let (Some(place), Some(since)) = (place, delivery.letter_since()) else {
+    let (Some(place), Some(since)) = (place, delivery.pending_letter_since()) else {
         return;
     };
     if *lookups == 0 {
         return;
     }
     *lookups -= 1;
-    let filter = PendingFilter {
+    let filter = PendingDeadLetterFilter {
         subscription: Some(one.id),
         letter: Some((since, place.position())),
-        ..PendingFilter::default()
+        ..PendingDeadLetterFilter::default()
     };
     // Dead letters that cannot be read now are left out.
     let Ok(pending) = server.engine.pending_letters(&filter).await else {
@@ -350,15 +351,15 @@ fn name_of(server: &Server, id: SubscriptionId, then: &str) -> String {
     known.map_or_else(|| id.to_string(), |known| known.name.clone())
 }
 
-pub(crate) fn predicate(refused: &Predicate) -> Value {
+pub(crate) fn predicate(refused: &UnmetPredicate) -> Value {
     let mut shown = json!({"kind": refused.verdict.name(), "text": refused.text});
-    if let Verdict::Advanced(index) = refused.verdict {
+    if let RoutingVerdict::Advanced(index) = refused.verdict {
         shown["index"] = json!(index);
     }
     shown
 }
 
-fn show_delivery(shown: &mut Value, delivery: &DeliveryStory) {
+fn show_delivery(shown: &mut Value, delivery: &DeliveryHistory) {
     shown["state"] = json!(delivery.state.name());
     shown["attempts"] = delivery.attempts.iter().map(attempt).collect();
     if let Some(next) = &delivery.next {
@@ -373,7 +374,7 @@ fn show_delivery(shown: &mut Value, delivery: &DeliveryStory) {
             "at": end.at.to_string(),
             "disposition": end.disposition.state().name(),
         });
-        if end.disposition == Disposition::DeliveredLate {
+        if end.disposition == DeliveryDisposition::DeliveredLate {
             ended["late"] = json!(true);
         }
         if let Some(reason) = end.disposition.reason() {
@@ -413,7 +414,7 @@ fn show_pause(shown: &mut Value, since: Timestamp) {
     shown["next"] = next;
 }
 
-pub(crate) fn attempt(attempt: &AttemptStory) -> Value {
+pub(crate) fn attempt(attempt: &AttemptHistory) -> Value {
     let total = attempt.timings.map(|timings| timings.total);
     let total = total.unwrap_or_else(|| attempt.ended.since(attempt.begun));
     let mut timings = json!({"queuedMs": millis(attempt.queued), "totalMs": millis(total)});
@@ -446,18 +447,18 @@ pub(crate) fn attempt(attempt: &AttemptStory) -> Value {
     shown
 }
 
-fn decision(decision: Decision) -> Value {
+fn decision(decision: AttemptDecision) -> Value {
     match decision {
-        Decision::Done => json!({"kind": "done"}),
-        Decision::Retry { at, why } => {
+        AttemptDecision::Done => json!({"kind": "done"}),
+        AttemptDecision::Retry { at, why } => {
             json!({"kind": "retry", "at": at.to_string(), "why": why.name(), "text": why.to_string()})
         }
-        Decision::DeadLetter(reason) => json!({"kind": "deadLetter", "reason": reason.name()}),
-        Decision::Drop(reason) => json!({"kind": "drop", "reason": reason.name()}),
+        AttemptDecision::DeadLetter(reason) => json!({"kind": "deadLetter", "reason": reason.name()}),
+        AttemptDecision::Drop(reason) => json!({"kind": "drop", "reason": reason.name()}),
     }
 }
 
-fn blob(place: &BlobPlace) -> Value {
+fn blob(place: &DeadLetterBlobLocation) -> Value {
     json!({"account": place.account, "container": place.container, "path": place.path})
 }
 

@@ -3,18 +3,18 @@
 use crate::Server;
 use crate::declare;
 use crate::events::{ask, predicate};
-use crate::http::{Answer, Call};
-use crate::named;
-use crate::ours::{Problem, body, read_bytes};
-use crate::peers::{self, Heard, note_missing};
+use crate::http::{Answer, ApiCall};
+use crate::lookup;
+use crate::own_api::{Problem, body, read_bytes};
+use crate::peers::{self, PeerResponses, note_missing};
 use crate::publish::FILTER_REQUEST_EVENTS;
-use postrider_core::envelope::{Envelope, Field};
-use postrider_core::filter::{Filter, FilterBudget, FilterBudgetExceeded, FilterInput};
+use postrider_core::envelope::{EnvelopeField, EventEnvelope};
+use postrider_core::filter::{EventFilter, FilterBudget, FilterBudgetExceeded, FilterInput};
 use postrider_core::ids::{SubscriptionId, TopicId};
-use postrider_core::json::Raw;
+use postrider_core::json::RawJson;
 use postrider_core::subscription::Subscription;
 use postrider_core::time::Timestamp;
-use postrider_engine::recorder::{Predicate, Recent, Verdict};
+use postrider_engine::recorder::{RecentEvent, RoutingVerdict, UnmetPredicate};
 use postrider_wire::resources::{FieldError, Road, SubscriptionContext, parse_subscription, read_body};
 use serde::Deserialize;
 use serde_json::value::RawValue;
@@ -28,7 +28,7 @@ const NAME: &str = "filter-test";
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Asked<'a> {
+struct FilterTestRequest<'a> {
     topic: Option<String>,
     /// Kept as text, so that numbers keep all their digits.
     #[serde(borrow)]
@@ -36,15 +36,15 @@ struct Asked<'a> {
     limit: Option<usize>,
 }
 
-pub(crate) async fn test(server: &Server, call: &mut Call) -> Result<Answer, Problem> {
+pub(crate) async fn test(server: &Server, call: &mut ApiCall) -> Result<Answer, Problem> {
     let bytes = read_bytes(call).await?;
-    let asked = Test::read(server, &bytes)?;
+    let asked = FilterTest::read(server, &bytes)?;
     let Some(peers) = &server.peers else {
         return Ok(body(call, json!({ "value": asked.run(server).await? })));
     };
     // Each node has only the events that it accepted.
     let gathered = peers.ask("filter-test", bytes).await;
-    let heard: Heard<Vec<Value>> = peers::read("filter-test", gathered);
+    let heard: PeerResponses<Vec<Value>> = peers::read("filter-test", gathered);
     let limit = asked.limit;
     let mut value: Vec<Value> = heard.answers.into_iter().flat_map(|(_, some)| some).collect();
     value.sort_by_cached_key(|one| std::cmp::Reverse(one["at"].as_str().map(str::to_owned)));
@@ -55,26 +55,26 @@ pub(crate) async fn test(server: &Server, call: &mut Call) -> Result<Answer, Pro
 }
 
 /// Applies the filter to the events that this node has recorded.
-pub(crate) async fn own_test(server: &Server, body: &[u8]) -> Result<Vec<Value>, String> {
+pub(crate) async fn test_local_events(server: &Server, body: &[u8]) -> Result<Vec<Value>, String> {
     let detail = |problem: Problem| problem.detail;
-    let asked = Test::read(server, body).map_err(detail)?;
+    let asked = FilterTest::read(server, body).map_err(detail)?;
     asked.run(server).await.map_err(detail)
 }
 
 /// A filter to be tested.
-struct Test {
+struct FilterTest {
     topic: TopicId,
     subscription: Subscription,
     limit: usize,
 }
 
-impl Test {
-    fn read(server: &Server, bytes: &[u8]) -> Result<Test, Problem> {
-        let asked: Asked<'_> = serde_json::from_slice(bytes)
+impl FilterTest {
+    fn read(server: &Server, bytes: &[u8]) -> Result<FilterTest, Problem> {
+        let asked: FilterTestRequest<'_> = serde_json::from_slice(bytes)
             .map_err(|e| Problem::new(400, format!("the body is not as it must be: {e}")))?;
         let topic = asked.topic.as_deref();
         let topic = topic.ok_or_else(|| Problem::field("topic", "must be the name of a topic"))?;
-        let entry = named::topic(server, topic)?;
+        let entry = lookup::topic(server, topic)?;
         let limit = asked.limit.unwrap_or(LIMIT);
         if !(1..=LIMIT_MAX).contains(&limit) {
             let reason = format!("must be a number from 1 to {LIMIT_MAX}");
@@ -91,7 +91,7 @@ impl Test {
             api_version: "",
             shown: None,
         };
-        Ok(Test {
+        Ok(FilterTest {
             topic: entry.topic.id,
             subscription: read_filter(filter, &context)?,
             limit,
@@ -125,7 +125,7 @@ impl Test {
     }
 
     /// Evaluates the filter within the byte budget of one publish request, for all events together.
-    fn judge_all(&self, recent: &[Recent], bytes_max: u64) -> Result<Vec<Value>, FilterBudgetExceeded> {
+    fn judge_all(&self, recent: &[RecentEvent], bytes_max: u64) -> Result<Vec<Value>, FilterBudgetExceeded> {
         let mut budget = FilterBudget::bytes(bytes_max);
         let judged = recent
             .iter()
@@ -139,7 +139,7 @@ impl Test {
 fn read_filter(text: &str, context: &SubscriptionContext<'_>) -> Result<Subscription, Problem> {
     let destination = r#"{"endpointType":"WebHook","properties":{"endpointUrl":"https://localhost/"}}"#;
     let whole = format!(r#"{{"properties":{{"destination":{destination},"filter":{text}}}}}"#);
-    let spec = read_body(whole.as_bytes()).and_then(|raw: Raw<'_>| parse_subscription(raw, context));
+    let spec = read_body(whole.as_bytes()).and_then(|raw: RawJson<'_>| parse_subscription(raw, context));
     let spec = spec.map_err(|e: FieldError| {
         let path = e.path.strip_prefix("properties.").unwrap_or(&e.path);
         Problem {
@@ -154,21 +154,21 @@ fn read_filter(text: &str, context: &SubscriptionContext<'_>) -> Result<Subscrip
 /// None for an event that cannot be parsed. No recorder keeps such an event.
 fn judge(
     subscription: &Subscription,
-    recent: &Recent,
+    recent: &RecentEvent,
     budget: &mut FilterBudget,
 ) -> Result<Option<Value>, FilterBudgetExceeded> {
-    let Recent {
+    let RecentEvent {
         audience,
         batch,
         index,
     } = recent;
-    let Ok(object) = Raw::parse(batch.object(*index)) else {
+    let Ok(object) = RawJson::parse(batch.object(*index)) else {
         return Ok(None);
     };
-    let event = Envelope::read(batch.schema, object, audience.mapping.as_ref());
-    let text = |field: Option<Field<'_>>| {
+    let event = EventEnvelope::read(batch.schema, object, audience.mapping.as_ref());
+    let text = |field: Option<EnvelopeField<'_>>| {
         field
-            .and_then(Field::scalar_text)
+            .and_then(EnvelopeField::scalar_text)
             .unwrap_or_default()
             .into_owned()
     };
@@ -181,9 +181,9 @@ fn judge(
         Some(name) => format!("{}/topics/{name}", audience.full_id),
         None => audience.full_id.clone(),
     };
-    let filter: &Filter = &subscription.filter;
+    let filter: &EventFilter = &subscription.filter;
     let mut input = FilterInput::new(&event, &topic, *budget);
-    let mismatch = filter.first_mismatch(&mut input)?.map(Verdict::from);
+    let mismatch = filter.first_mismatch(&mut input)?.map(RoutingVerdict::from);
     *budget = input.budget_left();
     let mut shown = json!({
         "id": text(event.id_field()),
@@ -194,7 +194,7 @@ fn judge(
     });
     if let Some(verdict) = mismatch {
         let text = verdict.text(subscription);
-        shown["predicate"] = predicate(&Predicate { verdict, text });
+        shown["predicate"] = predicate(&UnmetPredicate { verdict, text });
     }
     Ok(Some(shown))
 }

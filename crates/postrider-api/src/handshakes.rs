@@ -1,18 +1,18 @@
 //! Handshakes with webhooks, listed and repeated: `/postrider/v1/handshakes`.
 
 use crate::dead_letters::{read_query, unknown};
-use crate::http::{Answer, Call, decoded, json};
-use crate::ours::{Problem, nothing_here, read_object};
+use crate::http::{Answer, ApiCall, decoded, json};
 use crate::own_address::validation_base;
+use crate::own_api::{Problem, nothing_here, read_object};
 use crate::{Server, locks};
 use hyper::{Method, StatusCode};
 use postrider_core::ids::SubscriptionId;
 use postrider_core::subscription::{Destination, Subscription, TopicKind};
 use postrider_engine::Error;
 use postrider_engine::directory::TopicEntry;
-use postrider_engine::handshake::{Ended, Seen};
-use postrider_store::{Exchange, HandshakeState, Received};
-use postrider_wire::arm::{Found, Scope, parse_path, topic_id};
+use postrider_engine::handshake::{HandshakeEnd, HandshakeReport};
+use postrider_store::{HandshakeExchange, HandshakeResponse, HandshakeState};
+use postrider_wire::arm::{ArmPath, Scope, parse_path, topic_id};
 use postrider_wire::resources::delivery_schema_name;
 use serde_json::{Map, Value, json};
 use std::sync::Arc;
@@ -27,7 +27,7 @@ const STATES: [&str; 5] = ["asking", "awaiting", "failed", "succeeded", "cancell
 /// sender's id, which handshakes are attributed to.
 pub(crate) async fn answer(
     server: &Server,
-    call: &mut Call,
+    call: &mut ApiCall,
     caller: &str,
     path: &[&str],
 ) -> Result<Answer, Problem> {
@@ -56,11 +56,11 @@ pub(crate) async fn answer(
     }
 }
 
-fn written(call: &Call, status: StatusCode, body: &Value) -> Answer {
+fn written(call: &ApiCall, status: StatusCode, body: &Value) -> Answer {
     json(status, body.to_string(), &call.id)
 }
 
-fn find(server: &Server, operation: &str) -> Result<Seen, Problem> {
+fn find(server: &Server, operation: &str) -> Result<HandshakeReport, Problem> {
     let operation = decoded(operation);
     let seen = server.engine.handshakes.seen(&operation);
     seen.ok_or_else(|| {
@@ -93,7 +93,7 @@ fn list(server: &Server, query: &str) -> Result<Value, Problem> {
             }
         }
     }
-    let wanted = |seen: &Seen| {
+    let wanted = |seen: &HandshakeReport| {
         let named = subscription.as_deref().is_none_or(|wanted| {
             let handshake = &seen.handshake;
             handshake.subscription.name.eq_ignore_ascii_case(wanted)
@@ -113,17 +113,17 @@ fn list(server: &Server, query: &str) -> Result<Value, Problem> {
     Ok(json!({"value": value, "count": all}))
 }
 
-fn state_of(seen: &Seen) -> &'static str {
+fn state_of(seen: &HandshakeReport) -> &'static str {
     match (seen.ended, &seen.handshake.state) {
-        (Some((_, Ended::Granted)), _) => "succeeded",
-        (Some((_, Ended::Cancelled)), _) => "cancelled",
+        (Some((_, HandshakeEnd::Granted)), _) => "succeeded",
+        (Some((_, HandshakeEnd::Cancelled)), _) => "cancelled",
         (None, HandshakeState::Asking) => "asking",
         (None, HandshakeState::Awaiting { .. }) => "awaiting",
         (None, HandshakeState::Failed { .. }) => "failed",
     }
 }
 
-fn summary(server: &Server, seen: &Seen) -> Value {
+fn summary(server: &Server, seen: &HandshakeReport) -> Value {
     let handshake = &seen.handshake;
     let subscription = &handshake.subscription;
     let topic = server.engine.directory.topic_by_id(subscription.topic);
@@ -155,7 +155,7 @@ fn summary(server: &Server, seen: &Seen) -> Value {
     shown
 }
 
-fn exchange(one: &Exchange) -> Value {
+fn exchange(one: &HandshakeExchange) -> Value {
     let headers = |all: &[(String, String)]| -> Value {
         all.iter()
             .map(|(name, value)| json!({"name": name, "value": value}))
@@ -169,8 +169,8 @@ fn exchange(one: &Exchange) -> Value {
         "verdict": one.verdict,
     });
     match &one.received {
-        Received::Nothing(why) => shown["failure"] = json!(why),
-        Received::Answer {
+        HandshakeResponse::Nothing(why) => shown["failure"] = json!(why),
+        HandshakeResponse::Answer {
             status,
             headers: theirs,
             body,
@@ -216,7 +216,7 @@ fn lock_key(entry: &TopicEntry, subscription: &Subscription) -> String {
 }
 
 /// Repeats a failed handshake, as if the same change were requested again.
-async fn repeat(server: &Server, call: &Call, caller: &str, operation: &str) -> Result<Answer, Problem> {
+async fn repeat(server: &Server, call: &ApiCall, caller: &str, operation: &str) -> Result<Answer, Problem> {
     let seen = find(server, operation)?;
     let handshake = &seen.handshake;
     if state_of(&seen) != "failed" {
@@ -230,14 +230,14 @@ async fn repeat(server: &Server, call: &Call, caller: &str, operation: &str) -> 
     let topic = engine.directory.topic_by_id(handshake.subscription.topic);
     let topic = topic.ok_or_else(|| trouble(&Error::Gone))?;
     let _one_at_a_time = server
-        .declaring
+        .resource_locks
         .hold(lock_key(&topic, &handshake.subscription))
         .await;
     let mut subscription = handshake.subscription.clone();
     let known = in_force(server, &subscription);
     let base = validation_base(server, call);
     let begun = match (handshake.trial, known) {
-        (true, Some(known)) => engine.ask_again(&known, &base, API_VERSION, caller).await,
+        (true, Some(known)) => engine.repeat_handshake(&known, &base, API_VERSION, caller).await,
         (true, None) => return Err(Problem::new(409, "the subscription does not exist any more")),
         (false, known) => {
             if known.is_none() {
@@ -254,7 +254,7 @@ async fn repeat(server: &Server, call: &Call, caller: &str, operation: &str) -> 
 /// `{"subscription": resource id}`: begins a handshake for a subscription that is in force.
 async fn ask(
     server: &Server,
-    call: &Call,
+    call: &ApiCall,
     caller: &str,
     members: &Map<String, Value>,
 ) -> Result<Answer, Problem> {
@@ -278,17 +278,20 @@ async fn ask(
         ));
     }
     let base = validation_base(server, call);
-    let begun = server.engine.ask_again(&known, &base, API_VERSION, caller).await;
+    let begun = server
+        .engine
+        .repeat_handshake(&known, &base, API_VERSION, caller)
+        .await;
     begun_answer(server, call, begun)
 }
 
 fn begun_answer(
     server: &Server,
-    call: &Call,
+    call: &ApiCall,
     begun: Result<Arc<postrider_store::Handshake>, Error>,
 ) -> Result<Answer, Problem> {
     let handshake = begun.map_err(|e| trouble(&e))?;
-    let seen = Seen {
+    let seen = HandshakeReport {
         handshake,
         ended: None,
     };
@@ -314,7 +317,7 @@ pub(crate) fn by_resource_id(server: &Server, id: &str) -> Option<Arc<Subscripti
         .filter(|part| !part.is_empty())
         .map(str::to_owned)
         .collect();
-    let Ok(Found::EventSubscriptions {
+    let Ok(ArmPath::EventSubscriptions {
         scope,
         name: Some(name),
         action: None,

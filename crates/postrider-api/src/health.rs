@@ -2,12 +2,12 @@
 //! attention. `/healthz/live` and `/healthz/ready` are for probes that only need a status.
 
 use crate::Server;
-use crate::cluster::{self, Cluster};
-use crate::http::{Answer, Call, json};
-use crate::limits::Limit;
+use crate::cluster::{self, ClusterState};
+use crate::http::{Answer, ApiCall, json};
+use crate::limits::ClientLimit;
 use hyper::StatusCode;
 use hyper::header::{CACHE_CONTROL, HeaderValue};
-use postrider_core::retry::Reason;
+use postrider_core::retry::GiveUpReason;
 use postrider_core::time::Timestamp;
 use postrider_engine::counters::{reasons, total};
 use postrider_engine::deliver::ProxyState;
@@ -28,7 +28,7 @@ const LOOK_PATIENCE: Duration = Duration::from_millis(300);
 
 /// The certificate of the https listener.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Certificate {
+pub struct ListenerCertificate {
     pub expires: Timestamp,
     /// Whether the server issued the certificate itself. Such a certificate is renewed at a start
     /// when it is about to expire.
@@ -37,20 +37,20 @@ pub struct Certificate {
 
 /// A problem for operators, with a code for programs.
 #[derive(Debug, PartialEq, Eq)]
-struct Notice {
+struct HealthNotice {
     code: &'static str,
     detail: String,
 }
 
-impl Notice {
-    fn new(code: &'static str, detail: impl Into<String>) -> Notice {
-        Notice {
+impl HealthNotice {
+    fn new(code: &'static str, detail: impl Into<String>) -> HealthNotice {
+        HealthNotice {
             code,
             detail: detail.into(),
         }
     }
 
-    fn shown(notices: &[Notice]) -> Value {
+    fn shown(notices: &[HealthNotice]) -> Value {
         let shown = notices
             .iter()
             .map(|one| json!({"code": one.code, "detail": one.detail}));
@@ -59,7 +59,7 @@ impl Notice {
 }
 
 /// `/healthz/live`: any answer shows that the process need not be restarted.
-pub fn live(call: &Call) -> Answer {
+pub fn live(call: &ApiCall) -> Answer {
     told(StatusCode::OK, &json!({"status": "live", "live": true}), call)
 }
 
@@ -67,19 +67,19 @@ pub fn live(call: &Call) -> Answer {
 const LOST_NAMED_MAX: usize = 1000;
 
 /// `/healthz/ready`: whether to send events to this server.
-pub fn ready(server: &Server, call: &Call) -> Answer {
+pub fn ready(server: &Server, call: &ApiCall) -> Answer {
     let cluster = server.cluster.as_ref().map(|view| view.now());
     let stopping = server.engine.is_stopping();
     let reasons = reasons_against(stopping, &server.engine.log().health(), cluster.as_ref());
     let body = json!({
         "status": status(&reasons),
         "ready": reasons.is_empty(),
-        "reasons": Notice::shown(&reasons),
+        "reasons": HealthNotice::shown(&reasons),
     });
     told(code(&reasons), &body, call)
 }
 
-fn told(code: StatusCode, body: &Value, call: &Call) -> Answer {
+fn told(code: StatusCode, body: &Value, call: &ApiCall) -> Answer {
     let mut answer = json(code, body.to_string(), &call.id);
     let headers = answer.headers_mut();
     headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
@@ -87,29 +87,33 @@ fn told(code: StatusCode, body: &Value, call: &Call) -> Answer {
 }
 
 /// Reasons why publish requests are refused.
-fn reasons_against(stopping: bool, store: &log::Health, cluster: Option<&Cluster>) -> Vec<Notice> {
+fn reasons_against(
+    stopping: bool,
+    store: &log::LogHealth,
+    cluster: Option<&ClusterState>,
+) -> Vec<HealthNotice> {
     let mut reasons = Vec::new();
     if stopping {
-        reasons.push(Notice::new("stopping", "the server is shutting down"));
+        reasons.push(HealthNotice::new("stopping", "the server is shutting down"));
     }
-    let of_cluster = cluster.map(cluster::reasons_against).unwrap_or_default();
+    let of_cluster = cluster.map(cluster::publish_refusal_reasons).unwrap_or_default();
     // A node of a cluster knows more exactly what keeps its log from being written.
     if let Some(refusing) = store.refusing.as_ref().filter(|_| of_cluster.is_empty()) {
-        reasons.push(Notice::new("logUnwritable", refusing));
+        reasons.push(HealthNotice::new("logUnwritable", refusing));
     }
     let of_cluster = of_cluster.into_iter();
-    reasons.extend(of_cluster.map(|(code, detail)| Notice::new(code, detail)));
+    reasons.extend(of_cluster.map(|(code, detail)| HealthNotice::new(code, detail)));
     reasons
 }
 
-fn status(reasons: &[Notice]) -> &'static str {
+fn status(reasons: &[HealthNotice]) -> &'static str {
     match reasons {
         [] => "ready",
         _ => "unavailable",
     }
 }
 
-fn code(reasons: &[Notice]) -> StatusCode {
+fn code(reasons: &[HealthNotice]) -> StatusCode {
     match reasons {
         [] => StatusCode::OK,
         _ => StatusCode::SERVICE_UNAVAILABLE,
@@ -117,43 +121,48 @@ fn code(reasons: &[Notice]) -> StatusCode {
 }
 
 /// Problems that do not prevent publishing but need attention.
-fn warnings(server: &Server, store: &log::Health, cluster: Option<&Cluster>, stuck: &[Value]) -> Vec<Notice> {
+fn warnings(
+    server: &Server,
+    store: &log::LogHealth,
+    cluster: Option<&ClusterState>,
+    stuck: &[Value],
+) -> Vec<HealthNotice> {
     let mut warnings = Vec::new();
     if store.corrupt_records > 0 {
         let count = store.corrupt_records;
         let detail =
             format!("{count} damaged or missing parts were found in the log; store.corrupt says where");
-        warnings.push(Notice::new("logDamaged", detail));
+        warnings.push(HealthNotice::new("logDamaged", detail));
     }
     if let Some(trouble) = &store.unrecorded {
         let detail = format!(
             "results of deliveries cannot be recorded, so retries and dead letters wait: {trouble}; look at the disk, and \
              at \"postrider restore\" if a file is damaged"
         );
-        warnings.push(Notice::new("stateUnwritable", detail));
+        warnings.push(HealthNotice::new("stateUnwritable", detail));
     }
     let of_cluster = cluster.map(cluster::warnings).unwrap_or_default();
     let of_cluster = of_cluster.into_iter();
-    warnings.extend(of_cluster.map(|(code, detail)| Notice::new(code, detail)));
-    if let Some((at, trouble)) = server.engine.catalogue_trouble() {
+    warnings.extend(of_cluster.map(|(code, detail)| HealthNotice::new(code, detail)));
+    if let Some((at, trouble)) = server.engine.catalog_trouble() {
         let detail = format!("topics and subscriptions could not be stored at {at}: {trouble}");
-        warnings.push(Notice::new("catalogue", detail));
+        warnings.push(HealthNotice::new("catalogue", detail));
     }
     if let Some((at, trouble)) = server.audit.as_ref().and_then(|audit| audit.status().trouble) {
         let detail = format!(
             "the audit log could not be written at {at}, so changes are refused until it can; events are still accepted: {trouble}"
         );
-        warnings.push(Notice::new("audit", detail));
+        warnings.push(HealthNotice::new("audit", detail));
     }
     if let Some(damage) = server.audit.as_ref().and_then(|audit| audit.status().damage) {
         let detail = format!(
             "lines of the audit log are missing or changed: {damage}; \"postrider audit verify\" names the place, and a backup \
              of audit/ has what is missing"
         );
-        warnings.push(Notice::new("auditDamaged", detail));
+        warnings.push(HealthNotice::new("auditDamaged", detail));
     }
     if let Some(trouble) = server.recordings.status().trouble {
-        warnings.push(Notice::new("recorder", trouble));
+        warnings.push(HealthNotice::new("recorder", trouble));
     }
     if let Some(proxy) = &server.proxy
         && let ProxyState {
@@ -163,7 +172,7 @@ fn warnings(server: &Server, store: &log::Health, cluster: Option<&Cluster>, stu
         } = proxy.state()
     {
         let detail = format!("since {since}: the proxy {} {reason}", proxy.address);
-        warnings.push(Notice::new("proxy", detail));
+        warnings.push(HealthNotice::new("proxy", detail));
     }
     for one in stuck.iter().take(STUCK_NAMED_MAX) {
         let text = |name: &str| one[name].as_str().unwrap_or_default();
@@ -171,18 +180,18 @@ fn warnings(server: &Server, store: &log::Health, cluster: Option<&Cluster>, stu
         let detail = format!(
             "subscription {subscription:?} of topic {topic:?}: dead letters cannot be written: {reason}"
         );
-        warnings.push(Notice::new("deadLetters", detail));
+        warnings.push(HealthNotice::new("deadLetters", detail));
     }
     if stuck.len() > STUCK_NAMED_MAX {
         let detail = format!("{} more subscriptions", stuck.len() - STUCK_NAMED_MAX);
-        warnings.push(Notice::new("deadLetters", detail));
+        warnings.push(HealthNotice::new("deadLetters", detail));
     }
     if let Some(at) = server.config.plain_http_exposed {
         let detail = format!(
             "http://{at} is not encrypted and others can reach it: whoever is on the way reads keys, tokens and events; \
              use https only (listen.http = \"off\"), or allow it by name with listen.allow_plain_http = true"
         );
-        warnings.push(Notice::new("plainHttp", detail));
+        warnings.push(HealthNotice::new("plainHttp", detail));
     }
     if let Some(certificate) = server.certificate {
         warnings.extend(ends_soon(certificate, server.wall.now()));
@@ -190,8 +199,8 @@ fn warnings(server: &Server, store: &log::Health, cluster: Option<&Cluster>, stu
     warnings
 }
 
-fn ends_soon(certificate: Certificate, now: Timestamp) -> Option<Notice> {
-    let Certificate { expires, ours } = certificate;
+fn ends_soon(certificate: ListenerCertificate, now: Timestamp) -> Option<HealthNotice> {
+    let ListenerCertificate { expires, ours } = certificate;
     if now + CERTIFICATE_ENDS_SOON < expires {
         return None;
     }
@@ -201,11 +210,11 @@ fn ends_soon(certificate: Certificate, now: Timestamp) -> Option<Notice> {
         false => "replace listen.cert_file and restart the server",
     };
     let detail = format!("the certificate of the https listener {verb} at {expires}; {todo}");
-    Some(Notice::new("certificate", detail))
+    Some(HealthNotice::new("certificate", detail))
 }
 
 /// The kind of the store, its size, and the durability that it guarantees.
-fn store(log: &log::Health, cluster: Option<&Cluster>) -> Value {
+fn store(log: &log::LogHealth, cluster: Option<&ClusterState>) -> Value {
     let mut shown = json!({
         "kind": "embedded",
         "segments": log.segments,
@@ -234,7 +243,7 @@ fn store(log: &log::Health, cluster: Option<&Cluster>) -> Value {
     shown
 }
 
-pub async fn answer(server: &Server, call: &Call) -> Answer {
+pub async fn answer(server: &Server, call: &ApiCall) -> Answer {
     let cluster = cluster::look(server, LOOK_PATIENCE).await;
     let cluster = cluster.as_ref();
     let log = server.engine.log().health();
@@ -254,8 +263,8 @@ pub async fn answer(server: &Server, call: &Call) -> Answer {
         "status": status(&against),
         "live": true,
         "ready": against.is_empty(),
-        "reasons": Notice::shown(&against),
-        "warnings": Notice::shown(&warnings),
+        "reasons": HealthNotice::shown(&against),
+        "warnings": HealthNotice::shown(&warnings),
         "version": server.config.version,
         "profile": server.config.profile,
         "store": store(&log, cluster),
@@ -284,7 +293,7 @@ pub async fn answer(server: &Server, call: &Call) -> Answer {
         "connections": server.connections.count(),
         "connectionsMax": server.connections.max(),
     });
-    for limit in Limit::ALL {
+    for limit in ClientLimit::ALL {
         clients[limit.member()] = json!(server.client_limits.count(limit));
     }
     body["clients"] = clients;
@@ -294,7 +303,7 @@ pub async fn answer(server: &Server, call: &Call) -> Answer {
         "noticesFailed": handshakes.notices_failed(),
     });
     if log.corrupt_deliveries > 0 {
-        body["deliveries"]["dropped"][Reason::Corrupt.name()] = json!(log.corrupt_deliveries);
+        body["deliveries"]["dropped"][GiveUpReason::Corrupt.name()] = json!(log.corrupt_deliveries);
     }
     if let Some(proxy) = &server.proxy {
         let state = proxy.state();
@@ -359,7 +368,7 @@ fn lost(server: &Server, lost: &[log::LostEvents]) -> Value {
 fn dead_letters(server: &Server) -> Value {
     let engine = &server.engine;
     let counters = &engine.dispatcher.counters;
-    let waiting = engine.log().letters_waiting();
+    let waiting = engine.log().pending_dead_letters();
     let trouble = waiting.iter().filter_map(|letters| {
         let reason = engine.dead_letters.trouble(letters.of)?;
         let subscription = engine.directory.subscription_by_id(letters.of)?;
@@ -381,15 +390,15 @@ mod tests {
 
     #[test]
     fn every_reason_is_named() {
-        let full = log::Health {
+        let full = log::LogHealth {
             refusing: Some("the disk is full".into()),
-            ..log::Health::default()
+            ..log::LogHealth::default()
         };
-        let codes = |stopping: bool, store: &log::Health| -> Vec<&str> {
+        let codes = |stopping: bool, store: &log::LogHealth| -> Vec<&str> {
             let reasons = reasons_against(stopping, store, None);
             reasons.iter().map(|one| one.code).collect()
         };
-        assert_eq!(codes(false, &log::Health::default()), [""; 0]);
+        assert_eq!(codes(false, &log::LogHealth::default()), [""; 0]);
         assert_eq!(codes(false, &full), ["logUnwritable"]);
         assert_eq!(codes(true, &full), ["stopping", "logUnwritable"]);
         let reasons = reasons_against(true, &full, None);
@@ -405,7 +414,7 @@ mod tests {
         const DAY: Duration = Duration::from_secs(24 * 60 * 60);
         let expires = Timestamp::from_secs(1_900_000_000);
         let detail = |ours: bool, now: Timestamp| {
-            ends_soon(Certificate { expires, ours }, now).map(|notice| notice.detail)
+            ends_soon(ListenerCertificate { expires, ours }, now).map(|notice| notice.detail)
         };
         assert_eq!(detail(true, expires - 31 * DAY), None);
         let soon = detail(true, expires - 29 * DAY).unwrap();

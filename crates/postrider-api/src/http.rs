@@ -5,10 +5,10 @@ mod tests;
 
 use crate::Server;
 use crate::access::Caller;
-use crate::bodies::{BodyCharge, BodyRoom};
-use crate::connections::{ClientStream, Connection, UnderWay, client_network};
-use crate::limits::{ClientLimits, Limit};
-use crate::own_address::Ends;
+use crate::body_memory::{BodyCharge, BodyMemory};
+use crate::connections::{ClientStream, RequestGuard, ServedConnection, client_network};
+use crate::limits::{ClientLimit, ClientLimits};
+use crate::own_address::ConnectionEnds;
 use crate::scheme_mismatch::{self, FirstByte};
 use bytes::{Bytes, BytesMut};
 use http_body_util::{BodyExt, Full};
@@ -62,19 +62,19 @@ pub(crate) const UNWANTED_BYTES_MAX: usize = 16 << 20;
 pub(crate) const UNWANTED_TIMEOUT: Duration = Duration::from_secs(5);
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-ms-request-id");
 
-pub type Answer = Response<Content>;
+pub type Answer = Response<ResponseContent>;
 
 /// Body of an answer.
-pub enum Content {
+pub enum ResponseContent {
     /// All of it at once.
     Whole(Full<Bytes>),
     /// Piece by piece, until the sender closes the channel.
-    Going(mpsc::Receiver<Bytes>),
+    Channel(mpsc::Receiver<Bytes>),
     /// Piece by piece, each rendered when the connection can take it.
     Pieces(Box<dyn Iterator<Item = Bytes> + Send>),
 }
 
-impl Body for Content {
+impl Body for ResponseContent {
     type Data = Bytes;
     type Error = Infallible;
 
@@ -83,37 +83,37 @@ impl Body for Content {
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
         match self.get_mut() {
-            Content::Whole(body) => Pin::new(body).poll_frame(context),
-            Content::Going(pieces) => pieces
+            ResponseContent::Whole(body) => Pin::new(body).poll_frame(context),
+            ResponseContent::Channel(pieces) => pieces
                 .poll_recv(context)
                 .map(|piece| piece.map(|piece| Ok(Frame::data(piece)))),
-            Content::Pieces(pieces) => Poll::Ready(pieces.next().map(|piece| Ok(Frame::data(piece)))),
+            ResponseContent::Pieces(pieces) => Poll::Ready(pieces.next().map(|piece| Ok(Frame::data(piece)))),
         }
     }
 
     fn is_end_stream(&self) -> bool {
         match self {
-            Content::Whole(body) => body.is_end_stream(),
-            Content::Going(_) | Content::Pieces(_) => false,
+            ResponseContent::Whole(body) => body.is_end_stream(),
+            ResponseContent::Channel(_) | ResponseContent::Pieces(_) => false,
         }
     }
 
     fn size_hint(&self) -> SizeHint {
         match self {
-            Content::Whole(body) => body.size_hint(),
-            Content::Going(_) | Content::Pieces(_) => SizeHint::default(),
+            ResponseContent::Whole(body) => body.size_hint(),
+            ResponseContent::Channel(_) | ResponseContent::Pieces(_) => SizeHint::default(),
         }
     }
 }
 
 /// The content of a response with the guard of its request, which is under way until the content
 /// has been taken.
-struct Served {
-    content: Content,
-    _under_way: UnderWay,
+struct ServedBody {
+    content: ResponseContent,
+    _under_way: RequestGuard,
 }
 
-impl Body for Served {
+impl Body for ServedBody {
     type Data = Bytes;
     type Error = Infallible;
 
@@ -135,22 +135,27 @@ impl Body for Served {
 
 /// Protocol of a listener.
 #[derive(Clone)]
-pub enum Wire {
+pub enum ListenerProtocol {
     Plain,
     Tls(TlsAcceptor),
 }
 
-impl Wire {
+impl ListenerProtocol {
     pub(crate) fn scheme(&self) -> &'static str {
         match self {
-            Wire::Plain => "http",
-            Wire::Tls(_) => "https",
+            ListenerProtocol::Plain => "http",
+            ListenerProtocol::Tls(_) => "https",
         }
     }
 }
 
 /// Serves one listener until `stop`, then lets requests under way finish. Returns when all have.
-pub async fn serve(server: Arc<Server>, listener: TcpListener, wire: Wire, stop: CancellationToken) {
+pub async fn serve(
+    server: Arc<Server>,
+    listener: TcpListener,
+    wire: ListenerProtocol,
+    stop: CancellationToken,
+) {
     let tasks = TaskTracker::new();
     let mut troubled = false;
     loop {
@@ -183,7 +188,7 @@ pub async fn serve(server: Arc<Server>, listener: TcpListener, wire: Wire, stop:
         };
         troubled = false;
         let Some(place) = server.connections.admit(peer, &server.client_limits) else {
-            if matches!(wire, Wire::Plain) {
+            if matches!(wire, ListenerProtocol::Plain) {
                 // If this cannot be sent at once, the client sees a reset.
                 let _ = stream.try_write(NO_ROOM);
             }
@@ -192,10 +197,10 @@ pub async fn serve(server: Arc<Server>, listener: TcpListener, wire: Wire, stop:
         // Failing to disable Nagle's algorithm only costs time.
         let _ = stream.set_nodelay(true);
         let Ok(local) = stream.local_addr() else { continue };
-        let ends = Ends { peer, local };
+        let ends = ConnectionEnds { peer, local };
         let (server, wire, stop) = (server.clone(), wire.clone(), stop.clone());
         tasks.spawn(async move {
-            let origin = Origin {
+            let origin = ConnectionOrigin {
                 scheme: wire.scheme(),
                 ends,
                 connection: place.connection.clone(),
@@ -212,8 +217,8 @@ pub async fn serve(server: Arc<Server>, listener: TcpListener, wire: Wire, stop:
                 }
                 let stream = ClientStream::new(stream, peer, place.connection.clone(), limits);
                 match wire {
-                    Wire::Plain => connection(server, stream, origin, stop).await,
-                    Wire::Tls(acceptor) => {
+                    ListenerProtocol::Plain => connection(server, stream, origin, stop).await,
+                    ListenerProtocol::Tls(acceptor) => {
                         if let Ok(Ok(stream)) = timeout(HEAD_TIMEOUT, acceptor.accept(stream)).await {
                             connection(server, stream, origin, stop).await;
                         }
@@ -235,25 +240,29 @@ pub async fn serve(server: Arc<Server>, listener: TcpListener, wire: Wire, stop:
 
 /// Facts about a connection that its requests need.
 #[derive(Clone)]
-pub(crate) struct Origin {
+pub(crate) struct ConnectionOrigin {
     pub scheme: &'static str,
-    pub ends: Ends,
-    pub connection: Arc<Connection>,
+    pub ends: ConnectionEnds,
+    pub connection: Arc<ServedConnection>,
 }
 
 #[cfg(test)]
-impl Origin {
-    pub fn test(ends: Ends) -> Origin {
-        Origin {
+impl ConnectionOrigin {
+    pub fn test(ends: ConnectionEnds) -> ConnectionOrigin {
+        ConnectionOrigin {
             scheme: "https",
             ends,
-            connection: Arc::new(Connection::new()),
+            connection: Arc::new(ServedConnection::new()),
         }
     }
 }
 
-pub(crate) async fn connection<S>(server: Arc<Server>, stream: S, origin: Origin, stop: CancellationToken)
-where
+pub(crate) async fn connection<S>(
+    server: Arc<Server>,
+    stream: S,
+    origin: ConnectionOrigin,
+    stop: CancellationToken,
+) where
     S: tokio::io::AsyncRead + tokio::io::AsyncWrite + Unpin + Send + 'static,
 {
     let service = service_fn(|request| {
@@ -261,7 +270,7 @@ where
         async move {
             let under_way = origin.connection.begin_request();
             let answer = answer(&server, request, origin).await;
-            Ok::<_, Infallible>(answer.map(|content| Served {
+            Ok::<_, Infallible>(answer.map(|content| ServedBody {
                 content,
                 _under_way: under_way,
             }))
@@ -284,7 +293,7 @@ where
 }
 
 /// A request, with its head parsed as far as all APIs need it.
-pub struct Call {
+pub struct ApiCall {
     pub method: Method,
     pub scheme: &'static str,
     /// The peer of the connection: the client, or a proxy in front of the server.
@@ -295,7 +304,7 @@ pub struct Call {
     pub headers: hyper::HeaderMap,
     pub body: Incoming,
     pub id: String,
-    pub(crate) connection: Arc<Connection>,
+    pub(crate) connection: Arc<ServedConnection>,
     pub(crate) limits: Arc<ClientLimits>,
     /// The client whose credential was valid.
     pub(crate) principal: OnceLock<String>,
@@ -306,10 +315,10 @@ pub struct Call {
     /// Seconds for `Retry-After` if the answer is 429. Zero leaves the answer's own value.
     pub retry_after_secs: AtomicU64,
     /// Facts for the audit log.
-    pub notes: crate::audit::Notes,
+    pub notes: crate::audit::AuditNotes,
 }
 
-impl Call {
+impl ApiCall {
     /// Notes the authenticated client, so that its bodies are charged to its own share of memory.
     pub(crate) fn identified(&self, caller: Caller) -> Caller {
         let _ = self.principal.set(caller.id.clone());
@@ -346,7 +355,7 @@ impl Call {
     }
 
     /// Reads the whole body; none if it is longer than `max`.
-    pub async fn read_body(&mut self, max: usize) -> Result<Option<Bytes>, CutShort> {
+    pub async fn read_body(&mut self, max: usize) -> Result<Option<Bytes>, BodyReadError> {
         let _waiting = self.connection.begin_body();
         let mut charge = match self.charge.take() {
             Some(charge) => charge,
@@ -354,14 +363,14 @@ impl Call {
         };
         let reading = read_body(&mut self.body, max, &self.connection, &self.limits, &mut charge);
         let read = timeout(BODY_TIMEOUT, reading).await;
-        let read = read.unwrap_or(Err(CutShort::TooSlow(BODY_TIMEOUT)));
+        let read = read.unwrap_or(Err(BodyReadError::TooSlow(BODY_TIMEOUT)));
         self.charge = Some(charge);
         if let Err(cut) = &read {
             self.is_cut = true;
             match cut {
-                CutShort::Broken => {}
-                CutShort::TooSlow(_) => self.limits.report(Limit::BodyStall, self.peer),
-                CutShort::NoRoom => self.limits.report(Limit::BodyRoom, self.peer),
+                BodyReadError::Broken => {}
+                BodyReadError::TooSlow(_) => self.limits.report(ClientLimit::BodyStall, self.peer),
+                BodyReadError::NoRoom => self.limits.report(ClientLimit::BodyRoom, self.peer),
             }
         }
         read
@@ -370,7 +379,7 @@ impl Call {
     /// Strangers together get no more than two thirds of the room; clients with a credential have shares of
     /// their own. A login always fits.
     fn management_charge(&self) -> BodyCharge {
-        let room: &Arc<BodyRoom> = &self.limits.management_bodies;
+        let room: &Arc<BodyMemory> = &self.limits.management_bodies;
         let principal = self.principal.get();
         let shares = room.shares(principal.is_some(), principal, client_network(self.peer));
         BodyCharge::new(room.clone(), shares, SMALL_BODY_BYTES)
@@ -399,7 +408,7 @@ impl Call {
 }
 
 /// Runs a long computation while the other tasks of the worker thread continue elsewhere.
-pub fn off_worker<T>(compute: impl FnOnce() -> T) -> T {
+pub fn compute_off_worker<T>(compute: impl FnOnce() -> T) -> T {
     match Handle::current().runtime_flavor() {
         RuntimeFlavor::MultiThread => tokio::task::block_in_place(compute),
         // Single-threaded tests have no other thread to move tasks to.
@@ -409,7 +418,7 @@ pub fn off_worker<T>(compute: impl FnOnce() -> T) -> T {
 
 /// Why a body was not read to its end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum CutShort {
+pub enum BodyReadError {
     /// The connection broke.
     Broken,
     /// Too few bytes arrived within this time.
@@ -418,23 +427,25 @@ pub enum CutShort {
     NoRoom,
 }
 
-impl CutShort {
+impl BodyReadError {
     pub fn status(self) -> u16 {
         match self {
-            CutShort::Broken => 400,
-            CutShort::TooSlow(_) => 408,
-            CutShort::NoRoom => 429,
+            BodyReadError::Broken => 400,
+            BodyReadError::TooSlow(_) => 408,
+            BodyReadError::NoRoom => 429,
         }
     }
 
     /// Message for the client, without a full stop.
     pub fn reason(self) -> String {
         match self {
-            CutShort::Broken => "the body was cut short".to_owned(),
-            CutShort::TooSlow(time) => {
+            BodyReadError::Broken => "the body was cut short".to_owned(),
+            BodyReadError::TooSlow(time) => {
                 format!("the body did not keep coming: too little of it arrived within {time:?}")
             }
-            CutShort::NoRoom => "too many bodies of this client are under way; try again later".to_owned(),
+            BodyReadError::NoRoom => {
+                "too many bodies of this client are under way; try again later".to_owned()
+            }
         }
     }
 }
@@ -442,10 +453,10 @@ impl CutShort {
 async fn read_body(
     body: &mut Incoming,
     max: usize,
-    connection: &Connection,
+    connection: &ServedConnection,
     limits: &ClientLimits,
     charge: &mut BodyCharge,
-) -> Result<Option<Bytes>, CutShort> {
+) -> Result<Option<Bytes>, BodyReadError> {
     let stall_max = limits.body_stall_max;
     let hint = body.size_hint();
     if hint.lower() > max as u64 {
@@ -456,9 +467,9 @@ async fn read_body(
     let (mut until, mut came) = (Instant::now() + stall_max, 0);
     loop {
         let frame = match timeout_at(until, body.frame()).await {
-            Ok(Some(frame)) => frame.map_err(|_| CutShort::Broken)?,
+            Ok(Some(frame)) => frame.map_err(|_| BodyReadError::Broken)?,
             Ok(None) => break,
-            Err(_) => return Err(CutShort::TooSlow(stall_max)),
+            Err(_) => return Err(BodyReadError::TooSlow(stall_max)),
         };
         let Ok(data) = frame.into_data() else {
             continue;
@@ -473,7 +484,7 @@ async fn read_body(
             return Ok(None);
         }
         if !charge.grow(data.len()) {
-            return Err(CutShort::NoRoom);
+            return Err(BodyReadError::NoRoom);
         }
         if let Some(all) = &mut all {
             all.extend_from_slice(&data);
@@ -492,9 +503,9 @@ async fn read_body(
 }
 
 /// Answers a request.
-async fn answer(server: &Arc<Server>, request: Request<Incoming>, origin: Origin) -> Answer {
+async fn answer(server: &Arc<Server>, request: Request<Incoming>, origin: ConnectionOrigin) -> Answer {
     let (head, body) = request.into_parts();
-    let call = Call {
+    let call = ApiCall {
         method: head.method,
         scheme: origin.scheme,
         peer: origin.ends.peer,
@@ -509,7 +520,7 @@ async fn answer(server: &Arc<Server>, request: Request<Incoming>, origin: Origin
         charge: None,
         is_cut: false,
         retry_after_secs: AtomicU64::new(0),
-        notes: crate::audit::Notes::default(),
+        notes: crate::audit::AuditNotes::default(),
     };
     if call.headers.get_all(HOST).iter().count() > 1 {
         return finished(server, &call, bad_host(&call));
@@ -517,7 +528,7 @@ async fn answer(server: &Arc<Server>, request: Request<Incoming>, origin: Origin
     server.prepare(&call).await;
     let alone = {
         let path = call.uri.path();
-        crate::audit::goes_on_alone(server, &call, path, &Segments::of(path))
+        crate::audit::runs_to_completion(server, &call, path, &PathSegments::of(path))
     };
     if !alone {
         return recorded(server, call).await;
@@ -532,9 +543,9 @@ async fn answer(server: &Arc<Server>, request: Request<Incoming>, origin: Origin
     }
 }
 
-async fn recorded(server: &Arc<Server>, mut call: Call) -> Answer {
+async fn recorded(server: &Arc<Server>, mut call: ApiCall) -> Answer {
     let path = call.uri.path().to_owned();
-    let mut answer = crate::audit::answer(server, &mut call, &path, &Segments::of(&path)).await;
+    let mut answer = crate::audit::answer(server, &mut call, &path, &PathSegments::of(&path)).await;
     if !answer.status().is_success() {
         call.discard_body().await;
     }
@@ -546,7 +557,7 @@ async fn recorded(server: &Arc<Server>, mut call: Call) -> Answer {
 }
 
 /// Adds the headers that the answers of every API have.
-fn finished(server: &Server, call: &Call, mut answer: Answer) -> Answer {
+fn finished(server: &Server, call: &ApiCall, mut answer: Answer) -> Answer {
     let https = crate::sessions::is_https(server, call);
     let too_many = answer.status() == StatusCode::TOO_MANY_REQUESTS;
     let headers = answer.headers_mut();
@@ -577,7 +588,7 @@ fn transport_security(host: &str) -> &'static str {
 }
 
 /// Refuses several `Host` headers: two parties on the way could each act on a different one.
-fn bad_host(call: &Call) -> Answer {
+fn bad_host(call: &ApiCall) -> Answer {
     let error =
         serde_json::json!({"code": "BadRequest", "message": "The request has more than one Host header."});
     let body = serde_json::json!({"error": error}).to_string();
@@ -585,11 +596,11 @@ fn bad_host(call: &Call) -> Answer {
 }
 
 /// Dispatches a request to the API of its path.
-pub(crate) async fn road(
+pub(crate) async fn route_to_api(
     server: &Arc<Server>,
-    call: &mut Call,
+    call: &mut ApiCall,
     path: &str,
-    segments: &Segments<'_>,
+    segments: &PathSegments<'_>,
 ) -> Answer {
     let is = |at: usize, word: &str| segments.get(at).eq_ignore_ascii_case(word);
     match segments.count() {
@@ -610,7 +621,7 @@ pub(crate) async fn road(
         1 if is(0, "metrics") => crate::metrics::answer(server, call).await,
         _ if is(0, "portal") => crate::portal::answer(server, call).await,
         _ if is(0, "docs") => crate::docs::answer(server, call),
-        _ if is(0, "postrider") => crate::ours::answer(server, call, segments).await,
+        _ if is(0, "postrider") => crate::own_api::answer(server, call, segments).await,
         // An endpoint with another end, as publishers of the cloud are refused; the edge API has no such request.
         count @ 2..=4
             if call.method == Method::POST
@@ -629,7 +640,7 @@ pub(crate) async fn road(
 
 /// Redirects a browser that was given only host and port to the portal. The location is relative,
 /// since a proxy may have another name.
-fn to_portal(call: &Call) -> Answer {
+fn to_portal(call: &ApiCall) -> Answer {
     let mut answer = empty(StatusCode::SEE_OTHER, &call.id);
     let portal = HeaderValue::from_static("/portal");
     answer.headers_mut().insert(LOCATION, portal);
@@ -637,18 +648,18 @@ fn to_portal(call: &Call) -> Answer {
 }
 
 /// The non-empty segments of a path.
-pub struct Segments<'a> {
-    parts: [&'a str; Segments::MAX],
+pub struct PathSegments<'a> {
+    parts: [&'a str; PathSegments::MAX],
     /// May be greater than `MAX`: no route is that long.
     len: usize,
 }
 
-impl<'a> Segments<'a> {
+impl<'a> PathSegments<'a> {
     pub(crate) const MAX: usize = 6;
 
-    pub fn of(path: &'a str) -> Segments<'a> {
-        let mut segments = Segments {
-            parts: [""; Segments::MAX],
+    pub fn of(path: &'a str) -> PathSegments<'a> {
+        let mut segments = PathSegments {
+            parts: [""; PathSegments::MAX],
             len: 0,
         };
         for part in path.split('/').filter(|part| !part.is_empty()) {
@@ -677,14 +688,14 @@ pub fn decoded(segment: &str) -> Cow<'_, str> {
 
 pub fn json(status: StatusCode, body: impl Into<Bytes>, id: &str) -> Answer {
     let mut response = empty(status, id);
-    *response.body_mut() = Content::Whole(Full::new(body.into()));
+    *response.body_mut() = ResponseContent::Whole(Full::new(body.into()));
     let content_type = HeaderValue::from_static("application/json; charset=utf-8");
     response.headers_mut().insert(CONTENT_TYPE, content_type);
     response
 }
 
 pub fn empty(status: StatusCode, id: &str) -> Answer {
-    let mut response = Response::new(Content::Whole(Full::default()));
+    let mut response = Response::new(ResponseContent::Whole(Full::default()));
     *response.status_mut() = status;
     if let Ok(id) = HeaderValue::from_str(id) {
         response.headers_mut().insert(REQUEST_ID, id);

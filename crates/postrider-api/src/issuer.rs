@@ -1,6 +1,6 @@
 //! An external issuer of tokens (OpenID Connect), whose keys are fetched on demand.
 
-use crate::access::{Caller, LEEWAY, NoAccess, Role};
+use crate::access::{AccessRefusal, Caller, LEEWAY, Role};
 use async_trait::async_trait;
 use bytes::Bytes;
 use postrider_core::time::Timestamp;
@@ -21,14 +21,14 @@ const CLIENT_CLAIMS: [&str; 4] = ["azp", "appid", "client_id", "sub"];
 
 /// Fetches documents over HTTP.
 #[async_trait]
-pub trait Fetch: Send + Sync {
+pub trait HttpFetch: Send + Sync {
     /// The body of a 200. Anything else is an error message for people.
     async fn get(&self, url: &str) -> Result<Bytes, String>;
 }
 
 /// Configuration of an external issuer: which tokens are trusted, and for what.
 #[derive(Clone, Debug)]
-pub struct Trust {
+pub struct IssuerConfig {
     pub issuer: String,
     pub audience: String,
     /// None: taken from the issuer's discovery document.
@@ -40,28 +40,28 @@ pub struct Trust {
     pub roles: BTreeMap<String, Role>,
 }
 
-pub struct Issuer {
-    trust: Trust,
-    fetch: Arc<dyn Fetch>,
-    known: RwLock<Known>,
+pub struct TokenIssuer {
+    trust: IssuerConfig,
+    fetch: Arc<dyn HttpFetch>,
+    known: RwLock<IssuerKeys>,
     /// Time of the last query. The lock is held by the task that queries the issuer.
     asking: Arc<tokio::sync::Mutex<Option<Timestamp>>>,
-    /// Fetches of keys, one at a time, each bounded by the timeout of [`Fetch`]. Nothing is lost if
+    /// Fetches of keys, one at a time, each bounded by the timeout of [`HttpFetch`]. Nothing is lost if
     /// the process ends before one does.
     fetches: TaskTracker,
 }
 
 #[derive(Clone, Default)]
-struct Known {
+struct IssuerKeys {
     keys: Arc<KeySet>,
     since: Option<Timestamp>,
     /// Why the last fetch failed.
     trouble: Option<String>,
 }
 
-impl Issuer {
-    pub fn new(trust: Trust, fetch: Arc<dyn Fetch>) -> Arc<Issuer> {
-        Arc::new(Issuer {
+impl TokenIssuer {
+    pub fn new(trust: IssuerConfig, fetch: Arc<dyn HttpFetch>) -> Arc<TokenIssuer> {
+        Arc::new(TokenIssuer {
             trust,
             fetch,
             known: RwLock::default(),
@@ -75,7 +75,7 @@ impl Issuer {
         token.claim("iss") == Some(&self.trust.issuer)
     }
 
-    fn known(&self) -> Known {
+    fn known(&self) -> IssuerKeys {
         self.known
             .read()
             .expect("nothing panics while it is held")
@@ -84,7 +84,7 @@ impl Issuer {
 
     /// Fetches keys if the token's key is unknown, or if the known keys are old.
     pub async fn prepare(self: &Arc<Self>, token: &Token<'_>, now: Timestamp) {
-        let wanting = |known: &Known| !known.keys.knows(token.key_id.as_deref());
+        let wanting = |known: &IssuerKeys| !known.keys.knows(token.key_id.as_deref());
         let known = self.known();
         let aged = known.since.is_none_or(|since| now.since(since) >= KEYS_LAST);
         let mut asked = if wanting(&known) {
@@ -120,7 +120,7 @@ impl Issuer {
         let mut known = self.known.write().expect("nothing panics while it is held");
         match fetched {
             Ok(keys) => {
-                *known = Known {
+                *known = IssuerKeys {
                     keys: Arc::new(keys),
                     since: Some(now),
                     trouble: None,
@@ -168,7 +168,7 @@ impl Issuer {
     }
 
     /// Verifies a token with the keys that are known.
-    pub fn caller(&self, token: &Token<'_>, now: Timestamp) -> Result<Caller, NoAccess> {
+    pub fn caller(&self, token: &Token<'_>, now: Timestamp) -> Result<Caller, AccessRefusal> {
         let known = self.known();
         if !known.keys.has_signed(token) {
             let reason = match (known.keys.knows(token.key_id.as_deref()), known.trouble) {
@@ -176,21 +176,21 @@ impl Issuer {
                 (false, Some(_)) => "the keys of the token's issuer cannot be fetched",
                 (false, None) => "the bearer token is signed with a key that its issuer does not publish",
             };
-            return Err(NoAccess::unknown(reason));
+            return Err(AccessRefusal::unknown(reason));
         }
-        token.check_time(now, LEEWAY).map_err(NoAccess::unknown)?;
+        token.check_time(now, LEEWAY).map_err(AccessRefusal::unknown)?;
         let audience = &self.trust.audience;
         if !token.is_for(audience) {
             let reason = format!("the bearer token was made for another audience than {audience:?}");
-            return Err(NoAccess::unknown(reason));
+            return Err(AccessRefusal::unknown(reason));
         }
         self.trust.caller(&token.claims)
     }
 }
 
-impl Trust {
+impl IssuerConfig {
     /// The caller that the claims of a verified token name.
-    fn caller(&self, claims: &Value) -> Result<Caller, NoAccess> {
+    fn caller(&self, claims: &Value) -> Result<Caller, AccessRefusal> {
         let named = |claim: &str| found(claims, claim)?.as_str().filter(|id| !id.is_empty());
         let id = match &self.client_claim {
             Some(claim) => named(claim),
@@ -198,7 +198,7 @@ impl Trust {
         };
         let Some(id) = id else {
             let claim = self.client_claim.as_deref().unwrap_or("azp or sub");
-            return Err(NoAccess::unknown(format!(
+            return Err(AccessRefusal::unknown(format!(
                 "the bearer token has no claim {claim} to name its client"
             )));
         };
@@ -258,12 +258,12 @@ mod tests {
     const KEYS: &str = "https://login.example/keys";
 
     #[derive(Default)]
-    struct Pages {
+    struct FakeIssuerPages {
         pages: Mutex<HashMap<String, String>>,
         asked: Mutex<Vec<String>>,
     }
 
-    impl Pages {
+    impl FakeIssuerPages {
         fn put(&self, url: &str, page: Value) {
             let mut pages = self.pages.lock().unwrap();
             pages.insert(url.into(), page.to_string());
@@ -275,7 +275,7 @@ mod tests {
     }
 
     #[async_trait]
-    impl Fetch for Pages {
+    impl HttpFetch for FakeIssuerPages {
         async fn get(&self, url: &str) -> Result<Bytes, String> {
             self.asked.lock().unwrap().push(url.into());
             // Like a real fetch, needs more than one poll.
@@ -286,8 +286,8 @@ mod tests {
         }
     }
 
-    fn trust() -> Trust {
-        Trust {
+    fn trust() -> IssuerConfig {
+        IssuerConfig {
             issuer: ISSUER.into(),
             audience: "api://grid".into(),
             jwks_url: None,
@@ -307,14 +307,14 @@ mod tests {
         claims
     }
 
-    fn issuer(keys: &SigningKey) -> (Arc<Pages>, Arc<Issuer>) {
-        let pages = Arc::new(Pages::default());
+    fn issuer(keys: &SigningKey) -> (Arc<FakeIssuerPages>, Arc<TokenIssuer>) {
+        let pages = Arc::new(FakeIssuerPages::default());
         pages.put(DISCOVERY, json!({"issuer": ISSUER, "jwks_uri": KEYS}));
         pages.put(KEYS, keys.key_set());
-        (pages.clone(), Issuer::new(trust(), pages))
+        (pages.clone(), TokenIssuer::new(trust(), pages))
     }
 
-    async fn judge(issuer: &Arc<Issuer>, text: &str, now: Timestamp) -> Result<Caller, String> {
+    async fn judge(issuer: &Arc<TokenIssuer>, text: &str, now: Timestamp) -> Result<Caller, String> {
         let token = Token::parse(text).unwrap();
         assert!(issuer.claims_to_have_made(&token));
         issuer.prepare(&token, now).await;
@@ -461,7 +461,7 @@ mod tests {
 
     #[test]
     fn roles_and_the_client_are_found_where_the_operator_says() {
-        let check = |trust: &Trust, claims: Value, id: &str, roles: &[Role]| {
+        let check = |trust: &IssuerConfig, claims: Value, id: &str, roles: &[Role]| {
             let caller = trust.caller(&claims).unwrap();
             assert_eq!((caller.id.as_str(), &*caller.roles), (id, roles), "{claims}");
         };
@@ -479,7 +479,7 @@ mod tests {
             &[Role::Owner],
         );
         check(&plain, json!({"sub": "s"}), "s", &[]);
-        let mapped = Trust {
+        let mapped = IssuerConfig {
             role_claim: "realm_access.roles".into(),
             client_claim: Some("email".into()),
             roles: BTreeMap::from([("grid-admin".into(), Role::Owner)]),

@@ -3,12 +3,12 @@
 pub mod http;
 mod connections;
 mod scheme_mismatch;
-mod bodies;
+mod body_memory;
 pub mod limits;
-mod places;
+mod stream_slots;
 pub mod audit;
 mod attempts;
-mod behind;
+mod catch_up;
 pub mod publish;
 mod publish_refusals;
 pub mod edge;
@@ -18,17 +18,17 @@ pub mod health;
 pub mod cluster;
 pub mod peers;
 mod metrics;
-pub mod ours;
+pub mod own_api;
 pub mod azure;
-mod control;
+mod subscription_control;
 mod dead_letters;
 mod docs;
 mod events;
 mod filters;
-mod filter_turns;
+mod filter_limiter;
 mod handshakes;
 pub mod listen;
-mod named;
+mod lookup;
 pub mod own_address;
 pub mod quotas;
 mod openapi;
@@ -43,7 +43,7 @@ pub mod logins;
 pub mod issuer;
 pub mod login;
 
-pub use metrics::Names as MetricNames;
+pub use metrics::MetricNameSets as MetricNames;
 pub use portal::LocalSignInPage;
 
 use async_trait::async_trait;
@@ -51,10 +51,10 @@ use postrider_audit::AuditLog;
 use postrider_core::ids::Secret;
 use postrider_core::time::{Clock, Timestamp};
 use postrider_engine::Engine;
-use postrider_engine::recorder::{Nothing, Recordings, SpanCounts};
+use postrider_engine::recorder::{NoRecorder, RecordingQueries, SpanCounts};
 use postrider_engine::virtual_time::VirtualTime;
 use postrider_wire::token::SigningKey;
-use postrider_wire::{publish::Limits, resources};
+use postrider_wire::{publish::PublishLimits, resources};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 use tokio_util::task::TaskTracker;
@@ -62,10 +62,10 @@ use tokio_util::task::TaskTracker;
 /// Configuration of the APIs.
 #[derive(Clone, Debug)]
 pub struct Config {
-    pub limits: Limits,
+    pub limits: PublishLimits,
     /// Limits on each client's share of common resources.
     pub client_bounds: limits::ClientBounds,
-    pub resource_limits: resources::Limits,
+    pub resource_limits: resources::ResourceLimits,
     pub edge: EdgeAccess,
     /// Host names by which this server is addressed. Other hosts are refused where no credential is
     /// required.
@@ -76,7 +76,7 @@ pub struct Config {
     pub tenant: String,
     pub resource_group: String,
     pub location: String,
-    pub clients: Vec<access::Client>,
+    pub clients: Vec<access::ConfiguredClient>,
     /// Signs tokens until it is replaced; the same after a restart.
     pub signing_key: SigningKey,
     /// The client whose tokens are given to any program on this machine; none disables such tokens.
@@ -131,7 +131,7 @@ pub struct RecordingBounds {
 
 /// Persists counters for the next start.
 #[async_trait]
-pub trait NumbersKeeper: Send + Sync {
+pub trait CounterPersistence: Send + Sync {
     async fn keep(&self);
 }
 
@@ -145,9 +145,9 @@ pub struct Server {
     /// Set while the engine runs on a clock that a test moves.
     pub virtual_time: Option<VirtualTime>,
     /// The external issuer whose tokens are accepted besides this server's own.
-    pub issuer: Option<Arc<issuer::Issuer>>,
+    pub issuer: Option<Arc<issuer::TokenIssuer>>,
     /// The flight recorder. Nothing is recorded unless one is set.
-    pub recordings: Arc<dyn Recordings>,
+    pub recordings: Arc<dyn RecordingQueries>,
     /// The audit log; none: nothing is audited.
     pub audit: Option<Arc<AuditLog>>,
     pub(crate) refusals: Mutex<audit::RefusalBudget>,
@@ -163,30 +163,30 @@ pub struct Server {
     pub proxy: Option<Arc<postrider_engine::deliver::ProxyHealth>>,
     /// Names on `/metrics` besides our own.
     pub metric_names: MetricNames,
-    pub(crate) shown: metrics::Shown,
+    pub(crate) shown: metrics::MonotonicCounters,
     /// The certificate of the https listener, to warn before it expires.
-    pub certificate: Option<health::Certificate>,
+    pub certificate: Option<health::ListenerCertificate>,
     /// The sign-in page for browsers on this machine; none: they get the general one.
     pub local_sign_in_page: Option<LocalSignInPage>,
     /// The listen sessions. None can be opened unless the engine's transport is this one.
-    pub listeners: Option<Arc<listen::Listeners>>,
+    pub listeners: Option<Arc<listen::ListenSessions>>,
     /// The default configuration with its comments, shown under `/docs`.
     pub configuration: &'static str,
     /// The cluster that this server is a node of; none for a single server.
     pub cluster: Option<Arc<dyn cluster::ClusterView>>,
     /// The nodes that peer requests go to, this one included; none if there are no others.
     pub peers: Option<Arc<dyn peers::Peers>>,
-    pub(crate) live: peers::live::Live,
+    pub(crate) live: peers::live::ClusterLiveStream,
     /// Persists counters for the next start; none: they are lost.
-    pub numbers: Option<Arc<dyn NumbersKeeper>>,
+    pub numbers: Option<Arc<dyn CounterPersistence>>,
     /// When this server started, by the machine's clock.
     pub(crate) started: Timestamp,
-    pub(crate) sessions: sessions::Sessions,
-    pub(crate) streams: stream::Streams,
+    pub(crate) sessions: sessions::PortalSessions,
+    pub(crate) streams: stream::OpenStreams,
     /// Which tokens and sessions are valid.
     pub(crate) access: access_state::AccessState,
     pub(crate) logins: logins::Logins,
-    logins_refused: login::LoginsRefused,
+    logins_refused: login::RefusedLoginCounter,
     pub(crate) publish_refusals: publish_refusals::PublishRefusals,
     /// Wrong credentials by the address that they came from.
     pub(crate) throttle: throttle::Throttle,
@@ -196,24 +196,24 @@ pub struct Server {
     pub(crate) client_limits: Arc<limits::ClientLimits>,
     pub(crate) connections: Arc<connections::Connections>,
     /// Pages of `/docs` that stay the same while the server runs.
-    pub(crate) pages: docs::Pages,
-    pub(crate) filter_turns: filter_turns::FilterTurns,
+    pub(crate) pages: docs::CachedDocPages,
+    pub(crate) filter_turns: filter_limiter::FilterLimiter,
     /// Locks of resources: each is changed by one request at a time, so that no two base their
     /// change on the same earlier state.
-    pub(crate) declaring: locks::Locks,
+    pub(crate) resource_locks: locks::KeyedLocks,
     pub(crate) quota_reservations: quotas::QuotaReservations,
 }
 
 impl Server {
     /// `request_base` makes this server's request ids differ from those of other servers.
     pub fn new(engine: Arc<Engine>, config: Config, wall: Arc<dyn Clock>, request_base: u64) -> Server {
-        engine.read_replays_with(Box::new(dead_letters::replay_request));
+        engine.set_replay_request_parser(Box::new(dead_letters::replay_request));
         let started = wall.now();
         let bounds = &config.client_bounds;
         let client_limits = Arc::new(limits::ClientLimits::new(bounds));
         let connections =
             connections::Connections::new(bounds.connections_max, bounds.connections_per_client_max);
-        let streams = stream::Streams::new(bounds);
+        let streams = stream::OpenStreams::new(bounds);
         let throttle = throttle::Throttle::new(config.throttle);
         let access = access_state::AccessState::new(&config.signing_key);
         Server {
@@ -222,7 +222,7 @@ impl Server {
             wall,
             virtual_time: None,
             issuer: None,
-            recordings: Arc::new(Nothing),
+            recordings: Arc::new(NoRecorder),
             audit: None,
             refusals: Mutex::default(),
             changing: TaskTracker::new(),
@@ -231,19 +231,19 @@ impl Server {
             ports: Vec::new(),
             recording_bounds: None,
             metric_names: MetricNames::default(),
-            shown: metrics::Shown::default(),
+            shown: metrics::MonotonicCounters::default(),
             certificate: None,
             local_sign_in_page: None,
             listeners: None,
             configuration: "",
             cluster: None,
             peers: None,
-            live: peers::live::Live::default(),
+            live: peers::live::ClusterLiveStream::default(),
             numbers: None,
             started,
-            sessions: sessions::Sessions::default(),
+            sessions: sessions::PortalSessions::default(),
             streams,
-            logins_refused: login::LoginsRefused::default(),
+            logins_refused: login::RefusedLoginCounter::default(),
             publish_refusals: publish_refusals::PublishRefusals::default(),
             throttle,
             access,
@@ -253,9 +253,9 @@ impl Server {
             publishing: AtomicUsize::new(0),
             client_limits,
             connections: Arc::new(connections),
-            pages: docs::Pages::default(),
-            filter_turns: filter_turns::FilterTurns::new(processors().div_ceil(2)),
-            declaring: locks::Locks::default(),
+            pages: docs::CachedDocPages::default(),
+            filter_turns: filter_limiter::FilterLimiter::new(processors().div_ceil(2)),
+            resource_locks: locks::KeyedLocks::default(),
             quota_reservations: quotas::QuotaReservations::default(),
         }
     }
@@ -277,8 +277,8 @@ impl Server {
     }
 
     /// Admits a publish request whose body has arrived; none if the limit is reached.
-    fn admit_publish(&self) -> Option<Publishing<'_>> {
-        let place = Publishing { server: self };
+    fn admit_publish(&self) -> Option<PublishSlot<'_>> {
+        let place = PublishSlot { server: self };
         let count = self.publishing.fetch_add(1, Relaxed) + 1;
         // Dropping the guard gives the slot back, here too.
         (count <= self.config.publishing_max).then_some(place)
@@ -290,11 +290,11 @@ fn processors() -> usize {
 }
 
 /// The slot of a publish request under way, given back on drop.
-struct Publishing<'a> {
+struct PublishSlot<'a> {
     server: &'a Server,
 }
 
-impl Drop for Publishing<'_> {
+impl Drop for PublishSlot<'_> {
     fn drop(&mut self) {
         self.server.publishing.fetch_sub(1, Relaxed);
     }

@@ -1,6 +1,6 @@
 //! Limits on what clients may use of common resources, and how often each limit was reached.
 
-use crate::bodies::BodyRoom;
+use crate::body_memory::BodyMemory;
 use std::net::IpAddr;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
@@ -48,7 +48,7 @@ impl Default for ClientBounds {
 
 /// A limit that a client reached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Limit {
+pub enum ClientLimit {
     /// A connection was refused.
     Connections,
     /// An idle connection was closed for another.
@@ -63,58 +63,58 @@ pub enum Limit {
     Streams,
 }
 
-impl Limit {
-    pub const ALL: [Limit; 6] = [
-        Limit::Connections,
-        Limit::IdleConnections,
-        Limit::ResponseStall,
-        Limit::BodyStall,
-        Limit::BodyRoom,
-        Limit::Streams,
+impl ClientLimit {
+    pub const ALL: [ClientLimit; 6] = [
+        ClientLimit::Connections,
+        ClientLimit::IdleConnections,
+        ClientLimit::ResponseStall,
+        ClientLimit::BodyStall,
+        ClientLimit::BodyRoom,
+        ClientLimit::Streams,
     ];
 
     /// Label in `/metrics`.
     pub fn name(self) -> &'static str {
         match self {
-            Limit::Connections => "connections",
-            Limit::IdleConnections => "idle_connections",
-            Limit::ResponseStall => "response_stall",
-            Limit::BodyStall => "body_stall",
-            Limit::BodyRoom => "body_room",
-            Limit::Streams => "streams",
+            ClientLimit::Connections => "connections",
+            ClientLimit::IdleConnections => "idle_connections",
+            ClientLimit::ResponseStall => "response_stall",
+            ClientLimit::BodyStall => "body_stall",
+            ClientLimit::BodyRoom => "body_room",
+            ClientLimit::Streams => "streams",
         }
     }
 
     /// Member in `/healthz`.
     pub fn member(self) -> &'static str {
         match self {
-            Limit::Connections => "connectionsRefused",
-            Limit::IdleConnections => "idleConnectionsClosed",
-            Limit::ResponseStall => "responsesCut",
-            Limit::BodyStall => "bodiesCut",
-            Limit::BodyRoom => "bodiesRefused",
-            Limit::Streams => "streamsRefused",
+            ClientLimit::Connections => "connectionsRefused",
+            ClientLimit::IdleConnections => "idleConnectionsClosed",
+            ClientLimit::ResponseStall => "responsesCut",
+            ClientLimit::BodyStall => "bodiesCut",
+            ClientLimit::BodyRoom => "bodiesRefused",
+            ClientLimit::Streams => "streamsRefused",
         }
     }
 
     fn message(self) -> &'static str {
         match self {
-            Limit::Connections => {
+            ClientLimit::Connections => {
                 "connection refused: too many are in use (limits.connections_max, limits.connections_per_address_max)"
             }
-            Limit::IdleConnections => {
+            ClientLimit::IdleConnections => {
                 "idle connection closed to make room for another (limits.connections_max, limits.connections_per_address_max)"
             }
-            Limit::ResponseStall => {
+            ClientLimit::ResponseStall => {
                 "connection closed: the client did not read its response (limits.response_stall_max)"
             }
-            Limit::BodyStall => {
+            ClientLimit::BodyStall => {
                 "request refused with 408: its body did not keep coming (limits.body_stall_max)"
             }
-            Limit::BodyRoom => {
+            ClientLimit::BodyRoom => {
                 "request refused: no room for its body beside those of other clients (publishes share limits.publish_body_bytes_max, all other requests 64 MB)"
             }
-            Limit::Streams => {
+            ClientLimit::Streams => {
                 "live stream refused: too many are being read (limits.streams_max, limits.streams_per_client_max)"
             }
         }
@@ -123,7 +123,7 @@ impl Limit {
 
 /// How often one limit was reached.
 #[derive(Default)]
-struct Reached {
+struct LimitCounter {
     count: AtomicU64,
     /// When the limit was last logged, and the count then.
     logged: Mutex<Option<(Instant, u64)>>,
@@ -132,11 +132,11 @@ struct Reached {
 pub struct ClientLimits {
     pub response_stall_max: Duration,
     pub body_stall_max: Duration,
-    pub(crate) publish_bodies: Arc<BodyRoom>,
-    pub(crate) management_bodies: Arc<BodyRoom>,
-    reached: [Reached; Limit::ALL.len()],
+    pub(crate) publish_bodies: Arc<BodyMemory>,
+    pub(crate) management_bodies: Arc<BodyMemory>,
+    reached: [LimitCounter; ClientLimit::ALL.len()],
     /// By the scheme of the listener: http, https.
-    scheme_mismatches: [Reached; 2],
+    scheme_mismatches: [LimitCounter; 2],
 }
 
 impl ClientLimits {
@@ -144,19 +144,19 @@ impl ClientLimits {
         ClientLimits {
             response_stall_max: bounds.response_stall_max,
             body_stall_max: bounds.body_stall_max,
-            publish_bodies: Arc::new(BodyRoom::new(bounds.publish_body_bytes_max)),
-            management_bodies: Arc::new(BodyRoom::new(MANAGEMENT_BODY_BYTES_MAX)),
+            publish_bodies: Arc::new(BodyMemory::new(bounds.publish_body_bytes_max)),
+            management_bodies: Arc::new(BodyMemory::new(MANAGEMENT_BODY_BYTES_MAX)),
             reached: Default::default(),
             scheme_mismatches: Default::default(),
         }
     }
 
-    pub fn count(&self, limit: Limit) -> u64 {
+    pub fn count(&self, limit: ClientLimit) -> u64 {
         self.reached[limit as usize].count.load(Relaxed)
     }
 
     /// Counts that a client has reached a limit, and logs it at most once in [`LOG_EVERY`].
-    pub fn report(&self, limit: Limit, address: IpAddr) {
+    pub fn report(&self, limit: ClientLimit, address: IpAddr) {
         let reached = &self.reached[limit as usize];
         let count = reached.count.fetch_add(1, Relaxed) + 1;
         let mut logged = reached.logged.lock().expect("no panic holds it");
@@ -209,7 +209,7 @@ mod tests {
 
     #[test]
     fn names_are_in_the_order_of_counters() {
-        for (at, limit) in Limit::ALL.into_iter().enumerate() {
+        for (at, limit) in ClientLimit::ALL.into_iter().enumerate() {
             assert_eq!(limit as usize, at);
         }
     }

@@ -2,33 +2,35 @@
 //! stays connected.
 //!
 //! The subscription is like any other, to a webhook whose host is a reserved name. Requests to that
-//! host never reach a network: [`Listeners`] writes them to the stream that the client reads, and
+//! host never reach a network: [`ListenSessions`] writes them to the stream that the client reads, and
 //! the answer that the client posts becomes the webhook's answer.
 
-mod asked;
-pub(crate) mod elsewhere;
+mod messages;
+pub(crate) mod remote;
 #[cfg(test)]
 mod tests;
 
 use crate::Server;
-use crate::access::{Caller, LastingCredential};
-use crate::http::{Answer, Call, Content, empty};
-use crate::limits::Limit;
+use crate::access::{Caller, StreamCredential};
+use crate::http::{Answer, ApiCall, ResponseContent, empty};
+use crate::limits::ClientLimit;
 use crate::locks;
-use crate::ours::{Problem, read_bytes};
+use crate::own_api::{Problem, read_bytes};
 use crate::peers::Peers;
-use crate::places::{self, Bounds, Holder, Places};
 use crate::stream;
-use asked::Asked;
+use crate::stream_slots::{self, StreamSlotHolder, StreamSlotLimits, StreamSlots};
 use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD;
 use bytes::{BufMut, Bytes, BytesMut};
 use hyper::header::HeaderMap;
 use hyper::{Method, StatusCode};
+use messages::ListenRequest;
 use postrider_core::subscription::{Destination, Subscription};
 use postrider_core::time::Timestamp;
-use postrider_engine::deliver::{Failure, FailureKind, Reply, Request, Timings, Transport};
-use postrider_wire::resources::validate::Url;
+use postrider_engine::deliver::{
+    AttemptTimings, DeliveryReply, DeliveryRequest, DeliveryTransport, TransportFailure, TransportFailureKind,
+};
+use postrider_wire::resources::validate::UrlParts;
 use serde_json::{Map, Value, json};
 use std::collections::HashMap;
 use std::future::Future;
@@ -43,7 +45,7 @@ use tokio_util::sync::CancellationToken;
 pub const HOST: &str = "listen.postrider.invalid";
 /// Limits of open listen sessions.
 const LISTENERS_MAX: usize = 32;
-const LISTENERS: Bounds = Bounds {
+const LISTENERS: StreamSlotLimits = StreamSlotLimits {
     total: LISTENERS_MAX,
     per_client: LISTENERS_MAX / 2,
     per_address: LISTENERS_MAX / 2,
@@ -65,55 +67,55 @@ const DELETE_PAUSE: Duration = Duration::from_secs(3);
 const FAREWELL: Duration = Duration::from_secs(1);
 
 /// Transport that hands requests to listen sessions. All other requests go to the inner transport.
-pub struct Listeners {
-    inner: Arc<dyn Transport>,
+pub struct ListenSessions {
+    inner: Arc<dyn DeliveryTransport>,
     /// By their tokens.
-    lines: Mutex<HashMap<String, Arc<Line>>>,
-    places: Arc<Places>,
+    lines: Mutex<HashMap<String, Arc<ListenSession>>>,
+    places: Arc<StreamSlots>,
     /// The nodes that may hold other listen sessions.
     peers: OnceLock<Arc<dyn Peers>>,
 }
 
-impl Listeners {
-    pub fn new(inner: Arc<dyn Transport>) -> Listeners {
-        Listeners {
+impl ListenSessions {
+    pub fn new(inner: Arc<dyn DeliveryTransport>) -> ListenSessions {
+        ListenSessions {
             inner,
             lines: Mutex::default(),
-            places: Places::new(LISTENERS),
+            places: StreamSlots::new(LISTENERS),
             peers: OnceLock::new(),
         }
     }
 
     /// Makes listen sessions of other nodes reachable. Must be called before anything is sent.
-    pub fn among(&self, peers: Arc<dyn Peers>) {
+    pub fn set_peers(&self, peers: Arc<dyn Peers>) {
         let _ = self.peers.set(peers);
     }
 
-    fn lines(&self) -> MutexGuard<'_, HashMap<String, Arc<Line>>> {
+    fn lines(&self) -> MutexGuard<'_, HashMap<String, Arc<ListenSession>>> {
         self.lines.lock().expect("no panic holds it")
     }
 
-    fn line(&self, token: &str) -> Option<Arc<Line>> {
+    fn line(&self, token: &str) -> Option<Arc<ListenSession>> {
         self.lines().get(token).cloned()
     }
 
     /// Hands a request to its listen session and waits for the answer.
-    async fn hand_over(self: Arc<Self>, request: Request) -> Reply {
+    async fn hand_over(self: Arc<Self>, request: DeliveryRequest) -> DeliveryReply {
         let begun = Instant::now();
         let token = request.url.path().trim_start_matches('/');
         let answered = match self.line(token) {
             Some(line) => line.ask(&request).await,
-            None => elsewhere::deliver(self.peers.get(), token, &request).await,
+            None => remote::deliver(self.peers.get(), token, &request).await,
         };
         match answered {
-            Some(Reply::Answered(mut answer)) => {
+            Some(DeliveryReply::Answered(mut answer)) => {
                 let waited = begun.elapsed();
-                answer.timings = Timings {
+                answer.timings = AttemptTimings {
                     connect: Duration::ZERO,
                     first_byte: waited,
                     total: waited,
                 };
-                Reply::Answered(answer)
+                DeliveryReply::Answered(answer)
             }
             Some(failed) => failed,
             None => failed("nobody listens any more"),
@@ -122,8 +124,11 @@ impl Listeners {
 }
 
 /// Implemented by hand, so that a request for another host costs no future of its own.
-impl Transport for Listeners {
-    fn send<'a>(self: Arc<Self>, request: Request) -> Pin<Box<dyn Future<Output = Reply> + Send + 'a>>
+impl DeliveryTransport for ListenSessions {
+    fn send<'a>(
+        self: Arc<Self>,
+        request: DeliveryRequest,
+    ) -> Pin<Box<dyn Future<Output = DeliveryReply> + Send + 'a>>
     where
         Self: 'a,
     {
@@ -134,44 +139,44 @@ impl Transport for Listeners {
     }
 }
 
-fn failed(detail: impl Into<String>) -> Reply {
-    Reply::Failed(Failure {
-        kind: FailureKind::Socket,
+fn failed(detail: impl Into<String>) -> DeliveryReply {
+    DeliveryReply::Failed(TransportFailure {
+        kind: TransportFailureKind::Socket,
         detail: detail.into(),
     })
 }
 
 /// The connection to one listen session.
-struct Line {
+struct ListenSession {
     pieces: mpsc::Sender<Bytes>,
-    waiting: Mutex<Waiting>,
+    waiting: Mutex<UnansweredDeliveries>,
     ended: CancellationToken,
 }
 
 /// Deliveries without an answer: at most as many as the engine makes at once, each removed when
 /// nobody waits for it any more, and some of other nodes.
 #[derive(Default)]
-struct Waiting {
+struct UnansweredDeliveries {
     last: u64,
-    by_number: HashMap<u64, oneshot::Sender<Reply>>,
+    by_number: HashMap<u64, oneshot::Sender<DeliveryReply>>,
 }
 
-impl Line {
-    fn new(pieces: mpsc::Sender<Bytes>) -> Line {
-        Line {
+impl ListenSession {
+    fn new(pieces: mpsc::Sender<Bytes>) -> ListenSession {
+        ListenSession {
             pieces,
             waiting: Mutex::default(),
             ended: CancellationToken::new(),
         }
     }
 
-    fn waiting(&self) -> MutexGuard<'_, Waiting> {
+    fn waiting(&self) -> MutexGuard<'_, UnansweredDeliveries> {
         self.waiting.lock().expect("no panic holds it")
     }
 
     /// Sends a delivery and waits for the session's answer; none if the session ends first.
     /// Dropping the future gives the delivery up.
-    async fn ask(&self, request: &Request) -> Option<Reply> {
+    async fn ask(&self, request: &DeliveryRequest) -> Option<DeliveryReply> {
         let (answer, answered) = oneshot::channel();
         let number = {
             let mut waiting = self.waiting();
@@ -180,7 +185,7 @@ impl Line {
             waiting.by_number.insert(number, answer);
             number
         };
-        let _place = Place { line: self, number };
+        let _place = UnansweredDeliveryGuard { line: self, number };
         let asking = async {
             // Serialized only when there is room: a delivery that waits for a slow reader is not
             // kept in memory twice.
@@ -198,19 +203,19 @@ impl Line {
     }
 
     /// Completes a delivery. Returns whether it was waited for.
-    fn answer(&self, number: u64, reply: Reply) -> bool {
+    fn answer(&self, number: u64, reply: DeliveryReply) -> bool {
         let waits = self.waiting().by_number.remove(&number);
         waits.is_some_and(|waits| waits.send(reply).is_ok())
     }
 }
 
 /// Removes a waiting delivery on drop.
-struct Place<'a> {
-    line: &'a Line,
+struct UnansweredDeliveryGuard<'a> {
+    line: &'a ListenSession,
     number: u64,
 }
 
-impl Drop for Place<'_> {
+impl Drop for UnansweredDeliveryGuard<'_> {
     fn drop(&mut self) {
         self.line.waiting().by_number.remove(&self.number);
     }
@@ -226,7 +231,7 @@ fn put(event: &str, data: &Value) -> Bytes {
 
 /// A delivery as the session's client reads it: complete with all headers, since the client is the
 /// subscriber.
-fn delivery(number: u64, request: &Request) -> Bytes {
+fn delivery(number: u64, request: &DeliveryRequest) -> Bytes {
     let mut headers = Map::new();
     let all = request.headers.iter();
     for (name, value) in all.chain(request.more.iter().map(|(name, value)| (name, value))) {
@@ -258,13 +263,13 @@ fn token_of(destination: &Destination) -> Option<String> {
 }
 
 /// Whether a destination belongs to a listen session.
-pub(crate) fn is_listener(destination: &Destination) -> bool {
+pub(crate) fn is_listen_session(destination: &Destination) -> bool {
     let url = match destination {
         Destination::WebHook(hook) => hook.url.expose(),
         Destination::EventGrid { url, .. } => url,
         _ => return false,
     };
-    Url::parse(url).is_ok_and(|url| url.host.trim_end_matches('.').eq_ignore_ascii_case(HOST))
+    UrlParts::parse(url).is_ok_and(|url| url.host.trim_end_matches('.').eq_ignore_ascii_case(HOST))
 }
 
 /// Whether a subscription has lost its listen session: the session belonged to an earlier process,
@@ -277,7 +282,7 @@ fn is_left_over(server: &Server, subscription: &Subscription) -> bool {
         .listeners
         .as_ref()
         .is_some_and(|all| all.line(&token).is_some());
-    let there = match (&server.peers, elsewhere::node_of(&token)) {
+    let there = match (&server.peers, remote::node_of(&token)) {
         (Some(peers), Some(node)) => node != peers.id() && peers.is_present(node),
         _ => false,
     };
@@ -286,11 +291,11 @@ fn is_left_over(server: &Server, subscription: &Subscription) -> bool {
 
 /// Deletes subscriptions that have lost their listen session. Returns whether all of them are
 /// deleted.
-pub async fn delete_left_over(server: &Server) -> bool {
+pub async fn delete_orphaned_subscriptions(server: &Server) -> bool {
     let directory = &server.engine.directory;
     let mut all = true;
     for subscription in directory.all_subscriptions() {
-        if !is_listener(&subscription.destination) || !is_left_over(server, &subscription) {
+        if !is_listen_session(&subscription.destination) || !is_left_over(server, &subscription) {
             continue;
         }
         match server.engine.delete_subscription(subscription.id).await {
@@ -308,13 +313,13 @@ pub async fn delete_left_over(server: &Server) -> bool {
 /// `listen/{token}/{delivery}`.
 pub(crate) async fn answer(
     server: &Arc<Server>,
-    call: &mut Call,
+    call: &mut ApiCall,
     caller: &Caller,
     rest: &[&str],
 ) -> Result<Answer, Problem> {
     let known = matches!(rest, [] | [_, _]);
     if !known {
-        return Err(crate::ours::nothing_here(call));
+        return Err(crate::own_api::nothing_here(call));
     }
     if call.method != Method::POST {
         return Err(Problem::method("POST"));
@@ -330,25 +335,25 @@ pub(crate) async fn answer(
 
 async fn listen(
     server: &Arc<Server>,
-    listeners: &Arc<Listeners>,
-    call: &mut Call,
+    listeners: &Arc<ListenSessions>,
+    call: &mut ApiCall,
     caller: &Caller,
 ) -> Result<Answer, Problem> {
     let body = read_bytes(call).await?;
-    let asked = Asked::read(&body)?;
-    let token = elsewhere::token(listeners.peers.get().map(|peers| &**peers));
+    let asked = ListenRequest::read(&body)?;
+    let token = remote::token(listeners.peers.get().map(|peers| &**peers));
     let subscription = asked.subscription(server, &token, &caller.id).await?;
-    let place = listeners.places.take(Holder::of(caller, call.peer));
+    let place = listeners.places.take(StreamSlotHolder::of(caller, call.peer));
     let place = place.map_err(|full| {
-        server.client_limits.report(Limit::Streams, call.peer);
+        server.client_limits.report(ClientLimit::Streams, call.peer);
         Problem::new(full.status(), full.reason("listeners"))
     })?;
     let credential = server.lasting_credential(call)?;
     let (pieces, received) = mpsc::channel(PIECES);
-    let listening = Listening {
+    let listening = ListenSessionTask {
         server: server.clone(),
         listeners: listeners.clone(),
-        line: Arc::new(Line::new(pieces)),
+        line: Arc::new(ListenSession::new(pieces)),
         token,
         credential,
         _place: place,
@@ -360,14 +365,14 @@ async fn listen(
     let stopping = |_| Problem::new(503, "the server is shutting down");
     begins.await.map_err(stopping)??;
     let mut answer = empty(StatusCode::OK, &call.id);
-    *answer.body_mut() = Content::Going(received);
+    *answer.body_mut() = ResponseContent::Channel(received);
     stream::put_headers(answer.headers_mut());
     Ok(answer)
 }
 
 /// Why a listen session ends while its client is still connected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum End {
+enum ListenEnd {
     Stopping,
     SignedOut,
     TooLong,
@@ -375,28 +380,28 @@ enum End {
     Deleted,
 }
 
-impl End {
+impl ListenEnd {
     fn name(self) -> &'static str {
         match self {
-            End::Stopping => "stopping",
-            End::SignedOut => "signedOut",
-            End::TooLong => "tooLong",
-            End::Expired => "expired",
-            End::Deleted => "deleted",
+            ListenEnd::Stopping => "stopping",
+            ListenEnd::SignedOut => "signedOut",
+            ListenEnd::TooLong => "tooLong",
+            ListenEnd::Expired => "expired",
+            ListenEnd::Deleted => "deleted",
         }
     }
 }
 
-struct Listening {
+struct ListenSessionTask {
     server: Arc<Server>,
-    listeners: Arc<Listeners>,
-    line: Arc<Line>,
+    listeners: Arc<ListenSessions>,
+    line: Arc<ListenSession>,
     token: String,
-    credential: LastingCredential,
-    _place: places::Place,
+    credential: StreamCredential,
+    _place: stream_slots::StreamSlot,
 }
 
-impl Listening {
+impl ListenSessionTask {
     /// Runs the session: creates the subscription, and deletes it when the client stops reading.
     async fn run(self, subscription: Subscription, begun: oneshot::Sender<Result<(), Problem>>) {
         self.listeners
@@ -454,14 +459,14 @@ impl Listening {
         let domain_topic = subscription.domain_topic.clone();
         let inside = domain_topic.as_deref();
         let lock = locks::subscription(topic, inside, &name);
-        let _one_at_a_time = self.server.declaring.hold(lock).await;
-        let read = engine.read_subscription(topic, inside, &name);
+        let _one_at_a_time = self.server.resource_locks.hold(lock).await;
+        let read = engine.snapshot_subscription(topic, inside, &name);
         if read.in_force.is_some() || read.pending.is_some() {
             let taken = Problem::field("name", format!("a subscription {name:?} is there already"));
             return Err(Problem { status: 409, ..taken });
         }
         engine
-            .put_subscription_over(subscription, read)
+            .replace_subscription_if_unchanged(subscription, read)
             .await
             .map_err(|e| match e {
                 postrider_engine::Error::Gone => Problem {
@@ -492,7 +497,7 @@ impl Listening {
     }
 
     /// Waits for the end of the session. Returns none if the client has stopped reading.
-    async fn until_it_ends(&self, made: &Subscription) -> Option<End> {
+    async fn until_it_ends(&self, made: &Subscription) -> Option<ListenEnd> {
         let clock = &self.server.wall;
         let stop = &self.server.streams.stop;
         let begun = clock.now();
@@ -500,7 +505,7 @@ impl Listening {
             let quiet = clock.sleep_until(clock.now() + QUIET_MAX);
             tokio::select! {
                 biased;
-                () = stop.cancelled() => return Some(End::Stopping),
+                () = stop.cancelled() => return Some(ListenEnd::Stopping),
                 () = self.line.pieces.closed() => return None,
                 () = quiet => {}
             }
@@ -512,19 +517,23 @@ impl Listening {
         }
     }
 
-    fn is_over(&self, made: &Subscription, begun: Timestamp) -> Option<End> {
+    fn is_over(&self, made: &Subscription, begun: Timestamp) -> Option<ListenEnd> {
         let (server, now) = (&self.server, self.server.wall.now());
-        if !server.still_holds(&self.credential) {
-            return Some(End::SignedOut);
+        if !server.is_credential_valid(&self.credential) {
+            return Some(ListenEnd::SignedOut);
         }
         if server.engine.directory.subscription_by_id(made.id).is_none() {
             let expired = made.expires.is_some_and(|at| at <= server.engine.clock.now());
-            return Some(if expired { End::Expired } else { End::Deleted });
+            return Some(if expired {
+                ListenEnd::Expired
+            } else {
+                ListenEnd::Deleted
+            });
         }
-        (now.since(begun) >= LIFETIME).then_some(End::TooLong)
+        (now.since(begun) >= LIFETIME).then_some(ListenEnd::TooLong)
     }
 
-    async fn say_why(&self, end: End) {
+    async fn say_why(&self, end: ListenEnd) {
         let clock = &self.server.wall;
         let said = self
             .line
@@ -539,20 +548,20 @@ impl Listening {
 
 /// Receives the client's answer to a delivery.
 async fn acknowledge(
-    listeners: &Listeners,
-    call: &mut Call,
+    listeners: &ListenSessions,
+    call: &mut ApiCall,
     token: &str,
     number: &str,
 ) -> Result<Answer, Problem> {
     let body = read_bytes(call).await?;
-    let reply = asked::read_reply(&body)?;
+    let reply = messages::read_reply(&body)?;
     let missing = |what: String| Problem::new(404, what);
     let parsed = number.parse().ok();
     let taken = match (listeners.line(token), parsed) {
         (Some(line), Some(number)) => line.answer(number, reply),
         (Some(_), None) => false,
         (None, _) => {
-            let there = elsewhere::acknowledge(listeners, token, parsed.unwrap_or(0), &body).await;
+            let there = remote::acknowledge(listeners, token, parsed.unwrap_or(0), &body).await;
             there.ok_or_else(|| missing("token: nobody listens with this one".to_owned()))??
         }
     };

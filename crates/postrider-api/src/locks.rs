@@ -11,31 +11,31 @@ use tokio::sync::OwnedMutexGuard;
 /// Locks of different keys are independent; requests for the same key take turns in the order of
 /// their arrival. A key uses memory only while somebody holds it or waits for it.
 #[derive(Clone, Default)]
-pub struct Locks {
-    entries: Arc<Mutex<HashMap<String, Entry>>>,
+pub struct KeyedLocks {
+    entries: Arc<Mutex<HashMap<String, LockEntry>>>,
 }
 
 #[derive(Default)]
-struct Entry {
+struct LockEntry {
     lock: Arc<tokio::sync::Mutex<()>>,
     /// Number of holders and waiters.
     users: usize,
 }
 
-impl Locks {
+impl KeyedLocks {
     /// Waits until nobody else holds the key. Cancelling gives up the position in the queue.
-    pub async fn hold(&self, key: String) -> Guard {
+    pub async fn hold(&self, key: String) -> KeyedLockGuard {
         let lock = {
             let mut entries = self.entries.lock().expect("no panic holds it");
             let entry = entries.entry(key.clone()).or_default();
             entry.users += 1;
             entry.lock.clone()
         };
-        let place = Place {
+        let place = LockReference {
             locks: self.clone(),
             key,
         };
-        Guard {
+        KeyedLockGuard {
             _turn: lock.lock_owned().await,
             _place: place,
         }
@@ -49,19 +49,19 @@ impl Locks {
 
 /// Holds the key until dropped.
 #[must_use]
-pub struct Guard {
+pub struct KeyedLockGuard {
     // Fields are dropped in this order: the lock is released before the entry may be removed.
     _turn: OwnedMutexGuard<()>,
-    _place: Place,
+    _place: LockReference,
 }
 
 /// Reference of a holder or waiter to the entry.
-struct Place {
-    locks: Locks,
+struct LockReference {
+    locks: KeyedLocks,
     key: String,
 }
 
-impl Drop for Place {
+impl Drop for LockReference {
     fn drop(&mut self) {
         let mut entries = self.locks.entries.lock().expect("no panic holds it");
         let Some(entry) = entries.get_mut(&self.key) else {
@@ -108,7 +108,7 @@ mod tests {
 
     #[tokio::test]
     async fn holders_of_one_key_take_turns_and_others_do_not_wait() {
-        let locks = Locks::default();
+        let locks = KeyedLocks::default();
         let first = locks.hold("a".into()).await;
         let mut second = pin!(locks.hold("a".into()));
         assert!(is_ready(second.as_mut()).is_none());
@@ -129,7 +129,7 @@ mod tests {
 
     #[tokio::test]
     async fn one_who_gives_up_leaves_nothing_behind() {
-        let locks = Locks::default();
+        let locks = KeyedLocks::default();
         let first = locks.hold("a".into()).await;
         {
             let mut second = pin!(locks.hold("a".into()));

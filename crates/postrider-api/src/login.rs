@@ -5,9 +5,9 @@
 //! use.
 
 use crate::Server;
-use crate::access::{Client, same};
-use crate::http::{Answer, Call, Segments, decoded, json as json_answer, status};
-use crate::logins::{Given, LoginKind};
+use crate::access::{ConfiguredClient, same};
+use crate::http::{Answer, ApiCall, PathSegments, decoded, json as json_answer, status};
+use crate::logins::{IssuedCredential, LoginKind};
 use crate::own_address::answer_base;
 use crate::sessions::fresh_id;
 use crate::throttle::{CredentialKind, LockedOut};
@@ -30,12 +30,12 @@ const ANY_TENANT: [&str; 4] = ["adfs", "common", "organizations", "consumers"];
 
 /// The document or token that a path requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Asked<'a> {
+enum LoginRoute<'a> {
     /// Metadata of the cloud: how to find everything else.
     Metadata,
-    Discovery(Service<'a>),
-    Token(Service<'a>),
-    Keys(Service<'a>),
+    Discovery(LoginService<'a>),
+    Token(LoginService<'a>),
+    Keys(LoginService<'a>),
     /// Whether this server is a login service at all.
     Instance,
     /// A token for any program on this machine: managed identity.
@@ -44,24 +44,24 @@ enum Asked<'a> {
 
 /// Kind of login service that a client expects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Service<'a> {
+enum LoginService<'a> {
     Adfs,
     V1(&'a str),
     V2(&'a str),
 }
 
-impl<'a> Service<'a> {
+impl<'a> LoginService<'a> {
     fn tenant(self) -> &'a str {
         match self {
-            Service::Adfs => "adfs",
-            Service::V1(tenant) | Service::V2(tenant) => tenant,
+            LoginService::Adfs => "adfs",
+            LoginService::V1(tenant) | LoginService::V2(tenant) => tenant,
         }
     }
 
     fn version(self) -> &'static str {
         match self {
-            Service::Adfs | Service::V1(_) => "1.0",
-            Service::V2(_) => "2.0",
+            LoginService::Adfs | LoginService::V1(_) => "1.0",
+            LoginService::V2(_) => "2.0",
         }
     }
 
@@ -69,26 +69,26 @@ impl<'a> Service<'a> {
     /// named by its id, because az resolves tenant names in this way.
     fn issuer(self, base: &str, tenant: &str) -> String {
         match self {
-            Service::Adfs => format!("{base}/adfs"),
-            Service::V1(_) => format!("{base}/{tenant}/"),
-            Service::V2(_) => format!("{base}/{tenant}/v2.0"),
+            LoginService::Adfs => format!("{base}/adfs"),
+            LoginService::V1(_) => format!("{base}/{tenant}/"),
+            LoginService::V2(_) => format!("{base}/{tenant}/v2.0"),
         }
     }
 }
 
 /// Whether a path belongs to a login service.
-pub fn is_path(segments: &Segments<'_>) -> bool {
+pub fn is_path(segments: &PathSegments<'_>) -> bool {
     asked(&all(segments)).is_some()
 }
 
 /// Whether a path is one at which tokens are issued.
-pub fn gives_tokens(segments: &Segments<'_>) -> bool {
+pub fn issues_tokens(segments: &PathSegments<'_>) -> bool {
     let path = all(segments);
-    matches!(asked(&path), Some(Asked::Token(_) | Asked::Identity))
+    matches!(asked(&path), Some(LoginRoute::Token(_) | LoginRoute::Identity))
 }
 
 /// The segments of a path. No login path has more than five; a longer path becomes empty.
-fn all<'a>(segments: &Segments<'a>) -> Vec<&'a str> {
+fn all<'a>(segments: &PathSegments<'a>) -> Vec<&'a str> {
     let count = segments.count();
     if count > 5 {
         return Vec::new();
@@ -96,32 +96,34 @@ fn all<'a>(segments: &Segments<'a>) -> Vec<&'a str> {
     (0..count).map(|at| segments.get(at)).collect()
 }
 
-fn asked<'a>(path: &[&'a str]) -> Option<Asked<'a>> {
+fn asked<'a>(path: &[&'a str]) -> Option<LoginRoute<'a>> {
     let lower: Vec<String> = path.iter().map(|part| part.to_ascii_lowercase()).collect();
     let lower: Vec<&str> = lower.iter().map(String::as_str).collect();
     let tenant = *path.first()?;
     Some(match lower.as_slice() {
-        ["metadata", "endpoints"] => Asked::Metadata,
-        ["metadata", "identity", "oauth2", "token"] | ["msi", "token"] => Asked::Identity,
-        [_, "discovery", "instance"] => Asked::Instance,
-        ["adfs", ".well-known", "openid-configuration"] => Asked::Discovery(Service::Adfs),
-        ["adfs", "oauth2", "token"] => Asked::Token(Service::Adfs),
-        ["adfs", "discovery", "keys"] => Asked::Keys(Service::Adfs),
+        ["metadata", "endpoints"] => LoginRoute::Metadata,
+        ["metadata", "identity", "oauth2", "token"] | ["msi", "token"] => LoginRoute::Identity,
+        [_, "discovery", "instance"] => LoginRoute::Instance,
+        ["adfs", ".well-known", "openid-configuration"] => LoginRoute::Discovery(LoginService::Adfs),
+        ["adfs", "oauth2", "token"] => LoginRoute::Token(LoginService::Adfs),
+        ["adfs", "discovery", "keys"] => LoginRoute::Keys(LoginService::Adfs),
         // az requests the id of a tenant that it knows by name at this path.
-        ["adfs", _, "v2.0", ".well-known", "openid-configuration"] => Asked::Discovery(Service::V2(path[1])),
-        [_, "v2.0", ".well-known", "openid-configuration"] => Asked::Discovery(Service::V2(tenant)),
-        [_, ".well-known", "openid-configuration"] => Asked::Discovery(Service::V1(tenant)),
-        [_, "oauth2", "v2.0", "token"] => Asked::Token(Service::V2(tenant)),
-        [_, "oauth2", "token"] => Asked::Token(Service::V1(tenant)),
-        [_, "discovery", "v2.0", "keys"] => Asked::Keys(Service::V2(tenant)),
-        [_, "discovery", "keys"] => Asked::Keys(Service::V1(tenant)),
+        ["adfs", _, "v2.0", ".well-known", "openid-configuration"] => {
+            LoginRoute::Discovery(LoginService::V2(path[1]))
+        }
+        [_, "v2.0", ".well-known", "openid-configuration"] => LoginRoute::Discovery(LoginService::V2(tenant)),
+        [_, ".well-known", "openid-configuration"] => LoginRoute::Discovery(LoginService::V1(tenant)),
+        [_, "oauth2", "v2.0", "token"] => LoginRoute::Token(LoginService::V2(tenant)),
+        [_, "oauth2", "token"] => LoginRoute::Token(LoginService::V1(tenant)),
+        [_, "discovery", "v2.0", "keys"] => LoginRoute::Keys(LoginService::V2(tenant)),
+        [_, "discovery", "keys"] => LoginRoute::Keys(LoginService::V1(tenant)),
         _ => return None,
     })
 }
 
 /// Why a token is refused, in the error format of OAuth and Entra.
 #[derive(Debug)]
-struct Refusal {
+struct TokenRefusal {
     status: u16,
     error: &'static str,
     /// Entra's error number, which people search for.
@@ -129,9 +131,9 @@ struct Refusal {
     message: String,
 }
 
-impl Refusal {
-    fn new(status: u16, error: &'static str, code: u32, message: impl Into<String>) -> Refusal {
-        Refusal {
+impl TokenRefusal {
+    fn new(status: u16, error: &'static str, code: u32, message: impl Into<String>) -> TokenRefusal {
+        TokenRefusal {
             status,
             error,
             code,
@@ -139,37 +141,37 @@ impl Refusal {
         }
     }
 
-    fn missing(parameter: &str) -> Refusal {
+    fn missing(parameter: &str) -> TokenRefusal {
         let message = format!("The request body must contain the following parameter: '{parameter}'.");
-        Refusal::new(400, "invalid_request", 900_144, message)
+        TokenRefusal::new(400, "invalid_request", 900_144, message)
     }
 
-    fn malformed(message: impl Into<String>) -> Refusal {
-        Refusal::new(400, "invalid_request", 9_000_411, message)
-    }
-}
-
-impl From<LockedOut> for Refusal {
-    fn from(locked: LockedOut) -> Refusal {
-        Refusal::new(429, "temporarily_unavailable", 0, locked.reason())
+    fn malformed(message: impl Into<String>) -> TokenRefusal {
+        TokenRefusal::new(400, "invalid_request", 9_000_411, message)
     }
 }
 
-pub async fn answer(server: &Server, call: &mut Call, segments: &Segments<'_>) -> Answer {
+impl From<LockedOut> for TokenRefusal {
+    fn from(locked: LockedOut) -> TokenRefusal {
+        TokenRefusal::new(429, "temporarily_unavailable", 0, locked.reason())
+    }
+}
+
+pub async fn answer(server: &Server, call: &mut ApiCall, segments: &PathSegments<'_>) -> Answer {
     let path = all(segments);
     let Some(asked) = asked(&path) else {
         return crate::publish::no_such_path(call);
     };
-    if asked == Asked::Identity && server.config.managed_identity.is_none() {
+    if asked == LoginRoute::Identity && server.config.managed_identity.is_none() {
         return crate::publish::no_such_path(call);
     }
     let wanted = match asked {
-        Asked::Token(_) => Method::POST,
+        LoginRoute::Token(_) => Method::POST,
         _ => Method::GET,
     };
     let outcome = match call.method == wanted {
         true => serve(server, call, asked).await,
-        false => Err(Refusal::new(
+        false => Err(TokenRefusal::new(
             405,
             "invalid_request",
             900_561,
@@ -178,7 +180,7 @@ pub async fn answer(server: &Server, call: &mut Call, segments: &Segments<'_>) -
     };
     let mut answer = outcome.unwrap_or_else(|refusal| refuse(server, call, &refusal));
     let headers = answer.headers_mut();
-    if matches!(asked, Asked::Token(_) | Asked::Identity) {
+    if matches!(asked, LoginRoute::Token(_) | LoginRoute::Identity) {
         headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
         headers.insert(PRAGMA, HeaderValue::from_static("no-cache"));
     }
@@ -205,30 +207,30 @@ fn status_of(answer: &Answer) -> u16 {
     answer.status().as_u16()
 }
 
-async fn serve(server: &Server, call: &mut Call, asked: Asked<'_>) -> Result<Answer, Refusal> {
+async fn serve(server: &Server, call: &mut ApiCall, asked: LoginRoute<'_>) -> Result<Answer, TokenRefusal> {
     let base = answer_base(server, call);
     let tenant = &server.config.tenant;
     let body = match asked {
-        Asked::Metadata => metadata(&base, call.query("api-version").unwrap_or_default()),
-        Asked::Instance => instance(&base, tenant),
-        Asked::Discovery(service) => {
+        LoginRoute::Metadata => metadata(&base, call.query("api-version").unwrap_or_default()),
+        LoginRoute::Instance => instance(&base, tenant),
+        LoginRoute::Discovery(service) => {
             check_tenant(service, tenant)?;
             discovery(service, &base, tenant)
         }
-        Asked::Keys(service) => {
+        LoginRoute::Keys(service) => {
             check_tenant(service, tenant)?;
             server.access.key_set(server.wall.now())
         }
-        Asked::Token(service) => {
+        LoginRoute::Token(service) => {
             check_tenant(service, tenant)?;
             token(server, call, service, &base).await?
         }
-        Asked::Identity => identity(server, call, &base)?,
+        LoginRoute::Identity => identity(server, call, &base)?,
     };
     Ok(json_answer(status(200), body.to_string(), &call.id))
 }
 
-fn check_tenant(service: Service<'_>, known: &str) -> Result<(), Refusal> {
+fn check_tenant(service: LoginService<'_>, known: &str) -> Result<(), TokenRefusal> {
     let tenant = decoded(service.tenant());
     let named = |name: &str| name.eq_ignore_ascii_case(&tenant);
     if named(known) || ANY_TENANT.into_iter().any(named) {
@@ -238,7 +240,7 @@ fn check_tenant(service: Service<'_>, known: &str) -> Result<(), Refusal> {
         "Tenant '{}' not found. This server has one tenant: '{known}'.",
         shortened(&tenant)
     );
-    Err(Refusal::new(400, "invalid_request", 90_002, message))
+    Err(TokenRefusal::new(400, "invalid_request", 90_002, message))
 }
 
 /// The metadata document of a cloud, in the form of the API version: one cloud for the newest and
@@ -280,22 +282,22 @@ fn metadata(base: &str, api_version: &str) -> Value {
     }
 }
 
-fn discovery(service: Service<'_>, base: &str, tenant: &str) -> Value {
+fn discovery(service: LoginService<'_>, base: &str, tenant: &str) -> Value {
     let name = service.tenant();
     let (authorize, token, keys, logout) = match service {
-        Service::Adfs => (
+        LoginService::Adfs => (
             "oauth2/authorize/",
             "oauth2/token/",
             "discovery/keys",
             "oauth2/logout",
         ),
-        Service::V1(_) => (
+        LoginService::V1(_) => (
             "oauth2/authorize",
             "oauth2/token",
             "discovery/keys",
             "oauth2/logout",
         ),
-        Service::V2(_) => (
+        LoginService::V2(_) => (
             "oauth2/v2.0/authorize",
             "oauth2/v2.0/token",
             "discovery/v2.0/keys",
@@ -329,23 +331,28 @@ fn instance(base: &str, tenant: &str) -> Value {
 }
 
 /// The client-credentials grant.
-async fn token(server: &Server, call: &mut Call, service: Service<'_>, base: &str) -> Result<Value, Refusal> {
+async fn token(
+    server: &Server,
+    call: &mut ApiCall,
+    service: LoginService<'_>,
+    base: &str,
+) -> Result<Value, TokenRefusal> {
     let bytes = match call.read_body(BODY_MAX).await {
         Ok(Some(bytes)) => bytes,
         Ok(None) => {
             let message = format!("The request body is longer than {BODY_MAX} bytes.");
-            return Err(Refusal::malformed(message));
+            return Err(TokenRefusal::malformed(message));
         }
         Err(cut) => {
             let message = format!("The request body could not be read: {}.", cut.reason());
-            return Err(Refusal {
+            return Err(TokenRefusal {
                 status: cut.status(),
-                ..Refusal::malformed(message)
+                ..TokenRefusal::malformed(message)
             });
         }
     };
     let text = std::str::from_utf8(&bytes);
-    let form = Form::read(text.map_err(|_| Refusal::malformed("The request body is not text."))?);
+    let form = FormFields::read(text.map_err(|_| TokenRefusal::malformed("The request body is not text."))?);
     match form.one("grant_type")?.as_deref() {
         Some("client_credentials") => {}
         Some(other) => {
@@ -353,9 +360,9 @@ async fn token(server: &Server, call: &mut Call, service: Service<'_>, base: &st
             let message = format!(
                 "The app requested an unsupported grant type '{other}'. Only client_credentials is known here."
             );
-            return Err(Refusal::new(400, "unsupported_grant_type", 70_003, message));
+            return Err(TokenRefusal::new(400, "unsupported_grant_type", 70_003, message));
         }
-        None => return Err(Refusal::missing("grant_type")),
+        None => return Err(TokenRefusal::missing("grant_type")),
     }
     let presented = presented(&form, call.header("authorization"))?;
     call.notes.actor(&presented.id, &[], crate::audit::NO_CREDENTIAL);
@@ -368,14 +375,14 @@ async fn token(server: &Server, call: &mut Call, service: Service<'_>, base: &st
             "Invalid client secret provided for '{}', or there is no such client.",
             shortened(&presented.id)
         );
-        return Err(Refusal::new(401, "invalid_client", 7_000_215, message));
+        return Err(TokenRefusal::new(401, "invalid_client", 7_000_215, message));
     };
     call.notes.actor(&client.id, &[client.role], "secret");
     let audience = audience(&form)?.unwrap_or_else(|| format!("{base}/"));
     let now = seconds(server.wall.now());
     let token = signed(server, call, client, service, base, &audience, now);
     Ok(match service {
-        Service::V1(_) => json!({
+        LoginService::V1(_) => json!({
             "token_type": "Bearer",
             "expires_in": TOKEN_LIFETIME.to_string(),
             "ext_expires_in": TOKEN_LIFETIME.to_string(),
@@ -384,7 +391,7 @@ async fn token(server: &Server, call: &mut Call, service: Service<'_>, base: &st
             "resource": audience,
             "access_token": token,
         }),
-        Service::Adfs | Service::V2(_) => json!({
+        LoginService::Adfs | LoginService::V2(_) => json!({
             "token_type": "Bearer",
             "expires_in": TOKEN_LIFETIME,
             "ext_expires_in": TOKEN_LIFETIME,
@@ -401,9 +408,9 @@ fn seconds(time: Timestamp) -> i64 {
 /// configuration.
 fn signed(
     server: &Server,
-    call: &Call,
-    client: &Client,
-    service: Service<'_>,
+    call: &ApiCall,
+    client: &ConfiguredClient,
+    service: LoginService<'_>,
     base: &str,
     audience: &str,
     now: i64,
@@ -412,7 +419,7 @@ fn signed(
     let key = server.config.naming_key.expose().as_bytes();
     let object = stable_guid(key, &format!("client/{}", client.id.to_lowercase()));
     let (id, epoch) = (fresh_id(), server.access.epoch());
-    let given = Given {
+    let given = IssuedCredential {
         id: &id,
         issued: now,
         expires: now + TOKEN_LIFETIME,
@@ -440,7 +447,7 @@ fn signed(
 
 /// The audience that a token is requested for: `scope` without its `/.default`, or `resource`. Any
 /// audience is accepted.
-fn audience(form: &Form<'_>) -> Result<Option<String>, Refusal> {
+fn audience(form: &FormFields<'_>) -> Result<Option<String>, TokenRefusal> {
     let scope = form.one("scope")?;
     let scope = scope.as_deref().and_then(|all| {
         let mut scopes = all.split_whitespace();
@@ -454,14 +461,17 @@ fn audience(form: &Form<'_>) -> Result<Option<String>, Refusal> {
 }
 
 /// A client's id and secret as the request gave them.
-struct Presented {
+struct PresentedClientSecret {
     id: String,
     /// Candidates: some clients encode the values of the header, as the RFC demands, and some do
     /// not.
     secrets: Vec<String>,
 }
 
-fn presented(form: &Form<'_>, authorization: Option<&str>) -> Result<Presented, Refusal> {
+fn presented(
+    form: &FormFields<'_>,
+    authorization: Option<&str>,
+) -> Result<PresentedClientSecret, TokenRefusal> {
     let basic = authorization.and_then(|header| {
         let (scheme, credentials) = header.trim().split_once(' ')?;
         scheme.eq_ignore_ascii_case("Basic").then(|| credentials.trim())
@@ -469,34 +479,37 @@ fn presented(form: &Form<'_>, authorization: Option<&str>) -> Result<Presented, 
     let secret = form.one("client_secret")?;
     let id = form.one("client_id")?;
     let Some(basic) = basic else {
-        return Ok(Presented {
-            id: id.ok_or_else(|| Refusal::missing("client_id"))?.into_owned(),
+        return Ok(PresentedClientSecret {
+            id: id.ok_or_else(|| TokenRefusal::missing("client_id"))?.into_owned(),
             secrets: vec![
                 secret
-                    .ok_or_else(|| Refusal::missing("client_secret"))?
+                    .ok_or_else(|| TokenRefusal::missing("client_secret"))?
                     .into_owned(),
             ],
         });
     };
     if secret.is_some() {
         let message = "The client's secret must be in the body or in the Authorization header, not in both.";
-        return Err(Refusal::malformed(message));
+        return Err(TokenRefusal::malformed(message));
     }
     let decoded = BASE64_STANDARD.decode(basic).ok();
     let decoded = decoded.and_then(|bytes| String::from_utf8(bytes).ok());
     let Some((name, secret)) = decoded.as_deref().and_then(|text| text.split_once(':')) else {
-        return Err(Refusal::malformed(
+        return Err(TokenRefusal::malformed(
             "The Authorization header is not 'Basic' with base64 of 'client_id:client_secret'.",
         ));
     };
-    Ok(Presented {
+    Ok(PresentedClientSecret {
         id: form_decoded(name).into_owned(),
         secrets: vec![secret.to_owned(), form_decoded(secret).into_owned()],
     })
 }
 
 /// Compares with every client, so that neither the answer nor its duration reveals which ids exist.
-fn known<'a>(clients: &'a [Client], presented: &Presented) -> Option<&'a Client> {
+fn known<'a>(
+    clients: &'a [ConfiguredClient],
+    presented: &PresentedClientSecret,
+) -> Option<&'a ConfiguredClient> {
     let mut found = None;
     for client in clients {
         let mut fits = false;
@@ -512,8 +525,8 @@ fn known<'a>(clients: &'a [Client], presented: &Presented) -> Option<&'a Client>
 
 /// The token of the managed identity. No secret is required, so the token is only issued on this
 /// machine, to a program and not to a page in a browser.
-fn identity(server: &Server, call: &Call, base: &str) -> Result<Value, Refusal> {
-    let forbidden = |message: String| Refusal::new(403, "access_denied", 0, message);
+fn identity(server: &Server, call: &ApiCall, base: &str) -> Result<Value, TokenRefusal> {
+    let forbidden = |message: String| TokenRefusal::new(403, "access_denied", 0, message);
     crate::own_address::addressed_by_name(server, call).map_err(forbidden)?;
     let has = |name: &str| call.header(name).is_some_and(|value| !value.is_empty());
     let metadata = call
@@ -521,10 +534,10 @@ fn identity(server: &Server, call: &Call, base: &str) -> Result<Value, Refusal> 
         .is_some_and(|value| value.eq_ignore_ascii_case("true"));
     if !metadata && !has("x-identity-header") && !has("secret") {
         let message = "One of the headers Metadata: true and X-IDENTITY-HEADER is required.";
-        return Err(Refusal::malformed(message));
+        return Err(TokenRefusal::malformed(message));
     }
     let wanted = server.config.managed_identity.as_deref().unwrap_or_default();
-    let query = Form::read(call.uri.query().unwrap_or_default());
+    let query = FormFields::read(call.uri.query().unwrap_or_default());
     let asked = query.one("client_id")?;
     let client = server.client(wanted);
     let client = client.filter(|client| {
@@ -533,14 +546,22 @@ fn identity(server: &Server, call: &Call, base: &str) -> Result<Value, Refusal> 
     });
     let Some(client) = client else {
         let message = "Identity not found.";
-        return Err(Refusal::malformed(message));
+        return Err(TokenRefusal::malformed(message));
     };
     call.notes.actor(&client.id, &[client.role], "managed-identity");
     let resource = query.one("resource")?;
-    let resource = resource.ok_or_else(|| Refusal::missing("resource"))?;
+    let resource = resource.ok_or_else(|| TokenRefusal::missing("resource"))?;
     let now = seconds(server.wall.now());
     let tenant = &server.config.tenant;
-    let token = signed(server, call, client, Service::V1(tenant), base, &resource, now);
+    let token = signed(
+        server,
+        call,
+        client,
+        LoginService::V1(tenant),
+        base,
+        &resource,
+        now,
+    );
     Ok(json!({
         "access_token": token,
         "client_id": client.id,
@@ -552,7 +573,7 @@ fn identity(server: &Server, call: &Call, base: &str) -> Result<Value, Refusal> 
     }))
 }
 
-fn refuse(server: &Server, call: &Call, refusal: &Refusal) -> Answer {
+fn refuse(server: &Server, call: &ApiCall, refusal: &TokenRefusal) -> Answer {
     let mut description = refusal.message.clone();
     let mut codes = Vec::new();
     if refusal.code > 0 {
@@ -571,23 +592,23 @@ fn refuse(server: &Server, call: &Call, refusal: &Refusal) -> Answer {
 }
 
 /// `application/x-www-form-urlencoded`, still encoded.
-struct Form<'a>(Vec<(Cow<'a, str>, &'a str)>);
+struct FormFields<'a>(Vec<(Cow<'a, str>, &'a str)>);
 
-impl<'a> Form<'a> {
-    fn read(text: &'a str) -> Form<'a> {
+impl<'a> FormFields<'a> {
+    fn read(text: &'a str) -> FormFields<'a> {
         let pairs = text.split('&').filter(|pair| !pair.is_empty());
         let pairs = pairs.map(|pair| pair.split_once('=').unwrap_or((pair, "")));
-        Form(pairs.map(|(name, value)| (form_decoded(name), value)).collect())
+        FormFields(pairs.map(|(name, value)| (form_decoded(name), value)).collect())
     }
 
     /// The value of a parameter; none if it is empty. A parameter that is given twice is refused,
     /// because it could mean either value.
-    fn one(&self, name: &str) -> Result<Option<Cow<'a, str>>, Refusal> {
+    fn one(&self, name: &str) -> Result<Option<Cow<'a, str>>, TokenRefusal> {
         let mut values = self.0.iter().filter(|(known, _)| known == name);
         let value = values.next().map(|(_, value)| form_decoded(value));
         if values.next().is_some() {
             let message = format!("The parameter '{name}' is given more than once.");
-            return Err(Refusal::malformed(message));
+            return Err(TokenRefusal::malformed(message));
         }
         Ok(value.filter(|value| !value.is_empty()))
     }
@@ -613,13 +634,13 @@ pub(crate) fn shortened(text: &str) -> String {
 /// Failed logins. The log reports them in groups, so that a client which tries many secrets cannot
 /// fill it.
 #[derive(Default)]
-pub struct LoginsRefused {
+pub struct RefusedLoginCounter {
     all: AtomicU64,
     told: AtomicU64,
     told_at: AtomicI64,
 }
 
-impl LoginsRefused {
+impl RefusedLoginCounter {
     pub(crate) fn count(&self, client: &str, now: Timestamp) {
         let all = self.all.fetch_add(1, Relaxed) + 1;
         let (second, last) = (seconds(now), self.told_at.load(Relaxed));
@@ -641,7 +662,7 @@ impl LoginsRefused {
 mod tests {
     use super::*;
     use crate::access::Role;
-    use crate::azure::subscriptions::tests::lab::{Lab, Still};
+    use crate::azure::subscriptions::tests::test_server::{ApiTestServer, LabClock};
     use postrider_core::ids::Secret;
     use std::sync::Arc;
 
@@ -650,7 +671,7 @@ mod tests {
 
     #[tokio::test]
     async fn an_address_that_guesses_at_the_token_endpoint_has_to_wait() {
-        let lab = Lab::with(false, |server| server.wall = Arc::new(Still)).await;
+        let lab = ApiTestServer::with(false, |server| server.wall = Arc::new(LabClock)).await;
         let log_in = async |secret: &str| {
             let form = format!(
                 "grant_type=client_credentials&client_id=owner&client_secret={secret}&resource=https%3A%2F%2Feventgrid.azure.net"
@@ -676,38 +697,44 @@ mod tests {
 
     #[test]
     fn paths_ask_for_what_the_clients_mean() {
-        let check = |path: &str, expected: Option<Asked<'_>>| {
+        let check = |path: &str, expected: Option<LoginRoute<'_>>| {
             let parts: Vec<&str> = path.split('/').filter(|part| !part.is_empty()).collect();
             assert_eq!(asked(&parts), expected, "{path}");
         };
-        check("/metadata/endpoints", Some(Asked::Metadata));
-        check("/METADATA/Endpoints/", Some(Asked::Metadata));
-        check("/metadata/identity/oauth2/token", Some(Asked::Identity));
-        check("/msi/token", Some(Asked::Identity));
-        check("/common/discovery/instance", Some(Asked::Instance));
-        let adfs = Service::Adfs;
+        check("/metadata/endpoints", Some(LoginRoute::Metadata));
+        check("/METADATA/Endpoints/", Some(LoginRoute::Metadata));
+        check("/metadata/identity/oauth2/token", Some(LoginRoute::Identity));
+        check("/msi/token", Some(LoginRoute::Identity));
+        check("/common/discovery/instance", Some(LoginRoute::Instance));
+        let adfs = LoginService::Adfs;
         check(
             "/adfs/.well-known/openid-configuration",
-            Some(Asked::Discovery(adfs)),
+            Some(LoginRoute::Discovery(adfs)),
         );
-        check("/adfs/oauth2/token/", Some(Asked::Token(adfs)));
-        check("/adfs/discovery/keys", Some(Asked::Keys(adfs)));
+        check("/adfs/oauth2/token/", Some(LoginRoute::Token(adfs)));
+        check("/adfs/discovery/keys", Some(LoginRoute::Keys(adfs)));
         check(
             "/adfs/Named/v2.0/.well-known/openid-configuration",
-            Some(Asked::Discovery(Service::V2("Named"))),
+            Some(LoginRoute::Discovery(LoginService::V2("Named"))),
         );
         check(
             "/T/v2.0/.well-known/openid-configuration",
-            Some(Asked::Discovery(Service::V2("T"))),
+            Some(LoginRoute::Discovery(LoginService::V2("T"))),
         );
         check(
             "/T/.well-known/openid-configuration",
-            Some(Asked::Discovery(Service::V1("T"))),
+            Some(LoginRoute::Discovery(LoginService::V1("T"))),
         );
-        check("/T/oauth2/v2.0/token", Some(Asked::Token(Service::V2("T"))));
-        check("/T/oauth2/token", Some(Asked::Token(Service::V1("T"))));
-        check("/T/discovery/v2.0/keys", Some(Asked::Keys(Service::V2("T"))));
-        check("/T/discovery/keys", Some(Asked::Keys(Service::V1("T"))));
+        check(
+            "/T/oauth2/v2.0/token",
+            Some(LoginRoute::Token(LoginService::V2("T"))),
+        );
+        check("/T/oauth2/token", Some(LoginRoute::Token(LoginService::V1("T"))));
+        check(
+            "/T/discovery/v2.0/keys",
+            Some(LoginRoute::Keys(LoginService::V2("T"))),
+        );
+        check("/T/discovery/keys", Some(LoginRoute::Keys(LoginService::V1("T"))));
         for other in [
             "/",
             "/adfs",
@@ -731,8 +758,8 @@ mod tests {
                 let path = exchange["request"]["path"].as_str().unwrap();
                 let parts: Vec<&str> = path.split('/').filter(|part| !part.is_empty()).collect();
                 let given = match asked(&parts) {
-                    Some(Asked::Metadata) => metadata(BASE, "2022-09-01"),
-                    Some(Asked::Discovery(service)) => {
+                    Some(LoginRoute::Metadata) => metadata(BASE, "2022-09-01"),
+                    Some(LoginRoute::Discovery(service)) => {
                         check_tenant(service, TENANT).unwrap();
                         discovery(service, BASE, TENANT)
                     }
@@ -755,12 +782,12 @@ mod tests {
     #[test]
     fn a_tenant_called_by_another_name_is_resolved_to_its_id() {
         for name in ["adfs", "common", "organizations", TENANT] {
-            let document = discovery(Service::V2(name), BASE, TENANT);
+            let document = discovery(LoginService::V2(name), BASE, TENANT);
             let issuer = document["issuer"].as_str().unwrap();
             assert_eq!(issuer.split('/').nth(3), Some(TENANT), "{name}");
-            assert!(check_tenant(Service::V1(name), TENANT).is_ok());
+            assert!(check_tenant(LoginService::V1(name), TENANT).is_ok());
         }
-        let refused = check_tenant(Service::V2("other"), TENANT).unwrap_err();
+        let refused = check_tenant(LoginService::V2("other"), TENANT).unwrap_err();
         assert_eq!(
             (refused.status, refused.error, refused.code),
             (400, "invalid_request", 90_002)
@@ -787,7 +814,7 @@ mod tests {
     fn the_audience_is_what_the_client_asked_for() {
         let check = |form: &str, expected: Option<&str>| {
             assert_eq!(
-                audience(&Form::read(form)).unwrap().as_deref(),
+                audience(&FormFields::read(form)).unwrap().as_deref(),
                 expected,
                 "{form}"
             );
@@ -799,19 +826,19 @@ mod tests {
         check("resource=https%3A%2F%2Fh%2F", Some("https://h/"));
         check("scope=&resource=r", Some("r"));
         check("a=b", None);
-        assert!(audience(&Form::read("scope=a&scope=b")).is_err());
+        assert!(audience(&FormFields::read("scope=a&scope=b")).is_err());
     }
 
     #[test]
     fn a_client_is_known_by_id_and_secret_in_the_form_or_the_header() {
-        let client = |id: &str, secret: &str| Client {
+        let client = |id: &str, secret: &str| ConfiguredClient {
             id: id.into(),
             secret: Secret::new(secret),
             role: Role::Owner,
         };
         let clients = [client("Me", "a+b%20c:d"), client("you", "x"), client("none", "")];
         let check = |form: &str, header: Option<&str>, expected: Option<&str>| {
-            let presented = presented(&Form::read(form), header).unwrap();
+            let presented = presented(&FormFields::read(form), header).unwrap();
             let found = known(&clients, &presented).map(|client| client.id.as_str());
             assert_eq!(found, expected, "{form} {header:?}");
         };
@@ -827,7 +854,7 @@ mod tests {
         check("", Some(&basic("none:")), None);
 
         let refused = |form: &str, header: Option<&str>| {
-            let refused = presented(&Form::read(form), header).err().unwrap();
+            let refused = presented(&FormFields::read(form), header).err().unwrap();
             assert_eq!((refused.status, refused.error), (400, "invalid_request"));
             refused.message
         };
@@ -842,7 +869,7 @@ mod tests {
 
     #[test]
     fn many_refusals_are_told_of_once_a_second() {
-        let refused = LoginsRefused::default();
+        let refused = RefusedLoginCounter::default();
         let now = Timestamp::from_secs(1_800_000_000);
         for _ in 0..1000 {
             refused.count("x", now);

@@ -1,11 +1,11 @@
 //! `/postrider/v1/sessions`: lists portal sessions and valid tokens, and revokes them.
 
 use crate::Server;
-use crate::access::{Caller, Need};
-use crate::access_state::Revoked;
-use crate::http::{Answer, Call};
-use crate::ours::{Problem, body, read_object};
-use crate::peers::{Heard, gather, note_missing};
+use crate::access::{Caller, RequiredPermission};
+use crate::access_state::RevocationTarget;
+use crate::http::{Answer, ApiCall};
+use crate::own_api::{Problem, body, read_object};
+use crate::peers::{PeerResponses, gather, note_missing};
 use postrider_core::time::Timestamp;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
@@ -46,7 +46,7 @@ pub(crate) struct Login {
 }
 
 #[derive(Default)]
-struct Listed {
+struct LoginList {
     /// In the order in which they began.
     logins: VecDeque<Login>,
     /// Number of lines in the journal, including those of ended logins.
@@ -58,7 +58,7 @@ struct Listed {
 
 /// The logins of this node.
 #[derive(Default)]
-pub(crate) struct Logins(Mutex<Listed>);
+pub(crate) struct Logins(Mutex<LoginList>);
 
 impl Logins {
     /// Loads the logins of the journal that are still valid, and writes to the journal from now on.
@@ -116,7 +116,7 @@ impl Logins {
     }
 }
 
-impl Listed {
+impl LoginList {
     fn rewrite(&mut self) -> Result<(), String> {
         let mut text = String::new();
         for login in &self.logins {
@@ -137,12 +137,18 @@ fn seconds(time: Timestamp) -> i64 {
 
 impl Server {
     /// Persists the list of logins in this journal from now on.
-    pub fn keep_logins_in(&self, journal: Arc<dyn LoginJournal>) -> Result<(), String> {
+    pub fn use_login_journal(&self, journal: Arc<dyn LoginJournal>) -> Result<(), String> {
         self.logins.keep_in(journal, self.wall.now())
     }
 
     /// Records a successful login: at the portal, at the token endpoint, or by managed identity.
-    pub(crate) fn login_succeeded(&self, call: &Call, kind: LoginKind, client: &str, given: Given<'_>) {
+    pub(crate) fn login_succeeded(
+        &self,
+        call: &ApiCall,
+        kind: LoginKind,
+        client: &str,
+        given: IssuedCredential<'_>,
+    ) {
         let login = Login {
             id: given.id.to_owned(),
             kind,
@@ -162,7 +168,7 @@ impl Server {
 }
 
 /// Token or session that a login issued.
-pub(crate) struct Given<'a> {
+pub(crate) struct IssuedCredential<'a> {
     pub id: &'a str,
     /// In seconds since 1970.
     pub issued: i64,
@@ -186,7 +192,7 @@ async fn all_logins(server: &Server) -> (Vec<Login>, Vec<String>) {
     let Some(peers) = &server.peers else {
         return (own_logins(server), Vec::new());
     };
-    let heard: Heard<Vec<Login>> = gather(&**peers, "logins", &json!({})).await;
+    let heard: PeerResponses<Vec<Login>> = gather(&**peers, "logins", &json!({})).await;
     let mut logins: Vec<Login> = heard.answers.into_iter().flat_map(|(_, logins)| logins).collect();
     logins.sort_by(|a, b| (a.issued, &a.id).cmp(&(b.issued, &b.id)));
     (logins, heard.missing)
@@ -194,7 +200,7 @@ async fn all_logins(server: &Server) -> (Vec<Login>, Vec<String>) {
 
 /// Lists logins. The addresses of other clients are shown only to clients that may read the audit
 /// log.
-pub(crate) async fn list(server: &Server, call: &Call, caller: &Caller) -> Answer {
+pub(crate) async fn list(server: &Server, call: &ApiCall, caller: &Caller) -> Answer {
     let (logins, missing) = all_logins(server).await;
     let shown = logins.iter().map(|login| {
         let mut shown = json!({
@@ -204,7 +210,7 @@ pub(crate) async fn list(server: &Server, call: &Call, caller: &Caller) -> Answe
             "issued": Timestamp::from_secs(login.issued).to_string(),
             "expires": Timestamp::from_secs(login.expires).to_string(),
         });
-        if caller.may(Need::Write) || login.client.eq_ignore_ascii_case(&caller.id) {
+        if caller.may(RequiredPermission::Write) || login.client.eq_ignore_ascii_case(&caller.id) {
             shown["address"] = json!(login.address);
         }
         shown
@@ -215,13 +221,13 @@ pub(crate) async fn list(server: &Server, call: &Call, caller: &Caller) -> Answe
 }
 
 /// Body: `{"id": …}`, `{"client": …}` or `{"all": true}`.
-pub(crate) async fn revoke(server: &Server, call: &mut Call) -> Result<Answer, Problem> {
+pub(crate) async fn revoke(server: &Server, call: &mut ApiCall) -> Result<Answer, Problem> {
     let members = read_object(call).await?;
     let asked = read_revoke(&members)?;
     let (logins, mut missing) = all_logins(server).await;
     let what = match asked {
-        Asked::All => Revoked::All,
-        Asked::Client(name) => {
+        RevokeRequest::All => RevocationTarget::All,
+        RevokeRequest::Client(name) => {
             let known = server.client(&name).is_some()
                 || logins
                     .iter()
@@ -233,10 +239,10 @@ pub(crate) async fn revoke(server: &Server, call: &mut Call) -> Result<Answer, P
                     ..Problem::new(404, reason)
                 });
             }
-            Revoked::Client(name)
+            RevocationTarget::Client(name)
         }
-        Asked::Id(id) => match logins.iter().find(|login| login.id == id) {
-            Some(login) => Revoked::Id(id, login.expires + 600),
+        RevokeRequest::Id(id) => match logins.iter().find(|login| login.id == id) {
+            Some(login) => RevocationTarget::Id(id, login.expires + 600),
             None => {
                 let reason = format!("id: there is no session or token {id:?}; it may have ended");
                 return Err(Problem {
@@ -249,9 +255,9 @@ pub(crate) async fn revoke(server: &Server, call: &mut Call) -> Result<Answer, P
     let count = logins
         .iter()
         .filter(|login| match &what {
-            Revoked::All => true,
-            Revoked::Client(name) => login.client.eq_ignore_ascii_case(name),
-            Revoked::Id(id, _) => login.id == *id,
+            RevocationTarget::All => true,
+            RevocationTarget::Client(name) => login.client.eq_ignore_ascii_case(name),
+            RevocationTarget::Id(id, _) => login.id == *id,
         })
         .count();
     missing.extend(server.revoke(&what).await?);
@@ -261,13 +267,13 @@ pub(crate) async fn revoke(server: &Server, call: &mut Call) -> Result<Answer, P
 }
 
 #[derive(Debug, PartialEq, Eq)]
-enum Asked {
+enum RevokeRequest {
     All,
     Client(String),
     Id(String),
 }
 
-fn read_revoke(members: &Map<String, Value>) -> Result<Asked, Problem> {
+fn read_revoke(members: &Map<String, Value>) -> Result<RevokeRequest, Problem> {
     let mut asked = None;
     for (name, value) in members {
         let text = |field| match value.as_str().filter(|text| !text.is_empty()) {
@@ -275,9 +281,9 @@ fn read_revoke(members: &Map<String, Value>) -> Result<Asked, Problem> {
             None => Err(Problem::field(field, "must be text that is not empty")),
         };
         let one = match name.as_str() {
-            "id" => Asked::Id(text("id")?),
-            "client" => Asked::Client(text("client")?),
-            "all" if value == &Value::Bool(true) => Asked::All,
+            "id" => RevokeRequest::Id(text("id")?),
+            "client" => RevokeRequest::Client(text("client")?),
+            "all" if value == &Value::Bool(true) => RevokeRequest::All,
             "all" => return Err(Problem::field("all", "must be true")),
             other => {
                 let reason = format!("{other}: is not known; known are id, client and all");
@@ -293,7 +299,7 @@ fn read_revoke(members: &Map<String, Value>) -> Result<Asked, Problem> {
 
 /// Body: `{"now": true}` ends tokens of the replaced key at once; otherwise they stay valid until
 /// they expire.
-pub(crate) async fn rotate_key(server: &Server, call: &mut Call) -> Result<Answer, Problem> {
+pub(crate) async fn rotate_key(server: &Server, call: &mut ApiCall) -> Result<Answer, Problem> {
     let members = read_object(call).await?;
     if let Some(other) = members.keys().find(|key| *key != "now") {
         return Err(Problem::new(400, format!("{other}: is not known; known is now")));
@@ -313,14 +319,14 @@ pub(crate) async fn rotate_key(server: &Server, call: &mut Call) -> Result<Answe
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::azure::subscriptions::tests::lab::Lab;
+    use crate::azure::subscriptions::tests::test_server::ApiTestServer;
 
     const NOW: Timestamp = Timestamp::from_secs(1_800_000_000);
 
     #[derive(Default)]
-    struct Lines(Mutex<String>);
+    struct MemoryLoginJournal(Mutex<String>);
 
-    impl LoginJournal for Lines {
+    impl LoginJournal for MemoryLoginJournal {
         fn read(&self) -> Result<String, String> {
             Ok(self.0.lock().unwrap().clone())
         }
@@ -350,7 +356,7 @@ mod tests {
 
     #[test]
     fn logins_are_listed_after_a_restart_until_they_are_over() {
-        let journal = Arc::new(Lines::default());
+        let journal = Arc::new(MemoryLoginJournal::default());
         let before = Logins::default();
         before.keep_in(journal.clone(), NOW).unwrap();
         before.add(login("a", LoginKind::Token, 60), NOW);
@@ -376,7 +382,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_token_holds_for_its_issuer_its_audience_and_until_it_is_revoked() {
-        let lab = Lab::new(false).await;
+        let lab = ApiTestServer::new(false).await;
         let now = seconds(lab.server.wall.now());
         let claims = |name: &str, value: Value| {
             let mut claims = json!({
@@ -458,7 +464,7 @@ mod tests {
 
     #[tokio::test]
     async fn addresses_of_other_clients_are_for_those_who_may_write() {
-        let lab = Lab::new(false).await;
+        let lab = ApiTestServer::new(false).await;
         for client in ["owner", "reader"] {
             let body = json!({"secret": format!("{client} secret")});
             let json = [("host", "localhost"), ("content-type", "application/json")];
@@ -493,9 +499,9 @@ mod tests {
             };
             read_revoke(&members).map_err(|problem| problem.detail)
         };
-        assert_eq!(read(r#"{"id":"x"}"#), Ok(Asked::Id("x".into())));
-        assert_eq!(read(r#"{"client":"x"}"#), Ok(Asked::Client("x".into())));
-        assert_eq!(read(r#"{"all":true}"#), Ok(Asked::All));
+        assert_eq!(read(r#"{"id":"x"}"#), Ok(RevokeRequest::Id("x".into())));
+        assert_eq!(read(r#"{"client":"x"}"#), Ok(RevokeRequest::Client("x".into())));
+        assert_eq!(read(r#"{"all":true}"#), Ok(RevokeRequest::All));
         for bad in [
             r#"{}"#,
             r#"{"all":false}"#,

@@ -6,26 +6,26 @@ mod page;
 #[cfg(test)]
 mod tests;
 
-pub use names::Names;
+pub use names::MetricNameSets;
 
 use crate::Server;
-use crate::cluster::{self, Cluster};
-use crate::http::{Answer, Call, Content, empty};
-use crate::limits::Limit;
-use crate::ours::{Problem, open_on_loopback};
+use crate::cluster::{self, ClusterState};
+use crate::http::{Answer, ApiCall, ResponseContent, empty};
+use crate::limits::ClientLimit;
+use crate::own_api::{Problem, open_on_loopback};
 use crate::publish_refusals::PublishRefusalReason;
 use crate::throttle::CredentialKind;
 use http_body_util::Full;
 use hyper::header::{CONTENT_TYPE, HeaderValue};
 use hyper::{Method, StatusCode};
-use page::{Kind, Page};
+use page::{MetricKind, MetricsPage};
 use postrider_core::outcome::Outcome;
-use postrider_core::retry::Reason;
+use postrider_core::retry::GiveUpReason;
 use postrider_core::subscription::{Subscription, TopicKind};
 use postrider_core::time::Timestamp;
-use postrider_engine::counters::{Counters, Published};
+use postrider_engine::counters::{DeliveryCounters, PublishCounters};
 use postrider_engine::directory::TopicEntry;
-use postrider_engine::meters::{DURATION_BOUNDS, Histogram, LATENCY_BOUNDS, Meter, Totals};
+use postrider_engine::meters::{DURATION_BOUNDS, Histogram, LATENCY_BOUNDS, Meter, MeterTotals};
 use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Mutex, OnceLock};
@@ -43,14 +43,14 @@ const OTHERS: &str = "(others)";
 
 /// State that `/metrics` keeps between requests.
 #[derive(Debug, Default)]
-pub(crate) struct Shown {
+pub(crate) struct MonotonicCounters {
     /// Last values of the counters that sum up several topics. Deleting a topic reduces the sum,
     /// which readers of counters would take for a restart, so a counter never shows less than
     /// before.
     least: Mutex<HashMap<String, f64>>,
 }
 
-pub async fn answer(server: &Server, call: &Call) -> Answer {
+pub async fn answer(server: &Server, call: &ApiCall) -> Answer {
     if !matches!(call.method, Method::GET | Method::HEAD) {
         return Problem::method("GET").answer(&call.id);
     }
@@ -61,21 +61,21 @@ pub async fn answer(server: &Server, call: &Call) -> Answer {
     let mut answer = empty(StatusCode::OK, &call.id);
     let content_type = HeaderValue::from_static("text/plain; version=0.0.4; charset=utf-8");
     answer.headers_mut().insert(CONTENT_TYPE, content_type);
-    *answer.body_mut() = Content::Whole(Full::new(text(server, cluster.as_ref()).into()));
+    *answer.body_mut() = ResponseContent::Whole(Full::new(text(server, cluster.as_ref()).into()));
     answer
 }
 
-pub(crate) fn text(server: &Server, cluster: Option<&Cluster>) -> String {
-    page_of(server, cluster, &Numbers::of(server))
+pub(crate) fn text(server: &Server, cluster: Option<&ClusterState>) -> String {
+    page_of(server, cluster, &MetricValues::of(server))
 }
 
 /// All metric families, without the series of topics and subscriptions.
-pub(crate) fn families(server: &Server, cluster: Option<&Cluster>) -> String {
-    page_of(server, cluster, &Numbers::none(server.engine.clock.now()))
+pub(crate) fn families(server: &Server, cluster: Option<&ClusterState>) -> String {
+    page_of(server, cluster, &MetricValues::none(server.engine.clock.now()))
 }
 
-fn page_of(server: &Server, cluster: Option<&Cluster>, numbers: &Numbers) -> String {
-    let mut page = Page::default();
+fn page_of(server: &Server, cluster: Option<&ClusterState>, numbers: &MetricValues) -> String {
+    let mut page = MetricsPage::default();
     published(&mut page, numbers, &server.shown);
     deliveries(&mut page, numbers);
     histograms(&mut page, numbers, &server.shown);
@@ -95,19 +95,19 @@ fn page_of(server: &Server, cluster: Option<&Cluster>, numbers: &Numbers) -> Str
 }
 
 /// The numbers of all topics and subscriptions at one moment.
-struct Numbers {
+struct MetricValues {
     now: Timestamp,
-    topics: Vec<OfTopic>,
+    topics: Vec<TopicMetrics>,
     /// Sum of the topics without series of their own; none if there are none.
-    other_topics: Option<OfTopic>,
-    subscriptions: Vec<OfSubscription>,
+    other_topics: Option<TopicMetrics>,
+    subscriptions: Vec<SubscriptionMetrics>,
     /// By topic, for topics with a non-zero total.
-    totals: Vec<(String, Totals)>,
-    other_totals: Option<Totals>,
+    totals: Vec<(String, MeterTotals)>,
+    other_totals: Option<MeterTotals>,
 }
 
 #[derive(Default)]
-struct OfTopic {
+struct TopicMetrics {
     label: String,
     /// Whether the topic is a domain or lies in one. Azure's metric names differ for these.
     domain: bool,
@@ -121,7 +121,7 @@ struct OfTopic {
 
 /// Numbers of one subscription, or the sum of those without series of their own.
 #[derive(Default)]
-struct OfSubscription {
+struct SubscriptionMetrics {
     topic: String,
     domain: bool,
     domain_topic: Option<String>,
@@ -136,14 +136,14 @@ struct OfSubscription {
     waiting: u64,
     retrying: u64,
     oldest: Option<Timestamp>,
-    dead_lettered: [u64; Reason::ALL.len()],
-    dropped: [u64; Reason::ALL.len()],
-    totals: Totals,
+    dead_lettered: [u64; GiveUpReason::ALL.len()],
+    dropped: [u64; GiveUpReason::ALL.len()],
+    totals: MeterTotals,
 }
 
-impl Numbers {
-    fn none(now: Timestamp) -> Numbers {
-        Numbers {
+impl MetricValues {
+    fn none(now: Timestamp) -> MetricValues {
+        MetricValues {
             now,
             topics: Vec::new(),
             other_topics: None,
@@ -153,14 +153,14 @@ impl Numbers {
         }
     }
 
-    fn of(server: &Server) -> Numbers {
+    fn of(server: &Server) -> MetricValues {
         let engine = &server.engine;
         let directory = &engine.directory;
         let mut entries = directory.topics();
         entries.extend(directory.domains());
         entries.extend(directory.system_topics());
         entries.extend(directory.scopes());
-        let alive = |of: fn(&Published) -> &OnceLock<bool>| {
+        let alive = |of: fn(&PublishCounters) -> &OnceLock<bool>| {
             let labelled = entries
                 .iter()
                 .filter(|entry| of(&entry.published).get() == Some(&true));
@@ -168,13 +168,13 @@ impl Numbers {
         };
         let mut labelled = alive(|of| &of.labelled);
         let mut in_full = alive(|of| &of.labelled_in_full);
-        let mut numbers = Numbers::none(engine.clock.now());
+        let mut numbers = MetricValues::none(engine.clock.now());
         numbers.topics.reserve(entries.len());
         let mut taken = HashSet::new();
-        let mut others = OfSubscription {
+        let mut others = SubscriptionMetrics {
             topic: OTHERS.into(),
             name: OTHERS.into(),
-            ..OfSubscription::default()
+            ..SubscriptionMetrics::default()
         };
         let mut any_others = false;
         for entry in &entries {
@@ -194,21 +194,21 @@ impl Numbers {
                     others.add(server, &subscription);
                     continue;
                 }
-                let mut one = OfSubscription {
+                let mut one = SubscriptionMetrics {
                     topic: label.clone(),
                     domain,
                     domain_topic: subscription.domain_topic.clone(),
                     name: subscription.name.clone(),
-                    ..OfSubscription::default()
+                    ..SubscriptionMetrics::default()
                 };
                 one.add(server, &subscription);
                 numbers.subscriptions.push(one);
             }
             let labelled = decide(&entry.published.labelled, &mut labelled, TOPICS_LABELLED_MAX);
-            let mut fresh = OfTopic {
+            let mut fresh = TopicMetrics {
                 label,
                 domain,
-                ..OfTopic::default()
+                ..TopicMetrics::default()
             };
             match labelled {
                 true => {
@@ -217,7 +217,7 @@ impl Numbers {
                 }
                 false => numbers
                     .other_topics
-                    .get_or_insert_with(OfTopic::others)
+                    .get_or_insert_with(TopicMetrics::others)
                     .add(&entry.published),
             }
         }
@@ -262,15 +262,15 @@ fn label(entry: &TopicEntry, taken: &mut HashSet<String>) -> String {
     }
 }
 
-impl OfTopic {
-    fn others() -> OfTopic {
-        OfTopic {
+impl TopicMetrics {
+    fn others() -> TopicMetrics {
+        TopicMetrics {
             label: OTHERS.into(),
-            ..OfTopic::default()
+            ..TopicMetrics::default()
         }
     }
 
-    fn add(&mut self, published: &Published) {
+    fn add(&mut self, published: &PublishCounters) {
         let sums: [(&mut u64, &AtomicU64); 6] = [
             (&mut self.requests, &published.requests),
             (&mut self.events, &published.events),
@@ -285,7 +285,7 @@ impl OfTopic {
     }
 }
 
-impl OfSubscription {
+impl SubscriptionMetrics {
     fn add(&mut self, server: &Server, subscription: &Subscription) {
         let backlog = server.engine.log().backlog(subscription.id);
         self.waiting += backlog.waiting + backlog.claimed;
@@ -296,7 +296,7 @@ impl OfSubscription {
         }
     }
 
-    fn count(&mut self, counters: &Counters, meter: &Meter) {
+    fn count(&mut self, counters: &DeliveryCounters, meter: &Meter) {
         let sums: [(&mut u64, &AtomicU64); 6] = [
             (&mut self.matched, &counters.matched),
             (&mut self.attempts, &counters.attempts),
@@ -324,20 +324,20 @@ impl OfSubscription {
 
 /// The non-zero counts with their reasons.
 fn by_reason(counts: &[u64]) -> impl Iterator<Item = (&'static str, u64)> {
-    let named = Reason::ALL.iter().zip(counts);
+    let named = GiveUpReason::ALL.iter().zip(counts);
     named
         .filter(|(_, n)| **n > 0)
         .map(|(reason, n)| (reason.name(), *n))
 }
 
 /// The outcomes with a non-zero count.
-fn by_outcome(totals: &Totals) -> impl Iterator<Item = (Outcome, u64)> {
+fn by_outcome(totals: &MeterTotals) -> impl Iterator<Item = (Outcome, u64)> {
     let named = Outcome::ALL.into_iter().zip(totals.outcomes);
     named.filter(|(_, n)| *n > 0)
 }
 
-fn published(page: &mut Page, numbers: &Numbers, shown: &Shown) {
-    type Count = fn(&OfTopic) -> f64;
+fn published(page: &mut MetricsPage, numbers: &MetricValues, shown: &MonotonicCounters) {
+    type Count = fn(&TopicMetrics) -> f64;
     let counts: [(&str, &str, Count); 5] = [
         (
             "postrider_publish_requests_total",
@@ -366,7 +366,7 @@ fn published(page: &mut Page, numbers: &Numbers, shown: &Shown) {
         ),
     ];
     for (name, help, count) in counts {
-        page.family(name, Kind::Counter, help);
+        page.family(name, MetricKind::Counter, help);
         for topic in &numbers.topics {
             page.line(name, &page::labels(&[("topic", &topic.label)]), count(topic));
         }
@@ -378,7 +378,7 @@ fn published(page: &mut Page, numbers: &Numbers, shown: &Shown) {
     }
 }
 
-impl Shown {
+impl MonotonicCounters {
     fn at_least(&self, line: &str, value: f64) -> f64 {
         let mut least = self.least.lock().expect("no panic holds it");
         let known = least.entry(line.to_owned()).or_default();
@@ -387,55 +387,55 @@ impl Shown {
     }
 }
 
-fn deliveries(page: &mut Page, numbers: &Numbers) {
+fn deliveries(page: &mut MetricsPage, numbers: &MetricValues) {
     let all = &numbers.subscriptions;
-    type Count = fn(&OfSubscription) -> u64;
-    let counts: [(&str, Kind, &str, Count); 8] = [
+    type Count = fn(&SubscriptionMetrics) -> u64;
+    let counts: [(&str, MetricKind, &str, Count); 8] = [
         (
             "postrider_matched_events_total",
-            Kind::Counter,
+            MetricKind::Counter,
             "Events that a subscription wanted.",
             |s| s.matched,
         ),
         (
             "postrider_delivery_attempts_total",
-            Kind::Counter,
+            MetricKind::Counter,
             "Requests made to destinations.",
             |s| s.attempts,
         ),
         (
             "postrider_delivery_attempts_failed_total",
-            Kind::Counter,
+            MetricKind::Counter,
             "Those of them that failed.",
             |s| s.failed,
         ),
         (
             "postrider_delivered_events_total",
-            Kind::Counter,
+            MetricKind::Counter,
             "Events that arrived.",
             |s| s.delivered,
         ),
         (
             "postrider_delivered_late_events_total",
-            Kind::Counter,
+            MetricKind::Counter,
             "Those of them whose answer came after the time for it.",
             |s| s.late,
         ),
         (
             "postrider_retried_events_total",
-            Kind::Counter,
+            MetricKind::Counter,
             "Failed deliveries that were put off to a later time.",
             |s| s.retried,
         ),
         (
             "postrider_waiting_events",
-            Kind::Gauge,
+            MetricKind::Gauge,
             "Events that wait for their first attempt or are under way.",
             |s| s.waiting,
         ),
         (
             "postrider_retrying_events",
-            Kind::Gauge,
+            MetricKind::Gauge,
             "Events that wait for another attempt.",
             |s| s.retrying,
         ),
@@ -446,7 +446,7 @@ fn deliveries(page: &mut Page, numbers: &Numbers) {
             page.line(name, &one.labels, count(one));
         }
     }
-    type ByReason = fn(&OfSubscription) -> &[u64];
+    type ByReason = fn(&SubscriptionMetrics) -> &[u64];
     let with_reasons: [(&str, &str, ByReason); 2] = [
         (
             "postrider_dead_lettered_events_total",
@@ -460,7 +460,7 @@ fn deliveries(page: &mut Page, numbers: &Numbers) {
         ),
     ];
     for (name, help, counts) in with_reasons {
-        page.family(name, Kind::Counter, help);
+        page.family(name, MetricKind::Counter, help);
         for one in all {
             for (reason, count) in by_reason(counts(one)) {
                 page.line(name, &format!("{},reason=\"{reason}\"", one.labels), count);
@@ -470,7 +470,7 @@ fn deliveries(page: &mut Page, numbers: &Numbers) {
     let name = "postrider_delivery_attempt_outcomes_total";
     page.family(
         name,
-        Kind::Counter,
+        MetricKind::Counter,
         "Requests made to destinations, by what they came to.",
     );
     for one in all {
@@ -481,7 +481,7 @@ fn deliveries(page: &mut Page, numbers: &Numbers) {
     let name = "postrider_delivery_attempt_seconds_total";
     page.family(
         name,
-        Kind::Counter,
+        MetricKind::Counter,
         "What requests made to destinations took together.",
     );
     for one in all {
@@ -489,7 +489,7 @@ fn deliveries(page: &mut Page, numbers: &Numbers) {
     }
     let name = "postrider_oldest_undelivered_seconds";
     let help = "Age of the oldest event that has not arrived and is not given up; 0 if there is none.";
-    page.family(name, Kind::Gauge, help);
+    page.family(name, MetricKind::Gauge, help);
     for one in all {
         let age = one
             .oldest
@@ -498,16 +498,16 @@ fn deliveries(page: &mut Page, numbers: &Numbers) {
     }
 }
 
-fn histograms(page: &mut Page, numbers: &Numbers, shown: &Shown) {
+fn histograms(page: &mut MetricsPage, numbers: &MetricValues, shown: &MonotonicCounters) {
     fn family<const BOUNDS: usize>(
-        page: &mut Page,
-        numbers: &Numbers,
-        shown: &Shown,
+        page: &mut MetricsPage,
+        numbers: &MetricValues,
+        shown: &MonotonicCounters,
         (name, help): (&str, &str),
         bounds: &[f64; BOUNDS],
-        of: fn(&Totals) -> &Histogram<BOUNDS>,
+        of: fn(&MeterTotals) -> &Histogram<BOUNDS>,
     ) {
-        page.family(name, Kind::Histogram, help);
+        page.family(name, MetricKind::Histogram, help);
         for (topic, totals) in &numbers.totals {
             let labels = page::labels(&[("topic", topic)]);
             page.histogram(name, &labels, bounds, of(totals), |_, value| value);
@@ -533,10 +533,10 @@ fn histograms(page: &mut Page, numbers: &Numbers, shown: &Shown) {
 
 /// Counted by reason only: unauthenticated clients can invent any number of topic names. The log
 /// names topic and client.
-fn publish_refusals(page: &mut Page, server: &Server) {
+fn publish_refusals(page: &mut MetricsPage, server: &Server) {
     let name = "postrider_publish_refused_by_reason_total";
     let help = "Publish requests that were refused, to unknown topics too, by reason.";
-    page.family(name, Kind::Counter, help);
+    page.family(name, MetricKind::Counter, help);
     for reason in PublishRefusalReason::ALL {
         let labels = page::labels(&[("reason", reason.name())]);
         page.line(name, &labels, server.publish_refusals.count(reason));
@@ -544,21 +544,21 @@ fn publish_refusals(page: &mut Page, server: &Server) {
 }
 
 /// Use of the resources that all clients share.
-fn of_clients(page: &mut Page, server: &Server) {
+fn of_clients(page: &mut MetricsPage, server: &Server) {
     let name = "postrider_connections";
-    page.family(name, Kind::Gauge, "Connections of clients that are open.");
+    page.family(name, MetricKind::Gauge, "Connections of clients that are open.");
     page.line(name, "", server.connections.count());
     let name = "postrider_client_limits_reached_total";
     let help = "Connections, requests and streams refused or cut because a client reached a limit, by limit.";
-    page.family(name, Kind::Counter, help);
-    for limit in Limit::ALL {
+    page.family(name, MetricKind::Counter, help);
+    for limit in ClientLimit::ALL {
         let labels = page::labels(&[("limit", limit.name())]);
         page.line(name, &labels, server.client_limits.count(limit));
     }
 }
 
 /// Counted by kind only: labels by address would be unbounded. The log names the addresses.
-fn wrong_credentials(page: &mut Page, server: &Server) {
+fn wrong_credentials(page: &mut MetricsPage, server: &Server) {
     let counts = server.throttle.counts();
     for (name, help, values) in [
         (
@@ -572,7 +572,7 @@ fn wrong_credentials(page: &mut Page, server: &Server) {
             counts.refused,
         ),
     ] {
-        page.family(name, Kind::Counter, help);
+        page.family(name, MetricKind::Counter, help);
         for (kind, value) in CredentialKind::NAMES.into_iter().zip(values) {
             page.line(name, &page::labels(&[("kind", kind)]), value);
         }
@@ -580,19 +580,19 @@ fn wrong_credentials(page: &mut Page, server: &Server) {
     let name = "postrider_credential_lockouts_total";
     page.family(
         name,
-        Kind::Counter,
+        MetricKind::Counter,
         "Waits that wrong credentials have begun for an address.",
     );
     page.line(name, "", counts.lockouts);
 }
 
-fn of_the_server(page: &mut Page, server: &Server) {
+fn of_the_server(page: &mut MetricsPage, server: &Server) {
     let engine = &server.engine;
     let counters = &engine.dispatcher.counters;
     let store = engine.log().health();
     let pending: u64 = engine
         .log()
-        .letters_waiting()
+        .pending_dead_letters()
         .iter()
         .map(|letters| letters.count)
         .sum();
@@ -602,85 +602,85 @@ fn of_the_server(page: &mut Page, server: &Server) {
     let cut_off = server
         .cluster
         .as_ref()
-        .is_some_and(|view| !cluster::reasons_against(&view.now()).is_empty());
+        .is_some_and(|view| !cluster::publish_refusal_reasons(&view.now()).is_empty());
     let up = store.refusing.is_none() && !engine.is_stopping() && !cut_off;
     let in_flight = engine.dispatcher.in_flight.usage();
-    let lines: [(&str, Kind, &str, u64); 13] = [
+    let lines: [(&str, MetricKind, &str, u64); 13] = [
         (
             "postrider_in_flight_bytes",
-            Kind::Gauge,
+            MetricKind::Gauge,
             "Memory charged to deliveries under way; at most limits.in_flight_bytes_max.",
             in_flight.bytes as u64,
         ),
         (
             "postrider_in_flight_waiting",
-            Kind::Gauge,
+            MetricKind::Gauge,
             "Deliveries that wait for room in limits.in_flight_bytes_max.",
             in_flight.waiting as u64,
         ),
         (
             "postrider_orphaned_tasks",
-            Kind::Gauge,
+            MetricKind::Gauge,
             "Tasks under way for subscriptions that have been removed.",
             engine.dispatcher.orphaned_tasks() as u64,
         ),
         (
             "postrider_dead_letters_pending",
-            Kind::Gauge,
+            MetricKind::Gauge,
             "Dead letters that are not in a blob yet.",
             pending,
         ),
         (
             "postrider_dead_letters_written_total",
-            Kind::Counter,
+            MetricKind::Counter,
             "Dead letters that are in a blob.",
             counters.dead_letters_written.load(Relaxed),
         ),
         (
             "postrider_blobs_written_total",
-            Kind::Counter,
+            MetricKind::Counter,
             "Blobs of dead letters.",
             counters.blobs_written.load(Relaxed),
         ),
         (
             "postrider_blobs_not_told_total",
-            Kind::Counter,
+            MetricKind::Counter,
             "Blobs that nobody could be told of.",
             engine.dead_letters.announcements_given_up.load(Relaxed),
         ),
         (
             "postrider_delayed_endpoints",
-            Kind::Gauge,
+            MetricKind::Gauge,
             "Endpoints that are left alone.",
             delayed,
         ),
         (
             "postrider_log_bytes",
-            Kind::Gauge,
+            MetricKind::Gauge,
             "Size of the log.",
             store.bytes,
         ),
         (
             "postrider_log_segments",
-            Kind::Gauge,
+            MetricKind::Gauge,
             "Files of the log.",
             store.segments,
         ),
         (
             "postrider_log_corrupt_records_total",
-            Kind::Counter,
+            MetricKind::Counter,
             "Records that could not be read.",
             store.corrupt_records,
         ),
         (
             "postrider_recorder_lost_total",
-            Kind::Counter,
+            MetricKind::Counter,
             "What the flight recorder had no room for.",
             recorder.lost,
         ),
         (
             "postrider_up",
-            Kind::Gauge,
+            MetricKind::Gauge,
             "1 while publishes would be accepted.",
             u64::from(up),
         ),
@@ -703,14 +703,14 @@ fn of_the_server(page: &mut Page, server: &Server) {
             spans.1,
         ),
     ] {
-        page.family(name, Kind::Counter, help);
+        page.family(name, MetricKind::Counter, help);
         page.line(name, "", value);
     }
     wrong_credentials(page, server);
     let name = "postrider_proxy_faults_total";
     page.family(
         name,
-        Kind::Counter,
+        MetricKind::Counter,
         "Tunnels that the proxy of egress.proxy did not open.",
     );
     page.line(
@@ -719,7 +719,7 @@ fn of_the_server(page: &mut Page, server: &Server) {
         server.proxy.as_ref().map_or(0, |proxy| proxy.state().faults),
     );
     let name = "postrider_build_info";
-    page.family(name, Kind::Gauge, "Which program this is; always 1.");
+    page.family(name, MetricKind::Gauge, "Which program this is; always 1.");
     let labels = [
         ("version", server.config.version),
         ("profile", server.config.profile.as_str()),

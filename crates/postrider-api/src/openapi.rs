@@ -5,7 +5,7 @@
 #[cfg(test)]
 mod tests;
 
-use postrider_core::json::Raw;
+use postrider_core::json::RawJson;
 use std::borrow::Cow;
 use std::sync::LazyLock;
 
@@ -13,8 +13,8 @@ pub(crate) const TEXT: &str = include_str!("openapi.json");
 
 /// The parsed description. Members keep the order of the file, which serde's maps would not
 /// preserve.
-pub(crate) static DOCUMENT: LazyLock<Raw<'static>> =
-    LazyLock::new(|| Raw::parse(TEXT).expect("a test reads the same file"));
+pub(crate) static DOCUMENT: LazyLock<RawJson<'static>> =
+    LazyLock::new(|| RawJson::parse(TEXT).expect("a test reads the same file"));
 
 /// The paths under `/postrider`, split into segments.
 static PATHS: LazyLock<Vec<Vec<&'static str>>> = LazyLock::new(|| {
@@ -34,17 +34,17 @@ pub(crate) fn has(path: &[&str]) -> bool {
 }
 
 /// An operation of the description with its path.
-pub(crate) struct Operation {
+pub(crate) struct DescribedOperation {
     pub method: String,
     pub path: &'static str,
-    pub told: Raw<'static>,
+    pub told: RawJson<'static>,
 }
 
 /// All operations, in the order of the file.
-pub(crate) fn operations() -> Vec<Operation> {
+pub(crate) fn operations() -> Vec<DescribedOperation> {
     let paths = at(*DOCUMENT, "paths").members();
     let all = paths.flat_map(|path| {
-        path.value.members().map(move |method| Operation {
+        path.value.members().map(move |method| DescribedOperation {
             method: method.name.to_ascii_uppercase(),
             path: path.name,
             told: method.value,
@@ -54,7 +54,7 @@ pub(crate) fn operations() -> Vec<Operation> {
 }
 
 /// Resolves a `$ref`; any other value is returned unchanged.
-pub(crate) fn resolved(value: Raw<'static>) -> Raw<'static> {
+pub(crate) fn resolved(value: RawJson<'static>) -> RawJson<'static> {
     match text(value, "$ref") {
         Some(to) => to.trim_start_matches("#/").split('/').fold(*DOCUMENT, at),
         None => value,
@@ -62,10 +62,10 @@ pub(crate) fn resolved(value: Raw<'static>) -> Raw<'static> {
 }
 
 /// A member of a value; null if absent.
-pub(crate) fn at(value: Raw<'static>, name: &str) -> Raw<'static> {
-    value.get(name).unwrap_or(Raw::trusted("null"))
+pub(crate) fn at(value: RawJson<'static>, name: &str) -> RawJson<'static> {
+    value.get(name).unwrap_or(RawJson::trusted("null"))
 }
 
-pub(crate) fn text(value: Raw<'static>, name: &str) -> Option<Cow<'static, str>> {
+pub(crate) fn text(value: RawJson<'static>, name: &str) -> Option<Cow<'static, str>> {
     value.get(name)?.as_str()
 }

@@ -5,13 +5,13 @@
 //! listener that received the request.
 
 use crate::Server;
-use crate::http::Call;
+use crate::http::ApiCall;
 use http::uri::Authority;
 use std::net::{IpAddr, SocketAddr};
 
 /// Both ends of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Ends {
+pub struct ConnectionEnds {
     /// The peer of the connection: the client, or a proxy in front of the server.
     pub peer: IpAddr,
     /// The server's address that the client connected to.
@@ -55,18 +55,18 @@ impl HostPort {
 
 /// Origin of a web page. Browsers keep pages of different origins apart.
 #[derive(Debug, PartialEq, Eq)]
-struct Origin {
+struct WebOrigin {
     scheme: String,
     host: String,
     port: u16,
 }
 
-impl Origin {
-    fn parse(text: &str) -> Option<Origin> {
+impl WebOrigin {
+    fn parse(text: &str) -> Option<WebOrigin> {
         let (scheme, rest) = text.split_once("://")?;
         let scheme = scheme.to_ascii_lowercase();
         let at = HostPort::parse(rest.split('/').next()?)?;
-        Some(Origin {
+        Some(WebOrigin {
             port: at.port_of(&scheme),
             host: at.host,
             scheme,
@@ -101,7 +101,7 @@ const PROXY_HEADERS: [&str; 4] = ["forwarded", "x-forwarded-for", "x-real-ip", "
 
 /// Whether a request was made on this machine, by a loopback name and not through a local proxy. A
 /// page whose own host name resolves to a loopback address is not accepted.
-pub fn is_local_visit(call: &Call) -> bool {
+pub fn is_local_visit(call: &ApiCall) -> bool {
     let is_loopback = |host: &str| {
         let ip = host.parse::<IpAddr>();
         host == "localhost" || ip.is_ok_and(|ip| ip.to_canonical().is_loopback())
@@ -113,7 +113,7 @@ pub fn is_local_visit(call: &Call) -> bool {
 
 /// For paths without credentials: the client must address the server by one of its own names, and
 /// must not be a page of another origin. Another port is another origin.
-pub fn addressed_by_name(server: &Server, call: &Call) -> Result<(), String> {
+pub fn addressed_by_name(server: &Server, call: &ApiCall) -> Result<(), String> {
     // A page must not reach the server by a name of its own that resolves to the server's address
     // (DNS rebinding) …
     let host = call.host();
@@ -125,19 +125,19 @@ pub fn addressed_by_name(server: &Server, call: &Call) -> Result<(), String> {
         ));
     };
     // … nor from its own origin under the server's real name.
-    let own = Origin {
+    let own = WebOrigin {
         scheme: call.scheme.to_owned(),
         port: at.port_of(call.scheme),
         host: at.host,
     };
-    let public = server.config.public_url.as_deref().and_then(Origin::parse);
+    let public = server.config.public_url.as_deref().and_then(WebOrigin::parse);
     for origin in call.headers.get_all(hyper::header::ORIGIN) {
         let origin = origin.to_str().unwrap_or("null");
-        // An origin without a scheme is not sent by browsers; deliveries have such an `Origin`.
+        // An origin without a scheme is not sent by browsers; deliveries have such an `WebOrigin`.
         if !origin.contains("://") && origin != "null" {
             continue;
         }
-        let page = Origin::parse(origin);
+        let page = WebOrigin::parse(origin);
         if page.is_none() || (page.as_ref() != Some(&own) && page != public) {
             return Err(format!(
                 "pages of {origin:?} may not use this server at {}; if they are its own, behind a proxy, set \
@@ -150,14 +150,14 @@ pub fn addressed_by_name(server: &Server, call: &Call) -> Result<(), String> {
 }
 
 /// The listener's own address as a URL.
-fn listener_url(call: &Call) -> String {
+fn listener_url(call: &ApiCall) -> String {
     let local = SocketAddr::new(call.local.ip().to_canonical(), call.local.port());
     format!("{}://{local}", call.scheme)
 }
 
 /// Prefix of URLs in answers: `listen.public_url`, or the address that the client used if it is one
 /// of the server's own names, or the listener's address.
-pub fn answer_base(server: &Server, call: &Call) -> String {
+pub fn answer_base(server: &Server, call: &ApiCall) -> String {
     if let Some(url) = &server.config.public_url {
         return url.trim_end_matches('/').to_owned();
     }
@@ -165,7 +165,7 @@ pub fn answer_base(server: &Server, call: &Call) -> String {
 }
 
 /// Like [`answer_base`] but without `listen.public_url`, as the edge module does.
-pub fn request_base(server: &Server, call: &Call) -> String {
+pub fn request_base(server: &Server, call: &ApiCall) -> String {
     match HostPort::parse(call.host()) {
         Some(at) if is_own_name(server, call.local, &at.host) => format!("{}://{}", call.scheme, call.host()),
         _ => listener_url(call),
@@ -174,7 +174,7 @@ pub fn request_base(server: &Server, call: &Call) -> String {
 
 /// Prefix of validation URLs. Webhooks and people visit these URLs: one of the server's names with
 /// another port than the listener's could lead to another program on this machine.
-pub fn validation_base(server: &Server, call: &Call) -> String {
+pub fn validation_base(server: &Server, call: &ApiCall) -> String {
     let at = HostPort::parse(call.host());
     let own_port = at.is_some_and(|at| at.port_of(call.scheme) == call.local.port());
     match server.config.public_url.is_some() || own_port {
@@ -236,13 +236,13 @@ mod tests {
 
     #[test]
     fn origins_differ_by_scheme_host_and_port() {
-        let same = |one: &str, other: &str| Origin::parse(one) == Origin::parse(other);
+        let same = |one: &str, other: &str| WebOrigin::parse(one) == WebOrigin::parse(other);
         assert!(same("http://localhost", "http://LOCALHOST:80"));
         assert!(same("https://h:443", "https://h/portal"));
         assert!(!same("http://localhost:5888", "http://localhost:3000"));
         assert!(!same("http://localhost:5888", "https://localhost:5888"));
         assert!(!same("http://localhost:5888", "http://127.0.0.1:5888"));
-        assert_eq!(Origin::parse("null"), None);
-        assert_eq!(Origin::parse("http://localhost@evil.example"), None);
+        assert_eq!(WebOrigin::parse("null"), None);
+        assert_eq!(WebOrigin::parse("http://localhost@evil.example"), None);
     }
 }

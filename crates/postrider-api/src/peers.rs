@@ -3,13 +3,13 @@
 //! its partitions. The node that a client asks sends a peer request to all nodes and merges their
 //! replies. A single server uses none of this.
 
-pub(crate) mod stories;
+pub(crate) mod event_history;
 pub(crate) mod search;
-pub(crate) mod numbers;
+pub(crate) mod statistics;
 pub(crate) mod live;
 
 use crate::Server;
-use crate::{audit, behind, control, dead_letters, filters, listen, logins, ours};
+use crate::{audit, catch_up, dead_letters, filters, listen, logins, own_api, subscription_control};
 use async_trait::async_trait;
 use bytes::Bytes;
 use serde::Serialize;
@@ -30,7 +30,7 @@ pub trait Peers: Send + Sync {
     fn is_present(&self, id: &str) -> bool;
     /// Sends a peer request to every node, this one included, and waits one second at most.
     /// `question` names the request.
-    async fn ask(&self, question: &str, body: Bytes) -> Gathered;
+    async fn ask(&self, question: &str, body: Bytes) -> RawPeerReplies;
     /// Sends a peer request to the node with this id. `Err` is the reason for the lack of a reply.
     /// Dropping the future gives the request up.
     async fn ask_one(&self, id: &str, question: &str, body: Bytes, within: Duration)
@@ -43,7 +43,7 @@ pub trait Peers: Send + Sync {
 
 /// Replies to a peer request.
 #[derive(Clone, Debug, Default)]
-pub struct Gathered {
+pub struct RawPeerReplies {
     /// By the names of the nodes.
     pub answers: Vec<(String, Result<Bytes, String>)>,
     /// The names of nodes that did not reply.
@@ -51,7 +51,7 @@ pub struct Gathered {
 }
 
 /// Replies of all nodes, deserialized.
-pub(crate) struct Heard<T> {
+pub(crate) struct PeerResponses<T> {
     pub answers: Vec<(String, T)>,
     pub missing: Vec<String>,
 }
@@ -61,13 +61,13 @@ pub(crate) async fn gather<T: DeserializeOwned>(
     peers: &dyn Peers,
     question: &str,
     asked: &impl Serialize,
-) -> Heard<T> {
+) -> PeerResponses<T> {
     let body = serde_json::to_vec(asked).expect("names are strings");
     read(question, peers.ask(question, body.into()).await)
 }
 
-pub(crate) fn read<T: DeserializeOwned>(question: &str, gathered: Gathered) -> Heard<T> {
-    let mut heard = Heard {
+pub(crate) fn read<T: DeserializeOwned>(question: &str, gathered: RawPeerReplies) -> PeerResponses<T> {
+    let mut heard = PeerResponses {
         answers: Vec::with_capacity(gathered.answers.len()),
         missing: gathered.missing,
     };
@@ -96,39 +96,39 @@ pub(crate) fn note_missing(shown: &mut Value, mut missing: Vec<String>) {
 /// Answers a peer request. `Err` is the reason for the lack of a reply.
 pub async fn answer(server: &Arc<Server>, question: &str, body: Bytes) -> Result<Bytes, String> {
     match question {
-        behind::CATCH_UP => behind::answer_catch_up(server).await,
+        catch_up::CATCH_UP => catch_up::answer_catch_up(server).await,
         "access" => {
             server.refresh_access().await?;
             Ok(Bytes::from_static(b"{}"))
         }
         "logins" => written(&logins::own_logins(server)),
-        "trace" => written(&stories::answer_trace(server, asked(&body)?).await?),
-        "happened" => written(&stories::answer_happened(server, asked(&body)?).await?),
+        "trace" => written(&event_history::answer_trace(server, asked(&body)?).await?),
+        "happened" => written(&event_history::answer_deliveries(server, asked(&body)?).await?),
         "search" => written(&search::answer(server, asked(&body)?).await?),
         "events-at" => written(&live::answer_events_at(server, asked(&body)?).await?),
         "watch" => {
             server.live.watched(server);
             Ok(Bytes::from_static(b"{}"))
         }
-        "numbers" => written(&numbers::own(server, asked(&body)?)),
-        "details" => written(&numbers::own_details(server, asked(&body)?)),
-        "series" => written(&numbers::own_series(server, asked(&body)?)),
-        "endpoints" => written(&ours::own_endpoints(server)),
-        "admit" => written(&ours::own_admit(server, asked(&body)?)),
-        "probe" => written(&control::own_probe(server, asked(&body)?)),
+        "numbers" => written(&statistics::own(server, asked(&body)?)),
+        "details" => written(&statistics::own_details(server, asked(&body)?)),
+        "series" => written(&statistics::own_series(server, asked(&body)?)),
+        "endpoints" => written(&own_api::own_endpoints(server)),
+        "admit" => written(&own_api::own_admit(server, asked(&body)?)),
+        "probe" => written(&subscription_control::own_probe(server, asked(&body)?)),
         "audit" => written(&audit::api::own(server, asked(&body)?).await?),
         "audit-verify" => match server.audit.clone() {
             Some(audit) => written(&audit::api::own_verify(audit).await?),
             None => Err("this node keeps no audit log".to_owned()),
         },
         "letters" => written(&dead_letters::own_letters(server, asked(&body)?).await?),
-        "letter" => written(&dead_letters::own_letter(server, asked(&body)?).await?),
+        "letter" => written(&dead_letters::local_pending_letter(server, asked(&body)?).await?),
         "letters-pending" => written(&dead_letters::own_pending(server, asked(&body)?).await?),
         "letters-write" => written(&dead_letters::own_write(server, asked(&body)?).await?),
         "letters-waiting" => written(&dead_letters::own_waiting(&server.engine)),
-        "filter-test" => written(&filters::own_test(server, &body).await?),
-        "listen-deliver" => listen::elsewhere::answer_delivery(server, body).await,
-        "listen-answer" => listen::elsewhere::answer_answer(server, body).await,
+        "filter-test" => written(&filters::test_local_events(server, &body).await?),
+        "listen-deliver" => listen::remote::answer_delivery(server, body).await,
+        "listen-answer" => listen::remote::answer_answer(server, body).await,
         other => Err(format!("{other:?} is not a question that this version knows")),
     }
 }
@@ -148,7 +148,7 @@ pub(crate) mod tests {
 
     #[test]
     fn who_does_not_answer_well_is_missing() {
-        let gathered = Gathered {
+        let gathered = RawPeerReplies {
             answers: vec![
                 ("a".into(), Ok(Bytes::from_static(b"[1,2]"))),
                 ("b".into(), Err("no".into())),
@@ -156,7 +156,7 @@ pub(crate) mod tests {
             ],
             missing: vec!["d".into()],
         };
-        let heard: Heard<Vec<u64>> = read("what", gathered);
+        let heard: PeerResponses<Vec<u64>> = read("what", gathered);
         assert_eq!(heard.answers, [("a".to_owned(), vec![1, 2])]);
         let mut shown = json!({});
         note_missing(&mut shown, heard.missing);

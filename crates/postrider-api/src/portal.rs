@@ -4,13 +4,13 @@
 mod tests;
 
 use crate::Server;
-use crate::access::NoAccess;
-use crate::docs::Html;
-use crate::http::{Answer, Call, Content, empty};
+use crate::access::AccessRefusal;
+use crate::docs::HtmlBuffer;
+use crate::http::{Answer, ApiCall, ResponseContent, empty};
 use crate::logins::LoginKind;
-use crate::ours::{Problem, body, nothing_here, read_object};
 use crate::own_address::is_local_visit;
-use crate::sessions::{LIFETIME, Session, Sessions, TOKEN, cookie_name, is_https};
+use crate::own_api::{Problem, body, nothing_here, read_object};
+use crate::sessions::{LIFETIME, PortalSession, PortalSessions, TOKEN, cookie_name, is_https};
 use crate::throttle::{CredentialKind, LockedOut};
 use bytes::Bytes;
 use http_body_util::Full;
@@ -19,7 +19,7 @@ use hyper::header::{
     REFERRER_POLICY, SET_COOKIE, VARY, X_CONTENT_TYPE_OPTIONS, X_FRAME_OPTIONS,
 };
 use hyper::{Method, StatusCode};
-use postrider_portal::{File, INDEX};
+use postrider_portal::{INDEX, PortalFile};
 use serde_json::{Value, json};
 use std::collections::HashMap;
 use std::hash::{DefaultHasher, Hasher};
@@ -32,7 +32,7 @@ const OPENER_POLICY: HeaderName = HeaderName::from_static("cross-origin-opener-p
 const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; \
                       img-src 'self' data:; form-action 'self'; frame-ancestors 'none'; base-uri 'none'";
 
-pub(crate) async fn answer(server: &Server, call: &mut Call) -> Answer {
+pub(crate) async fn answer(server: &Server, call: &mut ApiCall) -> Answer {
     let outcome = route(server, call).await;
     guarded(outcome.unwrap_or_else(|problem| problem.answer(&call.id)))
 }
@@ -57,7 +57,7 @@ pub(crate) fn guarded(mut answer: Answer) -> Answer {
     answer
 }
 
-async fn route(server: &Server, call: &mut Call) -> Result<Answer, Problem> {
+async fn route(server: &Server, call: &mut ApiCall) -> Result<Answer, Problem> {
     let path = call.uri.path();
     if path == "/portal/session" {
         return match call.method {
@@ -81,9 +81,9 @@ async fn route(server: &Server, call: &mut Call) -> Result<Answer, Problem> {
 
 /// The page for visitors without a session. Its markup says so, so that its scripts send no request
 /// that would only be refused.
-static STRANGERS: LazyLock<File> = LazyLock::new(|| {
+static STRANGERS: LazyLock<PortalFile> = LazyLock::new(|| {
     let index = postrider_portal::file(INDEX).expect("the portal has a first page");
-    File {
+    PortalFile {
         path: "a stranger's index.html",
         bytes: index_with("data-visitor=\"stranger\"").into_bytes().leak(),
         ..*index
@@ -107,7 +107,7 @@ pub struct LocalSignInPage {
 
 impl LocalSignInPage {
     pub fn new(credentials: &Path) -> LocalSignInPage {
-        let mut path = Html::default();
+        let mut path = HtmlBuffer::default();
         path.text(&credentials.to_string_lossy());
         let page = index_with(&format!(
             "data-visitor=\"stranger\" data-credentials=\"{}\"",
@@ -120,7 +120,7 @@ impl LocalSignInPage {
     }
 }
 
-fn index(server: &Server, call: &Call, file: &File) -> Answer {
+fn index(server: &Server, call: &ApiCall, file: &PortalFile) -> Answer {
     // A visitor who follows a link from another site may have a session although the request has no
     // cookie: browsers do not send it with such requests.
     let is_from_elsewhere = matches!(call.header("sec-fetch-site"), Some("cross-site" | "same-site"));
@@ -142,13 +142,13 @@ static TAGS: LazyLock<HashMap<&'static str, String>> = LazyLock::new(|| {
     files.map(|file| (file.path, tag_of(file.bytes))).collect()
 });
 
-fn static_file(call: &Call, file: &File) -> Answer {
+fn static_file(call: &ApiCall, file: &PortalFile) -> Answer {
     let tag = TAGS.get(file.path).map_or("", String::as_str);
     tagged(call, file.content_type, Bytes::from_static(file.bytes), tag)
 }
 
 /// An answer whose content is the same for the lifetime of the process.
-pub(crate) fn content(call: &Call, content_type: &'static str, bytes: Bytes) -> Answer {
+pub(crate) fn content(call: &ApiCall, content_type: &'static str, bytes: Bytes) -> Answer {
     let tag = tag_of(&bytes);
     tagged(call, content_type, bytes, &tag)
 }
@@ -159,7 +159,7 @@ fn tag_of(bytes: &[u8]) -> String {
     format!("\"{:016x}\"", hasher.finish())
 }
 
-fn tagged(call: &Call, content_type: &'static str, bytes: Bytes, tag: &str) -> Answer {
+fn tagged(call: &ApiCall, content_type: &'static str, bytes: Bytes, tag: &str) -> Answer {
     let known = call.headers.get_all(IF_NONE_MATCH).into_iter();
     let mut known = known
         .filter_map(|header| header.to_str().ok())
@@ -171,7 +171,7 @@ fn tagged(call: &Call, content_type: &'static str, bytes: Bytes, tag: &str) -> A
         false => empty(StatusCode::OK, &call.id),
     };
     if !same {
-        *answer.body_mut() = Content::Whole(Full::new(bytes));
+        *answer.body_mut() = ResponseContent::Whole(Full::new(bytes));
     }
     let headers = answer.headers_mut();
     headers.insert(CONTENT_TYPE, HeaderValue::from_static(content_type));
@@ -184,7 +184,7 @@ fn tagged(call: &Call, content_type: &'static str, bytes: Bytes, tag: &str) -> A
 }
 
 /// Body: `{"secret": …}` of a client.
-async fn sign_in(server: &Server, call: &mut Call) -> Result<Answer, Problem> {
+async fn sign_in(server: &Server, call: &mut ApiCall) -> Result<Answer, Problem> {
     server.check_page(call)?;
     // Pages of other origins can post text without a preflight request, but not JSON.
     let content_type = call.header("content-type").unwrap_or_default();
@@ -223,7 +223,7 @@ async fn sign_in(server: &Server, call: &mut Call) -> Result<Answer, Problem> {
     if let Ok(Some((_, replaced))) = server.session(call) {
         server.end_session(&replaced).await;
     }
-    let (id, token, session) = Sessions::begin(&client.id, server.access.session_seal(), now);
+    let (id, token, session) = PortalSessions::begin(&client.id, server.access.session_seal(), now);
     let mut answer = shown(server, call, &session, token.expose())?;
     let seconds = LIFETIME.as_secs();
     server.login_succeeded(call, LoginKind::Portal, &client.id, session.given());
@@ -231,14 +231,14 @@ async fn sign_in(server: &Server, call: &mut Call) -> Result<Answer, Problem> {
     Ok(answer)
 }
 
-fn current(server: &Server, call: &Call) -> Result<Answer, Problem> {
+fn current(server: &Server, call: &ApiCall) -> Result<Answer, Problem> {
     let (_, session) = required(server, call)?;
     // The request was admitted, so it holds the session's token.
     let token = call.header(TOKEN).unwrap_or_default();
     shown(server, call, &session, token)
 }
 
-async fn sign_out(server: &Server, call: &Call) -> Result<Answer, Problem> {
+async fn sign_out(server: &Server, call: &ApiCall) -> Result<Answer, Problem> {
     let (_, session) = required(server, call)?;
     if let Ok(caller) = server.caller_of_session(&session) {
         call.notes.caller(&caller, "session");
@@ -249,19 +249,19 @@ async fn sign_out(server: &Server, call: &Call) -> Result<Answer, Problem> {
     Ok(answer)
 }
 
-fn required(server: &Server, call: &Call) -> Result<(String, Session), Problem> {
+fn required(server: &Server, call: &ApiCall) -> Result<(String, PortalSession), Problem> {
     let session = server.session(call)?;
-    session.ok_or_else(|| NoAccess::unknown("nobody has signed in").into())
+    session.ok_or_else(|| AccessRefusal::unknown("nobody has signed in").into())
 }
 
-fn shown(server: &Server, call: &Call, session: &Session, token: &str) -> Result<Answer, Problem> {
+fn shown(server: &Server, call: &ApiCall, session: &PortalSession, token: &str) -> Result<Answer, Problem> {
     let caller = server.caller_of_session(session)?;
     let roles: Vec<&str> = caller.roles.iter().map(|role| role.name()).collect();
     let shown = json!({"csrf": token, "client": caller.id, "roles": roles});
     Ok(body(call, shown))
 }
 
-fn set_cookie(server: &Server, call: &Call, answer: &mut Answer, id: &str, seconds: u64) {
+fn set_cookie(server: &Server, call: &ApiCall, answer: &mut Answer, id: &str, seconds: u64) {
     let secure = if is_https(server, call) { "; Secure" } else { "" };
     let name = cookie_name(server, call);
     let cookie = format!("{name}={id}; Path=/; Max-Age={seconds}; HttpOnly; SameSite=Strict{secure}");

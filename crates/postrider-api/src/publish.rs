@@ -1,25 +1,25 @@
 //! The publish API of the cloud: publishing to topics and domains.
 
 use crate::Server;
-use crate::access::{Caller, Need, NoAccess};
-use crate::bodies::BodyCharge;
+use crate::access::{AccessRefusal, Caller, RequiredPermission};
+use crate::body_memory::BodyCharge;
 use crate::connections::client_network;
-use crate::http::{Answer, Call, CutShort, empty, json, off_worker, status};
+use crate::http::{Answer, ApiCall, BodyReadError, compute_off_worker, empty, json, status};
 use crate::throttle::{CredentialKind, LockedOut, are_unguessable};
 use bytes::Bytes;
 use hyper::header::{ALLOW, HeaderName, HeaderValue, RETRY_AFTER};
 use hyper::{Method, StatusCode};
-use postrider_core::event::{Batch, Schema};
+use postrider_core::event::{EventSchema, PublishedBatch};
 use postrider_core::filter::FilterBudget;
 use postrider_core::subscription::TopicKind;
-use postrider_core::trace::{TRACEPARENT, TRACESTATE, kept};
+use postrider_core::trace::{TRACEPARENT, TRACESTATE, stored_context};
 use postrider_engine::attempt::HOPS;
 use postrider_engine::directory::{BudgetScope, TopicEntry};
 use postrider_store::Error as StoreError;
 use postrider_wire::arm::ip_allowed;
-use postrider_wire::auth::{Authorized, Guard, Presented, authorize};
+use postrider_wire::auth::{AuthorizedBy, PresentedCredentials, TopicCredentials, authorize};
 use postrider_wire::error::{cloud_error_body, edge_error_body, schema_name};
-use postrider_wire::publish::{Head, PublishError, Road, Rules, parse};
+use postrider_wire::publish::{EventRules, PublishApi, PublishError, PublishHeaders, parse};
 use std::borrow::Cow;
 use std::sync::Arc;
 
@@ -35,7 +35,7 @@ const FILTER_INLINE_BYTES_MAX: u64 = 2 << 20;
 pub const FILTER_REQUEST_EVENTS: u64 = 4;
 
 /// `POST /topics/{topic}/api/events`
-pub async fn topic(server: &Arc<Server>, call: &mut Call, name: &str) -> Answer {
+pub async fn topic(server: &Arc<Server>, call: &mut ApiCall, name: &str) -> Answer {
     match server.engine.directory.topic(name) {
         Some(topic) => events(server, call, topic).await,
         None => unknown(server, call),
@@ -43,7 +43,7 @@ pub async fn topic(server: &Arc<Server>, call: &mut Call, name: &str) -> Answer 
 }
 
 /// `POST /domains/{domain}/api/events`
-pub async fn domain(server: &Arc<Server>, call: &mut Call, name: &str) -> Answer {
+pub async fn domain(server: &Arc<Server>, call: &mut ApiCall, name: &str) -> Answer {
     match server.engine.directory.domain(name) {
         Some(topic) => events(server, call, topic).await,
         None => unknown(server, call),
@@ -51,7 +51,7 @@ pub async fn domain(server: &Arc<Server>, call: &mut Call, name: &str) -> Answer
 }
 
 /// `POST /api/events`, with the topic or domain in the host's first label.
-pub async fn by_host(server: &Arc<Server>, call: &mut Call) -> Answer {
+pub async fn by_host(server: &Arc<Server>, call: &mut ApiCall) -> Answer {
     let name = call.host().split(['.', ':']).next().unwrap_or("").to_owned();
     let directory = &server.engine.directory;
     match directory.topic(&name).or_else(|| directory.domain(&name)) {
@@ -62,22 +62,22 @@ pub async fn by_host(server: &Arc<Server>, call: &mut Call) -> Answer {
 
 /// Answers for a topic or domain that does not exist, or for a publish URL without `/api/events`.
 /// Counted as a refused publish request.
-pub fn unknown(server: &Server, call: &Call) -> Answer {
-    refuse(server, call, &not_found(call), Road::Cloud)
+pub fn unknown(server: &Server, call: &ApiCall) -> Answer {
+    refuse(server, call, &not_found(call), PublishApi::Cloud)
 }
 
 /// Answers for a path that does not exist. Nobody publishes there, so it is not counted as a
 /// refused publish request.
-pub fn no_such_path(call: &Call) -> Answer {
-    answer_refused(call, &not_found(call), Road::Cloud)
+pub fn no_such_path(call: &ApiCall) -> Answer {
+    answer_refused(call, &not_found(call), PublishApi::Cloud)
 }
 
-fn not_found(call: &Call) -> PublishError {
+fn not_found(call: &ApiCall) -> PublishError {
     let uri = format!("{}://{}{}", call.scheme, call.host(), call.uri.path());
     PublishError::not_found(&uri)
 }
 
-async fn events(server: &Arc<Server>, call: &mut Call, topic: Arc<TopicEntry>) -> Answer {
+async fn events(server: &Arc<Server>, call: &mut ApiCall, topic: Arc<TopicEntry>) -> Answer {
     match call.method {
         Method::POST => {}
         Method::OPTIONS => {
@@ -92,7 +92,7 @@ async fn events(server: &Arc<Server>, call: &mut Call, topic: Arc<TopicEntry>) -
         Method::HEAD => return empty(StatusCode::NOT_FOUND, &call.id),
         _ => {
             let error = PublishError::method_not_allowed(call.method.as_str());
-            let mut answer = refuse(server, call, &error, Road::Cloud);
+            let mut answer = refuse(server, call, &error, PublishApi::Cloud);
             answer
                 .headers_mut()
                 .insert(ALLOW, HeaderValue::from_static("OPTIONS, POST"));
@@ -101,9 +101,9 @@ async fn events(server: &Arc<Server>, call: &mut Call, topic: Arc<TopicEntry>) -
     }
     let publisher = match check(server, call, &topic) {
         Ok(publisher) => publisher,
-        Err(error) => return count_refusal(server, call, &topic, &error, Road::Cloud),
+        Err(error) => return count_refusal(server, call, &topic, &error, PublishApi::Cloud),
     };
-    match accept(server, call, &topic, Road::Cloud, &publisher).await {
+    match accept(server, call, &topic, PublishApi::Cloud, &publisher).await {
         Ok(()) => {
             let mut answer = empty(StatusCode::OK, &call.id);
             answer
@@ -111,16 +111,16 @@ async fn events(server: &Arc<Server>, call: &mut Call, topic: Arc<TopicEntry>) -
                 .insert(SUPPORTED, HeaderValue::from_static(API_VERSION));
             answer
         }
-        Err(error) => count_refusal(server, call, &topic, &error, Road::Cloud),
+        Err(error) => count_refusal(server, call, &topic, &error, PublishApi::Cloud),
     }
 }
 
 pub fn count_refusal(
     server: &Server,
-    call: &Call,
+    call: &ApiCall,
     topic: &TopicEntry,
     error: &PublishError,
-    road: Road,
+    road: PublishApi,
 ) -> Answer {
     postrider_engine::counters::add(&topic.published.refused, 1);
     if error.status >= 500 {
@@ -130,7 +130,7 @@ pub fn count_refusal(
 }
 
 /// Checks the API version, the network rules and the credential.
-fn check(server: &Server, call: &Call, topic: &TopicEntry) -> Result<Cow<'static, str>, PublishError> {
+fn check(server: &Server, call: &ApiCall, topic: &TopicEntry) -> Result<Cow<'static, str>, PublishError> {
     check_version(call)?;
     check_network(call, topic)?;
     let presented = presented(call);
@@ -147,7 +147,7 @@ fn check(server: &Server, call: &Call, topic: &TopicEntry) -> Result<Cow<'static
                 .map(|url| format!("{url}{}", call.uri.path())),
         );
     }
-    let guard = Guard {
+    let guard = TopicCredentials {
         keys: [&topic.topic.keys[0], &topic.topic.keys[1]],
         local_auth_disabled: topic.topic.local_auth_disabled,
         url_used: &url_used,
@@ -167,10 +167,10 @@ fn check(server: &Server, call: &Call, topic: &TopicEntry) -> Result<Cow<'static
             .map_err(locked_out)?;
     }
     match authorized? {
-        Authorized::Key(1) => Ok("key1".into()),
-        Authorized::Key(_) => Ok("key2".into()),
-        Authorized::SasToken => Ok("SAS token".into()),
-        Authorized::Bearer(token) => {
+        AuthorizedBy::Key(1) => Ok("key1".into()),
+        AuthorizedBy::Key(_) => Ok("key2".into()),
+        AuthorizedBy::SasToken => Ok("SAS token".into()),
+        AuthorizedBy::Bearer(token) => {
             let caller = check_token(server, call, token)?;
             Ok(format!("client {}", caller.id).into())
         }
@@ -179,7 +179,7 @@ fn check(server: &Server, call: &Call, topic: &TopicEntry) -> Result<Cow<'static
 
 /// Checks `publicNetworkAccess` and `inboundIpRules`. Private endpoints do not exist here, so a
 /// topic without public access accepts no events at all.
-fn check_network(call: &Call, topic: &TopicEntry) -> Result<(), PublishError> {
+fn check_network(call: &ApiCall, topic: &TopicEntry) -> Result<(), PublishError> {
     let allowed = topic.topic.public_network && ip_allowed(&topic.topic.inbound_ip_rules, call.peer);
     if allowed {
         return Ok(());
@@ -191,7 +191,7 @@ fn check_network(call: &Call, topic: &TopicEntry) -> Result<(), PublishError> {
     Err(PublishError::forbidden(&why))
 }
 
-pub fn check_version(call: &Call) -> Result<(), PublishError> {
+pub fn check_version(call: &ApiCall) -> Result<(), PublishError> {
     match call.query("api-version") {
         None | Some(API_VERSION | EDGE_API_VERSION) => Ok(()),
         Some(other) => Err(PublishError::api_version_unsupported(
@@ -201,10 +201,10 @@ pub fn check_version(call: &Call) -> Result<(), PublishError> {
     }
 }
 
-pub fn presented(call: &Call) -> Presented<'_> {
+pub fn presented(call: &ApiCall) -> PresentedCredentials<'_> {
     // A credential that is not text is wrong, not absent.
     let header = |name: &str| call.headers.get(name).map(|value| value.to_str().unwrap_or("?"));
-    Presented {
+    PresentedCredentials {
         key: header("aeg-sas-key"),
         token: header("aeg-sas-token"),
         authorization: header("authorization"),
@@ -214,7 +214,7 @@ pub fn presented(call: &Call) -> Presented<'_> {
 
 /// Checks the topic's own restrictions for events that the edge API accepts: network rules and
 /// disabled local authentication.
-pub fn check_edge(server: &Server, call: &Call, topic: &TopicEntry) -> Result<(), PublishError> {
+pub fn check_edge(server: &Server, call: &ApiCall, topic: &TopicEntry) -> Result<(), PublishError> {
     check_network(call, topic)?;
     if !topic.topic.local_auth_disabled {
         return Ok(());
@@ -231,23 +231,23 @@ pub fn check_edge(server: &Server, call: &Call, topic: &TopicEntry) -> Result<()
 }
 
 /// The caller of a bearer token, if it may publish.
-fn check_token(server: &Server, call: &Call, token: &str) -> Result<Caller, PublishError> {
+fn check_token(server: &Server, call: &ApiCall, token: &str) -> Result<Caller, PublishError> {
     let caller = server
         .caller_of_token(call, token)
-        .and_then(|c| c.need(Need::Send));
+        .and_then(|c| c.need(RequiredPermission::Send));
     caller.map_err(|refused| match refused {
-        NoAccess::Unknown(reason) => PublishError::key_unauthorized(call.host(), Some(&reason)),
-        NoAccess::Forbidden(reason) => PublishError::forbidden(&reason),
-        NoAccess::LockedOut(reason) => PublishError::locked_out(reason),
+        AccessRefusal::Unknown(reason) => PublishError::key_unauthorized(call.host(), Some(&reason)),
+        AccessRefusal::Forbidden(reason) => PublishError::forbidden(&reason),
+        AccessRefusal::LockedOut(reason) => PublishError::locked_out(reason),
     })
 }
 
 /// Reads the events, routes them, and returns when they are durable.
 pub async fn accept(
     server: &Server,
-    call: &mut Call,
+    call: &mut ApiCall,
     topic: &TopicEntry,
-    road: Road,
+    road: PublishApi,
     publisher: &str,
 ) -> Result<(), PublishError> {
     let limits = server.config.limits;
@@ -258,14 +258,14 @@ pub async fn accept(
     let body = match call.read_body(limits.request_bytes).await {
         Ok(Some(body)) => body,
         Ok(None) => return Err(PublishError::request_too_large(limits.request_bytes)),
-        Err(CutShort::Broken) => {
+        Err(BodyReadError::Broken) => {
             return Err(PublishError::nonconforming(
                 topic.topic.input_schema,
                 "The body was cut short.",
             ));
         }
-        Err(CutShort::NoRoom) => return Err(PublishError::too_many_requests()),
-        Err(cut @ CutShort::TooSlow(_)) => return Err(PublishError::request_timeout(&cut.reason())),
+        Err(BodyReadError::NoRoom) => return Err(PublishError::too_many_requests()),
+        Err(cut @ BodyReadError::TooSlow(_)) => return Err(PublishError::request_timeout(&cut.reason())),
     };
     // Not admitted earlier: a body that does not arrive would hold the slot.
     let Some(_place) = server.admit_publish() else {
@@ -286,13 +286,13 @@ pub async fn accept(
         }
     };
     let now = server.engine.clock.now();
-    let rules = Rules {
+    let rules = EventRules {
         road,
         schema: topic.topic.input_schema,
         mapping: topic.topic.mapping.as_ref(),
         topic_id: match road {
-            Road::Cloud => &topic.full_id,
-            Road::Edge => &topic.topic.name,
+            PublishApi::Cloud => &topic.full_id,
+            PublishApi::Edge => &topic.topic.name,
         },
         domain: matches!(topic.topic.kind, TopicKind::Domain { .. }),
         limits,
@@ -305,7 +305,7 @@ pub async fn accept(
     let request_budget = FilterBudget::bytes(request_bytes_max);
     let route = |body: Bytes, request_budget: FilterBudget| {
         let ce_headers = ce_headers(call, topic.topic.input_schema);
-        let head = Head {
+        let head = PublishHeaders {
             content_type: call.header("content-type"),
             ce_headers: &ce_headers,
         };
@@ -315,7 +315,7 @@ pub async fn accept(
             router.route(&event.envelope, event.domain_topic.as_deref())
         })?;
         let batch = |(matched, routed)| {
-            let batch = Batch {
+            let batch = PublishedBatch {
                 topic: topic.topic.id,
                 schema: topic.topic.input_schema,
                 received: now,
@@ -346,7 +346,7 @@ pub async fn accept(
         Some(routed) => routed,
         None => {
             let _turn = server.filter_turns.take(topic.topic.id).await;
-            off_worker(|| route(body, request_budget))?
+            compute_off_worker(|| route(body, request_budget))?
         }
     };
     let (batch, routed) = routed.map_err(|over| match over.scope {
@@ -364,7 +364,7 @@ pub async fn accept(
 }
 
 /// Number of hops that led to this request, as stated by the delivering server.
-fn hops(call: &Call) -> Result<u32, PublishError> {
+fn hops(call: &ApiCall) -> Result<u32, PublishError> {
     let mut values = call.headers.get_all(HOPS).iter();
     let Some(value) = values.next() else { return Ok(0) };
     let digits = value.to_str().unwrap_or_default();
@@ -386,7 +386,7 @@ pub fn check_current(server: &Server) -> Result<(), PublishError> {
 }
 
 /// The trace context of the request. Malformed values are ignored; two parents count as none.
-fn trace(call: &Call) -> Option<Box<str>> {
+fn trace(call: &ApiCall) -> Option<Box<str>> {
     let mut parents = call.headers.get_all(TRACEPARENT).iter();
     let (Some(parent), None) = (parents.next(), parents.next()) else {
         return None;
@@ -394,13 +394,13 @@ fn trace(call: &Call) -> Option<Box<str>> {
     let states = call.headers.get_all(TRACESTATE).iter();
     // A value that is not text makes the whole state malformed.
     let states = states.map(|state| state.to_str().unwrap_or("="));
-    Some(kept(parent.to_str().ok()?, states)?.into())
+    Some(stored_context(parent.to_str().ok()?, states)?.into())
 }
 
 /// Headers of a CloudEvent in binary mode. A value that is not text becomes one that no rule
 /// accepts.
-fn ce_headers(call: &Call, schema: Schema) -> Vec<(&str, &str)> {
-    if schema != Schema::CloudEvent {
+fn ce_headers(call: &ApiCall, schema: EventSchema) -> Vec<(&str, &str)> {
+    if schema != EventSchema::CloudEvent {
         return Vec::new();
     }
     let ours = call
@@ -411,15 +411,15 @@ fn ce_headers(call: &Call, schema: Schema) -> Vec<(&str, &str)> {
         .collect()
 }
 
-pub fn refuse(server: &Server, call: &Call, error: &PublishError, road: Road) -> Answer {
+pub fn refuse(server: &Server, call: &ApiCall, error: &PublishError, road: PublishApi) -> Answer {
     server.note_publish_refused(call, error.status, &error.message);
     answer_refused(call, error, road)
 }
 
-fn answer_refused(call: &Call, error: &PublishError, road: Road) -> Answer {
+fn answer_refused(call: &ApiCall, error: &PublishError, road: PublishApi) -> Answer {
     let body = match road {
-        Road::Cloud => cloud_error_body(error),
-        Road::Edge => edge_error_body(error.status, error.detail, &error.message),
+        PublishApi::Cloud => cloud_error_body(error),
+        PublishApi::Edge => edge_error_body(error.status, error.detail, &error.message),
     };
     let mut answer = json(status(error.status), body, &call.id);
     match error.status {

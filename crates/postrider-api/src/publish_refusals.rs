@@ -5,7 +5,7 @@
 //! has to find the reason here.
 
 use crate::Server;
-use crate::http::Call;
+use crate::http::ApiCall;
 use crate::login::shortened;
 use hyper::Method;
 use std::collections::BTreeMap;
@@ -169,7 +169,7 @@ impl RefusalLineLimiter {
 impl Server {
     /// Counts a publish request that is refused with this status, and logs it. Requests that
     /// publish nothing, such as a GET of a topic's URL, are ignored.
-    pub(crate) fn note_publish_refused(&self, call: &Call, status: u16, why: &str) {
+    pub(crate) fn note_publish_refused(&self, call: &ApiCall, status: u16, why: &str) {
         if call.method != Method::POST {
             return;
         }
@@ -192,7 +192,7 @@ impl Server {
 }
 
 /// The kind of credential that came with a request.
-fn credential(call: &Call) -> &'static str {
+fn credential(call: &ApiCall) -> &'static str {
     let names = ["aeg-sas-key", "aeg-sas-token", "authorization"];
     let sent = names.into_iter().find(|name| call.headers.contains_key(*name));
     match sent {

@@ -4,7 +4,7 @@
 //! Otherwise the former would see an unexplained closed connection, and the latter "wrong version
 //! number".
 
-use crate::http::{UNWANTED_BYTES_MAX, UNWANTED_TIMEOUT, Wire};
+use crate::http::{ListenerProtocol, UNWANTED_BYTES_MAX, UNWANTED_TIMEOUT};
 use crate::limits::ClientLimits;
 use serde_json::json;
 use std::net::{IpAddr, SocketAddr};
@@ -31,7 +31,7 @@ pub(crate) enum FirstByte {
 /// Examines the first byte of a connection without consuming it.
 pub(crate) async fn first_byte(
     stream: &TcpStream,
-    wire: &Wire,
+    wire: &ListenerProtocol,
     patience: Duration,
     stop: &CancellationToken,
 ) -> FirstByte {
@@ -50,15 +50,15 @@ pub(crate) async fn first_byte(
     }
 }
 
-fn fits(wire: &Wire, first: u8) -> bool {
-    matches!(wire, Wire::Tls(_)) == (first == TLS_HANDSHAKE)
+fn fits(wire: &ListenerProtocol, first: u8) -> bool {
+    matches!(wire, ListenerProtocol::Tls(_)) == (first == TLS_HANDSHAKE)
 }
 
 /// Answers in plain http. A client that expects http shows the answer; a TLS client logs it at
 /// best.
 pub(crate) async fn answer(
     mut stream: TcpStream,
-    wire: &Wire,
+    wire: &ListenerProtocol,
     peer: IpAddr,
     local: SocketAddr,
     limits: &ClientLimits,
@@ -76,10 +76,12 @@ pub(crate) async fn answer(
     let _ = timeout(UNWANTED_TIMEOUT, refuse).await;
 }
 
-fn refusal(wire: &Wire, port: u16) -> Vec<u8> {
+fn refusal(wire: &ListenerProtocol, port: u16) -> Vec<u8> {
     let message = match wire {
-        Wire::Tls(_) => format!("port {port} speaks https and was sent plain http: use https:// in the URL"),
-        Wire::Plain => {
+        ListenerProtocol::Tls(_) => {
+            format!("port {port} speaks https and was sent plain http: use https:// in the URL")
+        }
+        ListenerProtocol::Plain => {
             format!("port {port} speaks plain http and was sent a TLS handshake: use http:// in the URL")
         }
     };

@@ -7,9 +7,9 @@
 //! gives to a client that has only the cookie.
 
 use crate::Server;
-use crate::access::{Caller, NoAccess, same};
-use crate::http::Call;
-use crate::logins::Given;
+use crate::access::{AccessRefusal, Caller, same};
+use crate::http::ApiCall;
+use crate::logins::IssuedCredential;
 use crate::own_address::addressed_by_name;
 use hyper::header::COOKIE;
 use postrider_core::ids::Secret;
@@ -35,13 +35,13 @@ const ENDED_MAX: usize = 10_000;
 /// Sign-outs are stored there, too; the list kept here ends a session at once, and also if storing
 /// fails.
 #[derive(Default)]
-pub(crate) struct Sessions {
+pub(crate) struct PortalSessions {
     /// Sessions that were ended, by name, with the time when each began.
     ended: Mutex<HashMap<String, Timestamp>>,
 }
 
 #[derive(Clone, Debug)]
-pub(crate) struct Session {
+pub(crate) struct PortalSession {
     /// The id of the client that signed in.
     pub client: String,
     /// Fingerprint of the session's token. The cookie is signed but not encrypted, so it must not
@@ -61,10 +61,10 @@ pub(crate) fn fresh_id() -> String {
     letters.take(16).map(char::from).collect()
 }
 
-impl Session {
-    pub fn given(&self) -> Given<'_> {
+impl PortalSession {
+    pub fn given(&self) -> IssuedCredential<'_> {
         let seconds = self.begun.nanos() / 1_000_000_000;
-        Given {
+        IssuedCredential {
             id: &self.name,
             issued: seconds,
             expires: seconds + LIFETIME.as_secs() as i64,
@@ -87,10 +87,10 @@ impl Session {
         .to_string()
     }
 
-    fn read(text: &str) -> Option<Session> {
+    fn read(text: &str) -> Option<PortalSession> {
         let (client, token_fingerprint, begun, name, epoch): (String, String, i64, String, u64) =
             serde_json::from_str(text).ok()?;
-        Some(Session {
+        Some(PortalSession {
             client,
             token_fingerprint,
             begun: Timestamp::from_nanos(begun),
@@ -100,12 +100,16 @@ impl Session {
     }
 }
 
-impl Sessions {
+impl PortalSessions {
     /// Begins a session and returns its sealed id, its token and the session. Neither can be
     /// guessed. `epoch` is that of the seal.
-    pub fn begin(client: &str, (seal, epoch): (Seal, u64), now: Timestamp) -> (Secret, Secret, Session) {
+    pub fn begin(
+        client: &str,
+        (seal, epoch): (Seal, u64),
+        now: Timestamp,
+    ) -> (Secret, Secret, PortalSession) {
         let token = fresh_key();
-        let session = Session {
+        let session = PortalSession {
             client: client.to_owned(),
             token_fingerprint: fingerprint(token.expose()),
             begun: now,
@@ -115,8 +119,8 @@ impl Sessions {
         (seal.close(&session.write()), token, session)
     }
 
-    pub fn get(&self, id: &str, seal: &Seal, now: Timestamp) -> Option<Session> {
-        let session = Session::read(&seal.open(id)?)?;
+    pub fn get(&self, id: &str, seal: &Seal, now: Timestamp) -> Option<PortalSession> {
+        let session = PortalSession::read(&seal.open(id)?)?;
         if session.is_over(now) {
             // Remembered as ended, so that setting the clock back does not revive the session.
             self.end(&session);
@@ -126,7 +130,7 @@ impl Sessions {
         (!ended.contains_key(&session.name)).then_some(session)
     }
 
-    pub fn end(&self, session: &Session) {
+    pub fn end(&self, session: &PortalSession) {
         let mut ended = self.ended.lock().expect("no panic holds it");
         let newest = ended.values().copied().max().unwrap_or(Timestamp::MIN);
         if ended.len() >= ENDED_MAX {
@@ -146,7 +150,7 @@ impl Sessions {
 /// The name of the session's cookie. It differs by port, so that servers at other ports of the same
 /// host neither overwrite the cookie nor mistake it for theirs. Over https the prefix `__Host-`
 /// keeps other hosts from setting it.
-pub(crate) fn cookie_name(server: &Server, call: &Call) -> String {
+pub(crate) fn cookie_name(server: &Server, call: &ApiCall) -> String {
     let https = is_https(server, call);
     let authority = call.host();
     let port = match authority.rsplit_once(':') {
@@ -161,7 +165,7 @@ pub(crate) fn cookie_name(server: &Server, call: &Call) -> String {
 }
 
 /// Whether the browser uses TLS: with this server, or with a proxy at the public URL.
-pub(crate) fn is_https(server: &Server, call: &Call) -> bool {
+pub(crate) fn is_https(server: &Server, call: &ApiCall) -> bool {
     let public = server.config.public_url.as_deref().unwrap_or_default();
     let public = public.strip_prefix("https://").unwrap_or_default();
     let authority = public.split('/').next().unwrap_or_default();
@@ -170,7 +174,7 @@ pub(crate) fn is_https(server: &Server, call: &Call) -> bool {
 
 /// The values of the cookies with this name. There may be several: other hosts of the same domain
 /// can set cookies too.
-fn presented<'a>(call: &'a Call, cookie: &'a str) -> impl Iterator<Item = &'a str> {
+fn presented<'a>(call: &'a ApiCall, cookie: &'a str) -> impl Iterator<Item = &'a str> {
     let headers = call.headers.get_all(COOKIE).into_iter();
     let pairs = headers
         .filter_map(|header| header.to_str().ok())
@@ -184,7 +188,7 @@ fn presented<'a>(call: &'a Call, cookie: &'a str) -> impl Iterator<Item = &'a st
 impl Server {
     /// The session of a request, with its id; none without a cookie. Refused without the session's
     /// token, and for pages of other origins.
-    pub(crate) fn session(&self, call: &Call) -> Result<Option<(String, Session)>, NoAccess> {
+    pub(crate) fn session(&self, call: &ApiCall) -> Result<Option<(String, PortalSession)>, AccessRefusal> {
         let Some((id, session)) = self.session_of_cookie(call)? else {
             return Ok(None);
         };
@@ -194,14 +198,17 @@ impl Server {
                 true => "is required with a session",
                 false => "is not that of the session",
             };
-            return Err(NoAccess::Forbidden(format!("{TOKEN}: {reason}")));
+            return Err(AccessRefusal::Forbidden(format!("{TOKEN}: {reason}")));
         }
         Ok(Some((id, session)))
     }
 
     /// The session that the cookie names. Proves nothing without the token, see the module's
     /// documentation.
-    pub(crate) fn session_of_cookie(&self, call: &Call) -> Result<Option<(String, Session)>, NoAccess> {
+    pub(crate) fn session_of_cookie(
+        &self,
+        call: &ApiCall,
+    ) -> Result<Option<(String, PortalSession)>, AccessRefusal> {
         let cookie = cookie_name(self, call);
         let mut ids = presented(call, &cookie).peekable();
         if ids.peek().is_none() {
@@ -212,12 +219,12 @@ impl Server {
         let found = ids.find_map(|id| Some((id.to_owned(), self.live_session(id, now)?)));
         match found {
             Some(found) => Ok(Some(found)),
-            None => Err(NoAccess::unknown("the session has ended")),
+            None => Err(AccessRefusal::unknown("the session has ended")),
         }
     }
 
     /// The session with this id, unless it has ended or was revoked.
-    pub(crate) fn live_session(&self, id: &str, now: Timestamp) -> Option<Session> {
+    pub(crate) fn live_session(&self, id: &str, now: Timestamp) -> Option<PortalSession> {
         let session = self.sessions.get(id, &self.access.session_seal().0, now)?;
         let holds = self.access.holds(&session.client, &session.name, session.epoch);
         holds.then_some(session)
@@ -225,21 +232,21 @@ impl Server {
 
     /// Refuses requests of other pages: a browser adds its cookies to whatever any page makes it
     /// send.
-    pub(crate) fn check_page(&self, call: &Call) -> Result<(), NoAccess> {
-        addressed_by_name(self, call).map_err(NoAccess::Forbidden)?;
+    pub(crate) fn check_page(&self, call: &ApiCall) -> Result<(), AccessRefusal> {
+        addressed_by_name(self, call).map_err(AccessRefusal::Forbidden)?;
         match call.header("sec-fetch-site") {
             None | Some("same-origin" | "none") => Ok(()),
-            Some(_) => Err(NoAccess::Forbidden(
+            Some(_) => Err(AccessRefusal::Forbidden(
                 "sec-fetch-site: a page of another origin may not use a session".to_owned(),
             )),
         }
     }
 
     /// The caller of a session. Its role is read from the configuration, as for tokens.
-    pub(crate) fn caller_of_session(&self, session: &Session) -> Result<Caller, NoAccess> {
+    pub(crate) fn caller_of_session(&self, session: &PortalSession) -> Result<Caller, AccessRefusal> {
         match self.client(&session.client) {
             Some(client) => Ok(client.into()),
-            None => Err(NoAccess::unknown(format!(
+            None => Err(AccessRefusal::unknown(format!(
                 "the session was begun by '{}', which is no longer a client of this server",
                 session.client
             ))),
@@ -259,8 +266,8 @@ mod tests {
 
     #[test]
     fn a_session_ends_when_it_is_ended_or_its_time_is_over() {
-        let sessions = Sessions::default();
-        let (id, token, session) = Sessions::begin("me", seal(), NOW);
+        let sessions = PortalSessions::default();
+        let (id, token, session) = PortalSessions::begin("me", seal(), NOW);
         let known = |after: Duration| {
             let found = sessions.get(id.expose(), &seal().0, NOW + after);
             found.map(|found| found.client)
@@ -270,7 +277,7 @@ mod tests {
         // Setting the clock back does not revive the session.
         assert_eq!(known(Duration::ZERO), None);
 
-        let (other, _, begun) = Sessions::begin("me", seal(), NOW);
+        let (other, _, begun) = PortalSessions::begin("me", seal(), NOW);
         assert_ne!(other.expose(), id.expose());
         assert_eq!(session.token_fingerprint, fingerprint(token.expose()));
         sessions.end(&begun);
@@ -280,22 +287,24 @@ mod tests {
 
     #[test]
     fn another_node_knows_a_session_and_a_stranger_does_not() {
-        let (id, _, session) = Sessions::begin("me", seal(), NOW);
-        let found = Sessions::default().get(id.expose(), &seal().0, NOW).unwrap();
+        let (id, _, session) = PortalSessions::begin("me", seal(), NOW);
+        let found = PortalSessions::default()
+            .get(id.expose(), &seal().0, NOW)
+            .unwrap();
         assert_eq!(
             (found.client, found.token_fingerprint),
             ("me".to_owned(), session.token_fingerprint)
         );
         let other = Seal::new(&Secret::new("other"), "session");
-        assert!(Sessions::default().get(id.expose(), &other, NOW).is_none());
+        assert!(PortalSessions::default().get(id.expose(), &other, NOW).is_none());
     }
 
     #[test]
     fn only_so_many_ended_ones_are_remembered() {
-        let sessions = Sessions::default();
+        let sessions = PortalSessions::default();
         let at = |n: usize| NOW + Duration::from_millis(n as u64);
-        let begun: Vec<(Secret, Session)> = (0..ENDED_MAX + 2)
-            .map(|n| Sessions::begin("me", seal(), at(n)))
+        let begun: Vec<(Secret, PortalSession)> = (0..ENDED_MAX + 2)
+            .map(|n| PortalSessions::begin("me", seal(), at(n)))
             .map(|(id, _, session)| (id, session))
             .collect();
         begun.iter().for_each(|(_, session)| sessions.end(session));

@@ -8,20 +8,21 @@ use crate::Server;
 use crate::dead_letters::read_query;
 use crate::events::age;
 use crate::handshakes::resource_id;
-use crate::ours::Problem;
+use crate::own_api::Problem;
 use crate::peers::note_missing;
-use crate::peers::numbers::{
-    self, Counted, Delayed, Detail, Metered, Numbers, Published, SICK_SUBSCRIPTIONS_MAX, SeriesAsked, Waits,
+use crate::peers::statistics::{
+    self, DeliveryCounts, MeterReadings, NodeStatistics, ProbationDelay, SICK_SUBSCRIPTIONS_MAX,
+    SeriesRequest, SubscriptionBacklog, SubscriptionDetail, TopicPublishCounts,
 };
-use crate::{azure, named};
+use crate::{azure, lookup};
 use postrider_core::duration;
 use postrider_core::ids::SubscriptionId;
-use postrider_core::retry::Reason;
+use postrider_core::retry::GiveUpReason;
 use postrider_core::subscription::{BatchLimits, Subscription, TopicKind};
 use postrider_core::time::Timestamp;
 use postrider_engine::directory::TopicEntry;
 use postrider_engine::meters::{
-    FailureCause, FailureEffect, MINUTES_OF_ALL, MINUTES_OF_ONE, Percentiles, Series,
+    FailureCause, FailureEffect, LatencyQuantiles, MINUTES_OF_ALL, MINUTES_OF_ONE, MinuteSeries,
 };
 use postrider_engine::subscription_health::{
     HEALTH_MINUTES, HealthReason, HealthVerdict, SubscriptionHealth, describe,
@@ -112,7 +113,7 @@ fn recorder(server: &Server) -> Value {
 /// hour.
 pub(crate) async fn stats(server: &Server, query: &str) -> Result<Value, Problem> {
     let mut topics: Option<Vec<String>> = None;
-    let mut window = Window::default();
+    let mut window = ListWindow::default();
     for (name, value) in read_query(query, &["topics", "top", "skip"])? {
         match name {
             "topics" => topics = Some(value.split(',').map(str::to_lowercase).collect()),
@@ -121,13 +122,13 @@ pub(crate) async fn stats(server: &Server, query: &str) -> Result<Value, Problem
     }
     let engine = &server.engine;
     let now = engine.clock.now();
-    let (numbers, mut missing) = numbers::all(server, now).await;
+    let (numbers, mut missing) = statistics::all(server, now).await;
     let directory = &engine.directory;
     let mut all = directory.topics();
     all.extend(directory.domains());
     all.extend(directory.system_topics());
     let hidden = directory.scopes();
-    let sum = |counter: fn(&Published) -> u64| -> u64 {
+    let sum = |counter: fn(&TopicPublishCounts) -> u64| -> u64 {
         let topics = all.iter().chain(&hidden);
         topics
             .map(|entry| counter(&numbers.published(entry.topic.id)))
@@ -139,7 +140,7 @@ pub(crate) async fn stats(server: &Server, query: &str) -> Result<Value, Problem
         .filter(|one| numbers.ailing.contains(&one.id.0))
         .cloned()
         .collect();
-    let letters = WrittenLetters::count(server).await;
+    let letters = WrittenDeadLetters::count(server).await;
     let (examined, more) = show_all(server, &letters, &ailing, now).await;
     missing.extend(more);
     let mut totals = counts(&numbers.counted, letters.all());
@@ -148,7 +149,7 @@ pub(crate) async fn stats(server: &Server, query: &str) -> Result<Value, Problem
     totals["publishRefused"] = json!(sum(|published| published.refused));
     totals["unmatched"] = json!(sum(|published| published.unmatched));
     totals["matched"] = json!(numbers.counted.matched);
-    totals["pending"] = json!(numbers.busy.values().map(Waits::all).sum::<u64>());
+    totals["pending"] = json!(numbers.busy.values().map(SubscriptionBacklog::all).sum::<u64>());
     // Hidden topics of other providers' resources have no name, so that no query selects them; the
     // totals above include them.
     if let Some(names) = &topics {
@@ -196,7 +197,12 @@ pub(crate) async fn stats(server: &Server, query: &str) -> Result<Value, Problem
     if let Some(latency) = latency(&numbers.metered) {
         shown["latencyMs"] = latency;
     }
-    if let Some(oldest) = numbers.busy.values().filter_map(Waits::oldest).min() {
+    if let Some(oldest) = numbers
+        .busy
+        .values()
+        .filter_map(SubscriptionBacklog::oldest)
+        .min()
+    {
         shown["oldestUndeliveredSeconds"] = json!(age(now, oldest));
     }
     // Subscriptions with the largest backlog first.
@@ -227,7 +233,7 @@ fn verdict(examined: Vec<Value>, missing: &[String]) -> Value {
         (0, 1) => "1 node did not answer".to_owned(),
         (0, nodes) => format!("{nodes} nodes did not answer"),
         (1, _) => "1 subscription needs attention".to_owned(),
-        (numbers::AILING_MAX.., _) => format!("at least {count} subscriptions need attention"),
+        (statistics::AILING_MAX.., _) => format!("at least {count} subscriptions need attention"),
         (_, _) => format!("{count} subscriptions need attention"),
     };
     let status = match (count, missing) {
@@ -255,7 +261,7 @@ fn verdict(examined: Vec<Value>, missing: &[String]) -> Value {
     json!({"status": status, "text": text, "count": count, "subscriptions": named.collect::<Vec<_>>()})
 }
 
-fn topic(server: &Server, entry: &TopicEntry, numbers: &Numbers) -> Value {
+fn topic(server: &Server, entry: &TopicEntry, numbers: &NodeStatistics) -> Value {
     let published = numbers.published(entry.topic.id);
     let kind = match entry.topic.kind {
         TopicKind::Custom => "topic",
@@ -266,7 +272,7 @@ fn topic(server: &Server, entry: &TopicEntry, numbers: &Numbers) -> Value {
     json!({
         "name": entry.topic.name,
         "kind": kind,
-        "resourceId": named::id(server, entry),
+        "resourceId": lookup::id(server, entry),
         "published": published.events,
         "refused": published.refused,
         "unmatched": published.unmatched,
@@ -281,8 +287,8 @@ pub(crate) async fn series(server: &Server, query: &str) -> Result<Value, Proble
     for (name, value) in read_query(query, &["subscription", "topic", "minutes"])? {
         match name {
             _ if value.is_empty() => {}
-            "topic" => of_topic = Some(named::topic(server, &value)?),
-            "subscription" => of_subscription = Some(named::subscription(server, "subscription", &value)?),
+            "topic" => of_topic = Some(lookup::topic(server, &value)?),
+            "subscription" => of_subscription = Some(lookup::subscription(server, "subscription", &value)?),
             _ => minutes = Some(value),
         }
     }
@@ -302,15 +308,15 @@ pub(crate) async fn series(server: &Server, query: &str) -> Result<Value, Proble
         return Err(Problem::field("topic", reason));
     }
     let now = server.engine.clock.now();
-    let asked = SeriesAsked {
+    let asked = SeriesRequest {
         topic: of_topic.map(|entry| entry.topic.id.0),
         subscription: of_subscription.as_ref().map(|subscription| subscription.id.0),
         minutes,
         now: now.nanos(),
     };
-    let (tallies, missing) = numbers::tallies(server, asked).await;
-    let series = Series::of(now, minutes, &tallies);
-    let percentile = |which: fn(&Percentiles) -> Duration| -> Value {
+    let (tallies, missing) = statistics::tallies(server, asked).await;
+    let series = MinuteSeries::of(now, minutes, &tallies);
+    let percentile = |which: fn(&LatencyQuantiles) -> Duration| -> Value {
         let all = series.latency.iter();
         all.map(|one| one.as_ref().map(|one| millis(which(one))))
             .collect()
@@ -335,7 +341,7 @@ pub(crate) async fn series(server: &Server, query: &str) -> Result<Value, Proble
     Ok(shown)
 }
 
-fn latency(metered: &Metered) -> Option<Value> {
+fn latency(metered: &MeterReadings) -> Option<Value> {
     let found = metered.latency()?;
     Some(json!({"p50": millis(found.p50), "p95": millis(found.p95), "p99": millis(found.p99)}))
 }
@@ -352,11 +358,11 @@ fn rounded(number: f64) -> f64 {
 /// `GET subscriptions`
 pub(crate) async fn subscriptions(server: &Server, query: &str) -> Result<Value, Problem> {
     let (mut topic, mut state, mut health, mut text) = (None, None, None, None);
-    let mut window = Window::default();
+    let mut window = ListWindow::default();
     for (name, value) in read_query(query, &["topic", "state", "health", "q", "top", "skip"])? {
         match name {
             _ if value.is_empty() => {}
-            "topic" => topic = Some(named::topic(server, &value)?.topic.id),
+            "topic" => topic = Some(lookup::topic(server, &value)?.topic.id),
             "state" => {
                 let known = STATES
                     .into_iter()
@@ -382,7 +388,7 @@ pub(crate) async fn subscriptions(server: &Server, query: &str) -> Result<Value,
     let has =
         |whole: Option<String>, part: &str| whole.is_some_and(|text| text.to_lowercase().contains(part));
     found.retain(|one| {
-        state.is_none_or(|state| EndpointState::of(server, one.id).state == state)
+        state.is_none_or(|state| ShownEndpointState::of(server, one.id).state == state)
             && text
                 .as_deref()
                 .is_none_or(|text| one.name.to_lowercase().contains(text) || has(endpoint(server, one), text))
@@ -392,9 +398,9 @@ pub(crate) async fn subscriptions(server: &Server, query: &str) -> Result<Value,
     if let Some(health) = health {
         let mut kept = Vec::new();
         for some in found.chunks(TOP_MAX) {
-            let (details, more) = numbers::details(server, some.iter().map(|one| one.id), now).await;
+            let (details, more) = statistics::details(server, some.iter().map(|one| one.id), now).await;
             missing.extend(more);
-            let is = |(one, detail): &(&Arc<Subscription>, Detail)| {
+            let is = |(one, detail): &(&Arc<Subscription>, SubscriptionDetail)| {
                 let judged = detail.health_numbers(now, one.pauses.since());
                 HealthVerdict::of(&judged).health.name() == health
             };
@@ -403,7 +409,7 @@ pub(crate) async fn subscriptions(server: &Server, query: &str) -> Result<Value,
         }
         found = kept;
     }
-    let letters = WrittenLetters::count(server).await;
+    let letters = WrittenDeadLetters::count(server).await;
     let (value, more) = show_all(server, &letters, window.of(&found), now).await;
     missing.extend(more);
     let mut shown = json!({"value": value, "total": found.len()});
@@ -417,30 +423,33 @@ pub(crate) async fn subscription(server: &Server, query: &str) -> Result<Value, 
     for (_, value) in read_query(query, &["id"])? {
         id = Some(value);
     }
-    let (found, resource) = seen(server, id)?;
+    let (found, resource) = find_with_resource(server, id)?;
     let mut shown = show(server, &found).await;
     shown["resource"] = resource;
     Ok(shown)
 }
 
 /// The subscription that a query names, also one whose handshake is pending, and its resource body.
-pub(crate) fn seen(server: &Server, id: Option<String>) -> Result<(Arc<Subscription>, Value), Problem> {
+pub(crate) fn find_with_resource(
+    server: &Server,
+    id: Option<String>,
+) -> Result<(Arc<Subscription>, Value), Problem> {
     let id = id.filter(|id| !id.is_empty());
     let id = id.ok_or_else(|| Problem::field("id", "must be the resource id of a subscription"))?;
     let seen = match id.starts_with('/') {
-        true => azure::subscriptions::seen(server, &id),
+        true => azure::subscriptions::find_visible(server, &id),
         false => {
-            let found = named::subscription(server, "id", &id)?;
-            resource_id(server, &found).and_then(|id| azure::subscriptions::seen(server, &id))
+            let found = lookup::subscription(server, "id", &id)?;
+            resource_id(server, &found).and_then(|id| azure::subscriptions::find_visible(server, &id))
         }
     };
-    seen.ok_or_else(|| named::missing("id", &id))
+    seen.ok_or_else(|| lookup::missing("id", &id))
 }
 
 /// A subscription as lists show it.
 pub(crate) async fn show(server: &Server, subscription: &Arc<Subscription>) -> Value {
     let now = server.engine.clock.now();
-    let letters = WrittenLetters::count(server).await;
+    let letters = WrittenDeadLetters::count(server).await;
     let (mut shown, missing) = show_all(server, &letters, std::slice::from_ref(subscription), now).await;
     let mut shown = shown.pop().unwrap_or_default();
     note_missing(&mut shown, missing);
@@ -449,34 +458,34 @@ pub(crate) async fn show(server: &Server, subscription: &Arc<Subscription>) -> V
 
 /// Dead letters that are in blobs and not purged, by subscription and reason, as
 /// `deadletters/summary` counts them. None if they cannot be read now.
-struct WrittenLetters(Option<BTreeMap<SubscriptionId, LettersByReason>>);
+struct WrittenDeadLetters(Option<BTreeMap<SubscriptionId, DeadLettersByReason>>);
 
-type LettersByReason = BTreeMap<&'static str, u64>;
+type DeadLettersByReason = BTreeMap<&'static str, u64>;
 
-impl WrittenLetters {
-    async fn count(server: &Server) -> WrittenLetters {
+impl WrittenDeadLetters {
+    async fn count(server: &Server) -> WrittenDeadLetters {
         let counts = match server.engine.dead_letters.archive.counts().await {
             Ok(counts) => counts,
             Err(e) => {
                 tracing::debug!(error = %e, "dead letters cannot be counted");
-                return WrittenLetters(None);
+                return WrittenDeadLetters(None);
             }
         };
-        let mut written: BTreeMap<SubscriptionId, LettersByReason> = BTreeMap::new();
+        let mut written: BTreeMap<SubscriptionId, DeadLettersByReason> = BTreeMap::new();
         for (of, reason, count) in counts.into_iter().filter(|(.., count)| *count > 0) {
             *written.entry(of).or_default().entry(reason.name()).or_default() += count;
         }
-        WrittenLetters(Some(written))
+        WrittenDeadLetters(Some(written))
     }
 
-    fn of(&self, id: SubscriptionId) -> Option<LettersByReason> {
+    fn of(&self, id: SubscriptionId) -> Option<DeadLettersByReason> {
         let written = self.0.as_ref()?;
         Some(written.get(&id).cloned().unwrap_or_default())
     }
 
     /// Over all subscriptions, including deleted ones.
-    fn all(&self) -> Option<LettersByReason> {
-        let mut all = LettersByReason::new();
+    fn all(&self) -> Option<DeadLettersByReason> {
+        let mut all = DeadLettersByReason::new();
         for (reason, count) in self.0.as_ref()?.values().flatten() {
             *all.entry(reason).or_default() += count;
         }
@@ -487,12 +496,12 @@ impl WrittenLetters {
 /// Subscriptions as lists show them, and the nodes that did not reply.
 async fn show_all(
     server: &Server,
-    letters: &WrittenLetters,
+    letters: &WrittenDeadLetters,
     subscriptions: &[Arc<Subscription>],
     now: Timestamp,
 ) -> (Vec<Value>, Vec<String>) {
     let ids = subscriptions.iter().map(|one| one.id);
-    let (details, missing) = numbers::details(server, ids, now).await;
+    let (details, missing) = statistics::details(server, ids, now).await;
     let all = subscriptions.iter().zip(details);
     let shown = all
         .map(|(one, detail)| show_one(server, letters, one, &detail, now))
@@ -501,18 +510,18 @@ async fn show_all(
 }
 
 /// The requested part of a list.
-struct Window {
+struct ListWindow {
     top: usize,
     skip: usize,
 }
 
-impl Default for Window {
-    fn default() -> Window {
-        Window { top: TOP, skip: 0 }
+impl Default for ListWindow {
+    fn default() -> ListWindow {
+        ListWindow { top: TOP, skip: 0 }
     }
 }
 
-impl Window {
+impl ListWindow {
     fn read(&mut self, name: &'static str, value: &str) -> Result<(), Problem> {
         let number: Option<usize> = value.parse().ok();
         match name {
@@ -534,13 +543,13 @@ impl Window {
 
 fn show_one(
     server: &Server,
-    letters: &WrittenLetters,
+    letters: &WrittenDeadLetters,
     subscription: &Subscription,
-    detail: &Detail,
+    detail: &SubscriptionDetail,
     now: Timestamp,
 ) -> Value {
     let topic = server.engine.directory.topic_by_id(subscription.topic);
-    let endpoint_state = EndpointState::of(server, subscription.id).with(detail);
+    let endpoint_state = ShownEndpointState::of(server, subscription.id).with(detail);
     let mut shown = counts(&detail.counted, letters.of(subscription.id));
     shown["deliveredPerSec"] = json!(rounded(detail.metered.delivered));
     shown["failedPerSec"] = json!(rounded(detail.metered.failed));
@@ -619,19 +628,19 @@ fn cause((cause, count): &(FailureCause, u64)) -> Value {
 }
 
 /// State of a subscription's endpoint as it affects the subscription.
-struct EndpointState {
+struct ShownEndpointState {
     state: &'static str,
-    delay: Option<Delayed>,
+    delay: Option<ProbationDelay>,
     /// Since when the subscription has been paused by an operator.
     paused: Option<Timestamp>,
 }
 
-impl EndpointState {
+impl ShownEndpointState {
     /// The state known to this node.
-    fn of(server: &Server, id: SubscriptionId) -> EndpointState {
+    fn of(server: &Server, id: SubscriptionId) -> ShownEndpointState {
         let outlet = server.engine.dispatcher.outlet(id);
         let Some(plan) = outlet.and_then(|outlet| outlet.plan()) else {
-            return EndpointState {
+            return ShownEndpointState {
                 state: endpoint_state(false, false),
                 delay: None,
                 paused: None,
@@ -640,7 +649,7 @@ impl EndpointState {
         let paused = plan.subscription.pauses.since();
         if paused.is_some() {
             // A paused subscription sends nothing, so the state of its endpoint does not matter.
-            return EndpointState {
+            return ShownEndpointState {
                 state: STATES[3],
                 delay: None,
                 paused,
@@ -648,8 +657,8 @@ impl EndpointState {
         }
         let state = plan.endpoint.state_for(plan.subscription.id);
         // Some profiles have no probation.
-        let delay = Delayed::of(&state).filter(|_| plan.sender().obeys);
-        EndpointState {
+        let delay = ProbationDelay::of(&state).filter(|_| plan.sender().has_probation);
+        ShownEndpointState {
             state: endpoint_state(delay.is_some(), state.probing),
             delay,
             paused,
@@ -657,11 +666,11 @@ impl EndpointState {
     }
 
     /// The state known to all nodes.
-    fn with(self, detail: &Detail) -> EndpointState {
+    fn with(self, detail: &SubscriptionDetail) -> ShownEndpointState {
         if self.paused.is_some() {
             return self;
         }
-        EndpointState {
+        ShownEndpointState {
             state: endpoint_state(detail.delay.is_some(), detail.probing),
             delay: detail.delay.clone(),
             paused: None,
@@ -678,8 +687,8 @@ fn endpoint_state(delayed: bool, probing: bool) -> &'static str {
 }
 
 /// Counts, with the dead letters that there are in blobs. Where they cannot be counted, those that were ever written.
-fn counts(counted: &Counted, written: Option<LettersByReason>) -> Value {
-    let by = |counts: &mut dyn Iterator<Item = (Reason, u64)>| -> LettersByReason {
+fn counts(counted: &DeliveryCounts, written: Option<DeadLettersByReason>) -> Value {
+    let by = |counts: &mut dyn Iterator<Item = (GiveUpReason, u64)>| -> DeadLettersByReason {
         counts.map(|(reason, count)| (reason.name(), count)).collect()
     };
     let (dead_lettered, dead_lettered_by) = match written {

@@ -1,19 +1,19 @@
 //! `GET /postrider/v1/events/stream`: the live stream of events.
 
 use crate::Server;
-use crate::access::{LastingCredential, Need};
+use crate::access::{RequiredPermission, StreamCredential};
 use crate::dead_letters::read_query;
-use crate::http::{Answer, Call, Content, empty};
-use crate::limits::{ClientBounds, Limit};
-use crate::named;
-use crate::ours::Problem;
-use crate::peers::live::Told;
-use crate::places::{Bounds, Holder, Place, Places};
+use crate::http::{Answer, ApiCall, ResponseContent, empty};
+use crate::limits::{ClientBounds, ClientLimit};
+use crate::lookup;
+use crate::own_api::Problem;
+use crate::peers::live::LiveLine;
+use crate::stream_slots::{StreamSlot, StreamSlotHolder, StreamSlotLimits, StreamSlots};
 use bytes::{BufMut, Bytes, BytesMut};
 use hyper::StatusCode;
 use hyper::header::{CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue};
 use postrider_core::ids::{SubscriptionId, TopicId};
-use postrider_engine::recorder::{Happening, Line};
+use postrider_engine::recorder::{LiveStreamHappening, LiveStreamLine};
 use serde_json::json;
 use std::sync::Arc;
 use std::time::Duration;
@@ -34,17 +34,17 @@ const LIFETIME: Duration = Duration::from_secs(3600);
 const BUFFERING: HeaderName = HeaderName::from_static("x-accel-buffering");
 
 /// Open streams.
-pub(crate) struct Streams {
-    places: Arc<Places>,
+pub(crate) struct OpenStreams {
+    places: Arc<StreamSlots>,
     pub tasks: TaskTracker,
     pub stop: CancellationToken,
 }
 
-impl Streams {
-    pub fn new(bounds: &ClientBounds) -> Streams {
+impl OpenStreams {
+    pub fn new(bounds: &ClientBounds) -> OpenStreams {
         let (total, per_client) = (bounds.streams_max, bounds.streams_per_client_max);
-        Streams {
-            places: Places::new(Bounds {
+        OpenStreams {
+            places: StreamSlots::new(StreamSlotLimits {
                 total,
                 per_client,
                 per_address: 2 * per_client,
@@ -64,25 +64,28 @@ impl Streams {
 }
 
 /// Answers an authenticated client with read permission.
-pub(crate) async fn answer(server: &Arc<Server>, call: &Call) -> Result<Answer, Problem> {
+pub(crate) async fn answer(server: &Arc<Server>, call: &ApiCall) -> Result<Answer, Problem> {
     let query = call.uri.query().unwrap_or("").replace('+', "%20");
-    let wanted = Wanted::read(server, &query)?;
+    let wanted = StreamFilter::read(server, &query)?;
     if !server.recordings.status().on {
         return Err(Problem::new(404, "recording is off: there is nothing to follow"));
     }
-    let caller = server.caller(call, Need::Read)?;
-    let place = server.streams.places.take(Holder::of(&caller, call.peer));
+    let caller = server.caller(call, RequiredPermission::Read)?;
+    let place = server
+        .streams
+        .places
+        .take(StreamSlotHolder::of(&caller, call.peer));
     let place = place.map_err(|full| {
-        server.client_limits.report(Limit::Streams, call.peer);
+        server.client_limits.report(ClientLimit::Streams, call.peer);
         Problem::new(full.status(), full.reason("live streams"))
     })?;
     let credential = server.lasting_credential(call)?;
     let (pieces, received) = mpsc::channel(PIECES);
     let lines = match server.peers {
-        None => Lines::Own(server.recordings.subscribe()),
-        Some(_) => Lines::OfAll(server.live.watch(server).await),
+        None => LineSource::Own(server.recordings.subscribe()),
+        Some(_) => LineSource::OfAll(server.live.watch(server).await),
     };
-    let stream = Stream {
+    let stream = LiveStreamTask {
         lines,
         server: server.clone(),
         wanted,
@@ -92,7 +95,7 @@ pub(crate) async fn answer(server: &Arc<Server>, call: &Call) -> Result<Answer, 
     };
     server.streams.tasks.spawn(stream.run());
     let mut answer = empty(StatusCode::OK, &call.id);
-    *answer.body_mut() = Content::Going(received);
+    *answer.body_mut() = ResponseContent::Channel(received);
     put_headers(answer.headers_mut());
     Ok(answer)
 }
@@ -104,19 +107,19 @@ pub(crate) fn put_headers(headers: &mut HeaderMap) {
 }
 
 #[derive(Clone, Copy, Debug, Default)]
-struct Wanted {
+struct StreamFilter {
     topic: Option<TopicId>,
     subscription: Option<SubscriptionId>,
 }
 
-impl Wanted {
-    fn read(server: &Server, query: &str) -> Result<Wanted, Problem> {
-        let mut wanted = Wanted::default();
+impl StreamFilter {
+    fn read(server: &Server, query: &str) -> Result<StreamFilter, Problem> {
+        let mut wanted = StreamFilter::default();
         for (name, value) in read_query(query, &["topic", "subscription"])? {
             match name {
                 _ if value.is_empty() => {}
-                "topic" => wanted.topic = Some(named::topic(server, &value)?.topic.id),
-                _ => wanted.subscription = Some(named::subscription(server, name, &value)?.id),
+                "topic" => wanted.topic = Some(lookup::topic(server, &value)?.topic.id),
+                _ => wanted.subscription = Some(lookup::subscription(server, name, &value)?.id),
             }
         }
         Ok(wanted)
@@ -131,42 +134,42 @@ impl Wanted {
 }
 
 /// Source of lines: this server alone, or all nodes of a cluster.
-enum Lines {
-    Own(broadcast::Receiver<Arc<Line>>),
-    OfAll(broadcast::Receiver<Arc<Told>>),
+enum LineSource {
+    Own(broadcast::Receiver<Arc<LiveStreamLine>>),
+    OfAll(broadcast::Receiver<Arc<LiveLine>>),
 }
 
-enum Received {
-    Own(Arc<Line>),
-    OfAll(Arc<Told>),
+enum ReceivedLine {
+    Own(Arc<LiveStreamLine>),
+    OfAll(Arc<LiveLine>),
 }
 
-impl Lines {
-    async fn recv(&mut self) -> Result<Received, RecvError> {
+impl LineSource {
+    async fn recv(&mut self) -> Result<ReceivedLine, RecvError> {
         match self {
-            Lines::Own(lines) => lines.recv().await.map(Received::Own),
-            Lines::OfAll(lines) => lines.recv().await.map(Received::OfAll),
+            LineSource::Own(lines) => lines.recv().await.map(ReceivedLine::Own),
+            LineSource::OfAll(lines) => lines.recv().await.map(ReceivedLine::OfAll),
         }
     }
 
-    fn try_recv(&mut self) -> Result<Received, TryRecvError> {
+    fn try_recv(&mut self) -> Result<ReceivedLine, TryRecvError> {
         match self {
-            Lines::Own(lines) => lines.try_recv().map(Received::Own),
-            Lines::OfAll(lines) => lines.try_recv().map(Received::OfAll),
+            LineSource::Own(lines) => lines.try_recv().map(ReceivedLine::Own),
+            LineSource::OfAll(lines) => lines.try_recv().map(ReceivedLine::OfAll),
         }
     }
 }
 
-struct Stream {
+struct LiveStreamTask {
     server: Arc<Server>,
-    lines: Lines,
-    wanted: Wanted,
-    credential: LastingCredential,
+    lines: LineSource,
+    wanted: StreamFilter,
+    credential: StreamCredential,
     pieces: mpsc::Sender<Bytes>,
-    _place: Place,
+    _place: StreamSlot,
 }
 
-impl Stream {
+impl LiveStreamTask {
     /// Runs until the reader disconnects, nothing more can be written, or the reader's credential
     /// is revoked.
     async fn run(mut self) {
@@ -174,7 +177,7 @@ impl Stream {
         let stop = self.server.streams.stop.clone();
         let begun = clock.now();
         let mut revocations = self.server.access.changes();
-        if !self.server.still_holds(&self.credential) {
+        if !self.server.is_credential_valid(&self.credential) {
             return;
         }
         let mut next = Bytes::from_static(b": begin\n\n");
@@ -198,7 +201,7 @@ impl Stream {
                     () = quiet => None,
                 };
                 let now = clock.now();
-                if !self.server.still_holds(&self.credential) || now.since(begun) >= LIFETIME {
+                if !self.server.is_credential_valid(&self.credential) || now.since(begun) >= LIFETIME {
                     return;
                 }
                 let Some(received) = received else {
@@ -216,19 +219,23 @@ impl Stream {
 }
 
 /// Renders the lines that have arrived and are wanted; none if the source has ended.
-fn piece(lines: &mut Lines, wanted: &Wanted, first: Result<Received, RecvError>) -> Option<Bytes> {
+fn piece(
+    lines: &mut LineSource,
+    wanted: &StreamFilter,
+    first: Result<ReceivedLine, RecvError>,
+) -> Option<Bytes> {
     let mut piece = BytesMut::new();
     let mut next = Some(first);
     let mut count = 0;
     while let Some(received) = next {
         match received {
-            Ok(Received::Own(line)) => {
+            Ok(ReceivedLine::Own(line)) => {
                 let of = line.subscription.as_ref().map(|(id, _)| *id);
                 if wanted.takes(line.topic, of) && line.elsewhere.is_none() {
                     write(&mut piece, &line);
                 }
             }
-            Ok(Received::OfAll(told)) => {
+            Ok(ReceivedLine::OfAll(told)) => {
                 if wanted.takes(told.topic, told.subscription) {
                     piece.put_slice(&told.text);
                 }
@@ -259,7 +266,7 @@ fn put(piece: &mut BytesMut, event: &str, data: &str) {
     }
 }
 
-pub(crate) fn write(piece: &mut BytesMut, line: &Line) {
+pub(crate) fn write(piece: &mut BytesMut, line: &LiveStreamLine) {
     let mut data = json!({
         "id": line.id,
         "topic": line.topic_name,
@@ -274,11 +281,11 @@ pub(crate) fn write(piece: &mut BytesMut, line: &Line) {
         data["subscription"] = json!(name);
     }
     let event = match line.what {
-        Happening::Accepted { matched } => {
+        LiveStreamHappening::Accepted { matched } => {
             data["matched"] = json!(matched);
             "accepted"
         }
-        Happening::Attempted {
+        LiveStreamHappening::Attempted {
             outcome,
             status,
             state,
@@ -290,7 +297,7 @@ pub(crate) fn write(piece: &mut BytesMut, line: &Line) {
             }
             "attempted"
         }
-        Happening::Ended(disposition) => {
+        LiveStreamHappening::Ended(disposition) => {
             data["state"] = json!(disposition.state().name());
             if let Some(reason) = disposition.reason() {
                 data["reason"] = json!(reason.name());
@@ -310,7 +317,7 @@ mod tests {
         let many = 3 * LINES_PER_PIECE + 7;
         let (sender, received) = broadcast::channel(2 * many);
         for n in 0..many {
-            let told = Told {
+            let told = LiveLine {
                 topic: TopicId(1),
                 subscription: None,
                 text: Bytes::from(format!("{n}\n")),
@@ -318,7 +325,7 @@ mod tests {
             assert!(sender.send(Arc::new(told)).is_ok());
         }
         drop(sender);
-        let mut lines = Lines::OfAll(received);
+        let mut lines = LineSource::OfAll(received);
         let mut text = String::new();
         let mut pieces = 0;
         loop {
@@ -326,7 +333,7 @@ mod tests {
                 Ok(line) => Ok(line),
                 Err(_) => Err(RecvError::Closed),
             };
-            let Some(piece) = piece(&mut lines, &Wanted::default(), first) else {
+            let Some(piece) = piece(&mut lines, &StreamFilter::default(), first) else {
                 break;
             };
             pieces += 1;

@@ -12,7 +12,7 @@
 //! neighbour behind the same address.
 
 use crate::Server;
-use crate::http::Call;
+use crate::http::ApiCall;
 use postrider_core::ids::{Secret, TopicId};
 use postrider_core::time::Timestamp;
 use std::collections::HashMap;
@@ -107,24 +107,24 @@ fn network(address: IpAddr) -> IpAddr {
     }
 }
 
-type Key = (IpAddr, CredentialKind);
+type ThrottleKey = (IpAddr, CredentialKind);
 
 #[derive(Clone, Copy, Debug)]
-struct Wrong {
+struct WrongCredentials {
     count: u32,
     last: Timestamp,
     until: Timestamp,
 }
 
-impl Wrong {
+impl WrongCredentials {
     fn is_forgotten(&self, now: Timestamp) -> bool {
         now.since(self.until) >= FORGET_AFTER
     }
 }
 
 #[derive(Default)]
-struct State {
-    wrong: HashMap<Key, Wrong>,
+struct ThrottleState {
+    wrong: HashMap<ThrottleKey, WrongCredentials>,
     /// The second of the last log line, the number of lines in that second, and the number of
     /// unlogged lock-outs.
     logged: (i64, u32, u64),
@@ -133,7 +133,7 @@ struct State {
 /// Wrong credentials by network and kind.
 pub(crate) struct Throttle {
     pub rules: ThrottleRules,
-    state: Mutex<State>,
+    state: Mutex<ThrottleState>,
     /// Wrong credentials by kind, in the order of [`CredentialKind::NAMES`].
     wrong: [AtomicU64; 5],
     /// Attempts answered with 429.
@@ -191,11 +191,11 @@ impl Throttle {
         self.wrong[kind.number()].fetch_add(1, Relaxed);
         let key = (network(address), kind);
         let mut state = self.state.lock().expect("no panic holds it");
-        let State { wrong, logged } = &mut *state;
+        let ThrottleState { wrong, logged } = &mut *state;
         if wrong.len() >= NETWORKS_MAX && !wrong.contains_key(&key) {
             make_room(wrong, now);
         }
-        let entry = wrong.entry(key).or_insert(Wrong {
+        let entry = wrong.entry(key).or_insert(WrongCredentials {
             count: 0,
             last: now,
             until: now,
@@ -242,7 +242,7 @@ impl Throttle {
 }
 
 /// Drops expired entries, and if that is not enough the quarter that has been quiet longest.
-fn make_room(wrong: &mut HashMap<Key, Wrong>, now: Timestamp) {
+fn make_room(wrong: &mut HashMap<ThrottleKey, WrongCredentials>, now: Timestamp) {
     wrong.retain(|_, wrong| !wrong.is_forgotten(now));
     if wrong.len() < NETWORKS_MAX {
         return;
@@ -274,7 +274,7 @@ impl LockedOut {
 
 impl Server {
     /// Whether credentials of this kind are examined; otherwise the answer must be 429.
-    pub(crate) fn check_lockout(&self, call: &Call, kind: CredentialKind) -> Result<(), LockedOut> {
+    pub(crate) fn check_lockout(&self, call: &ApiCall, kind: CredentialKind) -> Result<(), LockedOut> {
         match self.throttle.wait(call.peer, kind, self.wall.now()) {
             None => Ok(()),
             Some(wait) => {
@@ -289,7 +289,7 @@ impl Server {
     /// or the topic, as far as it is known. The answer must be 429 if the address is locked out.
     pub(crate) fn wrong_credential(
         &self,
-        call: &Call,
+        call: &ApiCall,
         kind: CredentialKind,
         name: &str,
     ) -> Result<(), LockedOut> {

@@ -1,7 +1,7 @@
 //! The last line that was durable, kept beside the log's directory: shows that the directory was removed, or its end
 //! cut off or rewritten.
 
-use crate::line::{GENESIS, Head};
+use crate::line::{ChainHead, GENESIS};
 use crate::segment::open_to_write;
 use postrider_core::time::Timestamp;
 use std::io;
@@ -37,15 +37,15 @@ pub fn read(directory: &Path) -> io::Result<Option<Checkpoint>> {
 }
 
 /// Replaces the checkpoint in place. Not synced: after a power loss an older one tells less, and nothing wrong.
-pub fn write(directory: &Path, head: &Head) -> io::Result<()> {
+pub fn write(directory: &Path, head: &ChainHead) -> io::Result<()> {
     let text = format!("{:020} {}\n", head.seq, head.hash);
     open_to_write(&path_of(directory))?.write_all_at(text.as_bytes(), 0)
 }
 
 impl Checkpoint {
     /// The end of a chain whose last lines are gone: the next line continues the line that is missing.
-    pub fn head(&self, time: Timestamp) -> Head {
-        Head {
+    pub fn head(&self, time: Timestamp) -> ChainHead {
+        ChainHead {
             seq: self.seq,
             hash: self.hash.clone(),
             time,

@@ -11,10 +11,10 @@ mod log;
 mod read;
 mod verify;
 
-pub use line::{Actor, Entry, Header, Outcome, Request, Verdict};
-pub use log::{AuditLog, Config, Status, Unwritable};
-pub use read::{Order, Page, Position, Query, Row};
-pub use verify::{Broken, Verification, verify};
+pub use line::{ActionResult, Actor, AuditEntry, AuditOutcome, AuditedRequest, LineHeader};
+pub use log::{AuditLog, AuditStatus, AuditUnwritable, Config};
+pub use read::{AuditLinePage, AuditQuery, AuditRow, LineOrder, LinePosition};
+pub use verify::{BrokenLine, Verification, verify};
 
 use std::path::PathBuf;
 

@@ -33,7 +33,7 @@ pub struct Actor {
 /// Result of an action.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Verdict {
+pub enum ActionResult {
     #[default]
     Done,
     /// Refused by the server: missing permission or bad input. Nothing was changed.
@@ -42,8 +42,8 @@ pub enum Verdict {
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Outcome {
-    pub result: Verdict,
+pub struct AuditOutcome {
+    pub result: ActionResult,
     /// The HTTP status of the answer.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub status: Option<u16>,
@@ -52,7 +52,7 @@ pub struct Outcome {
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Request {
+pub struct AuditedRequest {
     pub id: String,
     pub method: String,
     /// Without the query.
@@ -61,16 +61,16 @@ pub struct Request {
 
 /// An action to be recorded.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct Entry {
+pub struct AuditEntry {
     pub actor: Actor,
     /// The address that the request came from.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub address: Option<String>,
     pub action: String,
     pub resource: String,
-    pub outcome: Outcome,
+    pub outcome: AuditOutcome,
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub request: Option<Request>,
+    pub request: Option<AuditedRequest>,
     #[serde(default, skip_serializing_if = "Map::is_empty")]
     pub details: Map<String, Value>,
     /// Each changed resource, with the members that differ before and after.
@@ -80,7 +80,7 @@ pub struct Entry {
 
 /// The members of a line that searches filter by.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
-pub struct Header {
+pub struct LineHeader {
     pub seq: u64,
     pub time: String,
     pub actor: Actor,
@@ -91,28 +91,28 @@ pub struct Header {
 }
 
 #[derive(Serialize)]
-struct Sealed<'a> {
+struct UnhashedLine<'a> {
     seq: u64,
     time: String,
     #[serde(skip_serializing_if = "str::is_empty")]
     node: &'a str,
     #[serde(flatten)]
-    entry: &'a Entry,
+    entry: &'a AuditEntry,
     prev: &'a str,
 }
 
 /// End of the chain, which the next line continues.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Head {
+pub struct ChainHead {
     /// The number of the last line; 0 if there is none.
     pub seq: u64,
     pub hash: String,
     pub time: Timestamp,
 }
 
-impl Default for Head {
-    fn default() -> Head {
-        Head {
+impl Default for ChainHead {
+    fn default() -> ChainHead {
+        ChainHead {
             seq: 0,
             hash: GENESIS.to_owned(),
             time: Timestamp::MIN,
@@ -120,10 +120,10 @@ impl Default for Head {
     }
 }
 
-impl Head {
+impl ChainHead {
     /// Renders the next line, with its newline, and makes it the end of the chain. Times never
     /// decrease.
-    pub fn append(&mut self, entry: &Entry, node: &str, now: Timestamp) -> String {
+    pub fn append(&mut self, entry: &AuditEntry, node: &str, now: Timestamp) -> String {
         let time = now.max(self.time);
         let seq = self.seq + 1;
         let mut line = sealed(seq, time, node, entry, &self.hash);
@@ -136,14 +136,14 @@ impl Head {
         }
         let hash = hash_of(line.as_bytes());
         let _ = writeln!(line, "{HASH_MEMBER}{hash}\"}}");
-        *self = Head { seq, hash, time };
+        *self = ChainHead { seq, hash, time };
         line
     }
 }
 
 /// Renders a line without its hash and closing brace.
-fn sealed(seq: u64, time: Timestamp, node: &str, entry: &Entry, prev: &str) -> String {
-    let line = Sealed {
+fn sealed(seq: u64, time: Timestamp, node: &str, entry: &AuditEntry, prev: &str) -> String {
+    let line = UnhashedLine {
         seq,
         time: time.to_string(),
         node,
@@ -165,8 +165,8 @@ pub fn hash_of(bytes: &[u8]) -> String {
 
 /// A line that was read, without its newline.
 #[derive(Debug)]
-pub struct Parsed<'a> {
-    pub header: Header,
+pub struct ParsedLine<'a> {
+    pub header: LineHeader,
     pub time: Timestamp,
     pub prev: &'a str,
     pub hash: &'a str,
@@ -175,14 +175,14 @@ pub struct Parsed<'a> {
 }
 
 /// None if the bytes cannot be a line of this log.
-pub fn parse(line: &[u8]) -> Option<Parsed<'_>> {
+pub fn parse(line: &[u8]) -> Option<ParsedLine<'_>> {
     let text = std::str::from_utf8(line).ok()?;
     let (content, seal) = text.split_at_checked(text.len().checked_sub(SEAL_LEN)?)?;
     let hash = seal.strip_prefix(HASH_MEMBER)?.strip_suffix("\"}")?;
     let prev = content.strip_suffix('"')?;
     let prev = prev.get(prev.len().checked_sub(HASH_LEN)?..)?;
-    let header: Header = serde_json::from_str(text).ok()?;
-    Some(Parsed {
+    let header: LineHeader = serde_json::from_str(text).ok()?;
+    Some(ParsedLine {
         time: Timestamp::parse(&header.time)?,
         intact: hash_of(content.as_bytes()) == hash,
         header,
@@ -195,21 +195,21 @@ pub fn parse(line: &[u8]) -> Option<Parsed<'_>> {
 mod tests {
     use super::*;
 
-    fn entry(action: &str) -> Entry {
-        Entry {
+    fn entry(action: &str) -> AuditEntry {
+        AuditEntry {
             actor: Actor {
                 id: "ci".into(),
                 roles: vec!["owner".into()],
                 via: "secret".into(),
             },
             action: action.into(),
-            ..Entry::default()
+            ..AuditEntry::default()
         }
     }
 
     #[test]
     fn each_line_names_the_hash_of_the_line_before() {
-        let mut head = Head::default();
+        let mut head = ChainHead::default();
         let now = Timestamp::from_secs(1_700_000_000);
         let first = head.append(&entry("topic.write"), "a", now);
         let second = head.append(&entry("topic.delete"), "a", now);
@@ -226,7 +226,7 @@ mod tests {
 
     #[test]
     fn an_edit_shows_and_nonsense_is_no_line() {
-        let mut head = Head::default();
+        let mut head = ChainHead::default();
         let line = head.append(&entry("topic.write"), "", Timestamp::from_secs(1));
         let edited = line.replace("\"ci\"", "\"me\"");
         assert!(!parse(edited.trim_end().as_bytes()).unwrap().intact);
@@ -237,7 +237,7 @@ mod tests {
 
     #[test]
     fn time_never_goes_back_and_a_long_line_is_shortened() {
-        let mut head = Head::default();
+        let mut head = ChainHead::default();
         head.append(&entry("a"), "", Timestamp::from_secs(100));
         let mut long = entry("b");
         long.changes = vec![json!({"after": "x".repeat(LINE_BYTES_MAX)})];

@@ -2,11 +2,11 @@
 
 use crate::Error;
 use crate::checkpoint;
-use crate::line::{Entry, Head};
-use crate::read::{self, Page, Query};
-use crate::segment::Segment;
+use crate::line::{AuditEntry, ChainHead};
+use crate::read::{self, AuditLinePage, AuditQuery};
+use crate::segment::AuditSegment;
 use crate::verify::{Verification, verify_segments};
-use crate::writer::{self, Command, Disk, RealDisk, Writer, Written};
+use crate::writer::{self, AppendResult, AuditDisk, AuditWriter, RealAuditDisk, WriterCommand};
 use postrider_core::time::{Clock, Timestamp};
 use std::io;
 use std::path::PathBuf;
@@ -33,11 +33,11 @@ pub struct Config {
 /// Why nothing can be recorded now.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the audit log cannot be written: {0}")]
-pub struct Unwritable(pub String);
+pub struct AuditUnwritable(pub String);
 
 /// State of the log.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Status {
+pub struct AuditStatus {
     /// When and why the last write failed; none if it succeeded.
     pub trouble: Option<(Timestamp, String)>,
     /// Why lines that were durable are missing or changed, as found at the start or since.
@@ -47,25 +47,25 @@ pub struct Status {
 }
 
 #[derive(Default)]
-struct State {
-    segments: Vec<Segment>,
-    head: Head,
+struct AuditLogState {
+    segments: Vec<AuditSegment>,
+    head: ChainHead,
     trouble: Option<(Timestamp, String)>,
     damage: Option<String>,
 }
 
 /// State shared by the writer and the readers.
-pub(crate) struct Shared {
+pub(crate) struct SharedAuditState {
     pub config: Config,
-    state: Mutex<State>,
+    state: Mutex<AuditLogState>,
 }
 
-impl Shared {
-    pub fn segments(&self) -> Vec<Segment> {
+impl SharedAuditState {
+    pub fn segments(&self) -> Vec<AuditSegment> {
         self.state.lock().expect("no panic holds it").segments.clone()
     }
 
-    pub fn publish(&self, segments: Vec<Segment>, head: Head) {
+    pub fn publish(&self, segments: Vec<AuditSegment>, head: ChainHead) {
         let mut state = self.state.lock().expect("no panic holds it");
         state.segments = segments;
         state.head = head;
@@ -87,7 +87,7 @@ impl Shared {
     }
 }
 
-impl Shared {
+impl SharedAuditState {
     /// Tells the operator that recorded lines are missing or changed.
     pub fn set_damage(&self, why: &str) {
         let directory = self.config.directory.display();
@@ -99,8 +99,8 @@ impl Shared {
 
 /// The log of one server. Appending returns once the line is durable.
 pub struct AuditLog {
-    shared: Arc<Shared>,
-    commands: SyncSender<Command>,
+    shared: Arc<SharedAuditState>,
+    commands: SyncSender<WriterCommand>,
     thread: Mutex<Option<JoinHandle<()>>>,
 }
 
@@ -108,20 +108,20 @@ impl AuditLog {
     /// Opens the log and continues the chain of earlier processes. A line that a crash left
     /// unfinished is removed, which the next line records.
     pub fn open(config: Config, clock: Arc<dyn Clock>) -> Result<Arc<AuditLog>, Error> {
-        AuditLog::open_on(config, clock, Box::new(RealDisk))
+        AuditLog::open_on(config, clock, Box::new(RealAuditDisk))
     }
 
     pub(crate) fn open_on(
         config: Config,
         clock: Arc<dyn Clock>,
-        disk: Box<dyn Disk>,
+        disk: Box<dyn AuditDisk>,
     ) -> Result<Arc<AuditLog>, Error> {
         let path = config.directory.clone();
         let start = || -> io::Result<Arc<AuditLog>> {
             let opened = writer::open(&config.directory)?;
-            let shared = Arc::new(Shared {
+            let shared = Arc::new(SharedAuditState {
                 config,
-                state: Mutex::new(State {
+                state: Mutex::new(AuditLogState {
                     segments: opened.segments.clone(),
                     head: opened.head.clone(),
                     trouble: None,
@@ -132,7 +132,7 @@ impl AuditLog {
                 shared.set_damage(why);
             }
             let (commands, todo) = sync_channel(QUEUE_MAX);
-            let writer = Writer::new(shared.clone(), clock, disk, opened);
+            let writer = AuditWriter::new(shared.clone(), clock, disk, opened);
             let thread = std::thread::Builder::new()
                 .name("audit".into())
                 .spawn(move || writer.run(&todo))?;
@@ -147,7 +147,7 @@ impl AuditLog {
 
     /// Whether a change may begin: there is room to record it. A disk that has failed is tried
     /// again.
-    pub async fn admit(&self) -> Result<(), Unwritable> {
+    pub async fn admit(&self) -> Result<(), AuditUnwritable> {
         let troubled = self
             .shared
             .state
@@ -159,34 +159,34 @@ impl AuditLog {
             return Ok(());
         }
         let (waiter, told) = oneshot::channel();
-        self.send(Command::Retry(waiter))?;
+        self.send(WriterCommand::Retry(waiter))?;
         wait(told).await.map(drop)
     }
 
     /// Records an entry. Returns its number once it is durable.
-    pub async fn append(&self, entry: Entry) -> Result<u64, Unwritable> {
+    pub async fn append(&self, entry: AuditEntry) -> Result<u64, AuditUnwritable> {
         let (waiter, told) = oneshot::channel();
-        self.send(Command::Append(Box::new(entry), Some(waiter)))?;
+        self.send(WriterCommand::Append(Box::new(entry), Some(waiter)))?;
         wait(told).await
     }
 
     /// Records an entry soon, without waiting for it.
-    pub fn note(&self, entry: Entry) {
-        if let Err(why) = self.send(Command::Append(Box::new(entry), None)) {
+    pub fn note(&self, entry: AuditEntry) {
+        if let Err(why) = self.send(WriterCommand::Append(Box::new(entry), None)) {
             tracing::error!(%why, "a line of the audit log is lost");
         }
     }
 
-    fn send(&self, command: Command) -> Result<(), Unwritable> {
+    fn send(&self, command: WriterCommand) -> Result<(), AuditUnwritable> {
         self.commands.try_send(command).map_err(|e| match e {
-            TrySendError::Full(_) => Unwritable("too many lines wait to be written".into()),
+            TrySendError::Full(_) => AuditUnwritable("too many lines wait to be written".into()),
             TrySendError::Disconnected(_) => closed(),
         })
     }
 
-    pub fn status(&self) -> Status {
+    pub fn status(&self) -> AuditStatus {
         let state = self.shared.state.lock().expect("no panic holds it");
-        Status {
+        AuditStatus {
             trouble: state.trouble.clone(),
             damage: state.damage.clone(),
             last_seq: state.head.seq,
@@ -195,7 +195,7 @@ impl AuditLog {
     }
 
     /// A page of lines. Reads files, so it must not run on a thread that others wait for.
-    pub fn read(&self, query: &Query) -> io::Result<Page> {
+    pub fn read(&self, query: &AuditQuery) -> io::Result<AuditLinePage> {
         read::read(&self.shared.segments(), &self.shared.config.node, query)
     }
 
@@ -226,7 +226,7 @@ impl AuditLog {
         let thread = self.thread.lock().expect("no panic holds it").take();
         let Some(thread) = thread else { return };
         // Fails only if the writer has already ended.
-        let _ = self.commands.send(Command::Close);
+        let _ = self.commands.send(WriterCommand::Close);
         if thread.join().is_err() {
             tracing::error!("the thread of the audit log has panicked");
         }
@@ -239,11 +239,11 @@ impl Drop for AuditLog {
     }
 }
 
-fn closed() -> Unwritable {
-    Unwritable("the server is stopping".into())
+fn closed() -> AuditUnwritable {
+    AuditUnwritable("the server is stopping".into())
 }
 
-async fn wait(told: oneshot::Receiver<Written>) -> Result<u64, Unwritable> {
+async fn wait(told: oneshot::Receiver<AppendResult>) -> Result<u64, AuditUnwritable> {
     told.await.unwrap_or_else(|_| Err(closed()))
 }
 

@@ -1,7 +1,7 @@
 //! Searching for lines.
 
-use crate::line::{Header, parse};
-use crate::segment::Segment;
+use crate::line::{LineHeader, parse};
+use crate::segment::AuditSegment;
 use postrider_core::time::Timestamp;
 use std::cmp::Ordering;
 use std::io;
@@ -11,7 +11,7 @@ const SCAN_BYTES_MAX: u64 = 64 << 20;
 pub const LIMIT_MAX: usize = 1000;
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Order {
+pub enum LineOrder {
     #[default]
     NewestFirst,
     OldestFirst,
@@ -19,7 +19,7 @@ pub enum Order {
 
 /// Position of a line among the lines of all nodes.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Position {
+pub struct LinePosition {
     pub time: Timestamp,
     pub node: String,
     pub seq: u64,
@@ -27,7 +27,7 @@ pub struct Position {
 
 /// Filter of a search. Texts compare without case.
 #[derive(Clone, Debug, Default)]
-pub struct Query {
+pub struct AuditQuery {
     pub since: Option<Timestamp>,
     pub until: Option<Timestamp>,
     /// The whole id of the client.
@@ -36,14 +36,14 @@ pub struct Query {
     pub action: Option<String>,
     /// A part of the resource.
     pub resource: Option<String>,
-    pub order: Order,
+    pub order: LineOrder,
     /// Only lines after this one, in the requested order.
-    pub after: Option<Position>,
+    pub after: Option<LinePosition>,
     pub limit: usize,
 }
 
-impl Query {
-    fn takes(&self, header: &Header, time: Timestamp) -> bool {
+impl AuditQuery {
+    fn takes(&self, header: &LineHeader, time: Timestamp) -> bool {
         let contains = |text: &str, part: &str| text.to_lowercase().contains(&part.to_lowercase());
         let action = |wanted: &str| {
             let found = header.action.to_lowercase();
@@ -69,15 +69,15 @@ impl Query {
         let Some(after) = &self.after else { return true };
         let here = (time, node, seq).cmp(&(after.time, after.node.as_str(), after.seq));
         match self.order {
-            Order::NewestFirst => here == Ordering::Less,
-            Order::OldestFirst => here == Ordering::Greater,
+            LineOrder::NewestFirst => here == Ordering::Less,
+            LineOrder::OldestFirst => here == Ordering::Greater,
         }
     }
 }
 
 /// A line that matches.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Row {
+pub struct AuditRow {
     pub seq: u64,
     pub time: Timestamp,
     /// The line as it is in the file, without its newline.
@@ -85,32 +85,32 @@ pub struct Row {
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Page {
-    pub rows: Vec<Row>,
+pub struct AuditLinePage {
+    pub rows: Vec<AuditRow>,
     /// Position to continue from; none if there are no more lines.
-    pub next: Option<Position>,
+    pub next: Option<LinePosition>,
 }
 
 /// A page of lines. Unreadable lines are skipped; verification reports them.
-pub(crate) fn read(segments: &[Segment], node: &str, query: &Query) -> io::Result<Page> {
-    let mut page = Page::default();
+pub(crate) fn read(segments: &[AuditSegment], node: &str, query: &AuditQuery) -> io::Result<AuditLinePage> {
+    let mut page = AuditLinePage::default();
     let limit = query.limit.clamp(1, LIMIT_MAX);
     let mut scanned = 0;
     let ends = |index: usize| segments.get(index + 1).and_then(|next| next.begins);
     let mut indices: Vec<usize> = (0..segments.len()).collect();
-    if query.order == Order::NewestFirst {
+    if query.order == LineOrder::NewestFirst {
         indices.reverse();
     }
     for index in indices {
         let segment = &segments[index];
         let (begins, ends) = (segment.begins, ends(index));
         let from = match query.order {
-            Order::OldestFirst => latest(query.since, query.after.as_ref().map(|after| after.time)),
-            Order::NewestFirst => query.since,
+            LineOrder::OldestFirst => latest(query.since, query.after.as_ref().map(|after| after.time)),
+            LineOrder::NewestFirst => query.since,
         };
         let to = match query.order {
-            Order::NewestFirst => earliest(query.until, query.after.as_ref().map(|after| after.time)),
-            Order::OldestFirst => query.until,
+            LineOrder::NewestFirst => earliest(query.until, query.after.as_ref().map(|after| after.time)),
+            LineOrder::OldestFirst => query.until,
         };
         let too_old = from.zip(ends).is_some_and(|(from, ends)| ends < from);
         let too_new = to.zip(begins).is_some_and(|(to, begins)| begins > to);
@@ -126,7 +126,7 @@ pub(crate) fn read(segments: &[Segment], node: &str, query: &Query) -> io::Resul
         content.truncate(segment.bytes as usize);
         scanned += segment.bytes;
         let mut lines: Vec<&[u8]> = content.split(|byte| *byte == b'\n').collect();
-        if query.order == Order::NewestFirst {
+        if query.order == LineOrder::NewestFirst {
             lines.reverse();
         }
         let mut last = None;
@@ -136,7 +136,7 @@ pub(crate) fn read(segments: &[Segment], node: &str, query: &Query) -> io::Resul
             if !query.is_behind(node, time, seq) {
                 continue;
             }
-            let here = || Position {
+            let here = || LinePosition {
                 time,
                 node: node.to_owned(),
                 seq,
@@ -145,7 +145,7 @@ pub(crate) fn read(segments: &[Segment], node: &str, query: &Query) -> io::Resul
             if !query.takes(&parsed.header, time) {
                 continue;
             }
-            page.rows.push(Row {
+            page.rows.push(AuditRow {
                 seq,
                 time,
                 text: String::from_utf8_lossy(line).into_owned(),

@@ -13,7 +13,7 @@ const MODE: u32 = 0o600;
 
 /// A file of the log.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Segment {
+pub struct AuditSegment {
     pub path: PathBuf,
     /// The number of the segment's first line.
     pub first: u64,
@@ -23,7 +23,7 @@ pub struct Segment {
     pub begins: Option<Timestamp>,
 }
 
-impl Segment {
+impl AuditSegment {
     pub fn name(&self) -> String {
         name_of(&self.path)
     }
@@ -39,7 +39,7 @@ pub fn path_of(directory: &Path, first: u64) -> PathBuf {
 }
 
 /// The segments of a directory, the oldest first. Other files are ignored.
-pub fn find(directory: &Path) -> io::Result<Vec<Segment>> {
+pub fn find(directory: &Path) -> io::Result<Vec<AuditSegment>> {
     let mut found = Vec::new();
     for entry in std::fs::read_dir(directory)? {
         let path = entry?.path();
@@ -53,7 +53,7 @@ pub fn find(directory: &Path) -> io::Result<Vec<Segment>> {
         let Ok(first) = number.parse() else { continue };
         let bytes = std::fs::metadata(&path)?.len();
         let begins = first_time(&path)?;
-        found.push(Segment {
+        found.push(AuditSegment {
             path,
             first,
             bytes,

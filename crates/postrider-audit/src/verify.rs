@@ -2,7 +2,7 @@
 
 use crate::checkpoint::{self, Checkpoint};
 use crate::line::{GENESIS, parse};
-use crate::segment::{self, Segment};
+use crate::segment::{self, AuditSegment};
 use serde::Serialize;
 use std::io;
 use std::path::Path;
@@ -26,7 +26,7 @@ pub struct Verification {
     #[serde(skip_serializing_if = "is_zero")]
     pub unfinished_bytes: u64,
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub broken: Option<Broken>,
+    pub broken: Option<BrokenLine>,
 }
 
 fn is_zero(number: &u64) -> bool {
@@ -35,7 +35,7 @@ fn is_zero(number: &u64) -> bool {
 
 /// The first place where the chain is broken.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Broken {
+pub struct BrokenLine {
     pub file: String,
     /// The line in the file, counted from 1.
     pub line: u64,
@@ -56,7 +56,7 @@ pub fn verify(directory: &Path) -> io::Result<Verification> {
 
 /// Verifies the newest lines, of at most about so many bytes; the reason if they are not as they were written.
 pub(crate) fn verify_end(
-    segments: &[Segment],
+    segments: &[AuditSegment],
     checkpoint: Option<Checkpoint>,
     bytes_max: u64,
 ) -> io::Result<Option<String>> {
@@ -76,7 +76,7 @@ pub(crate) fn verify_end(
 
 /// Verifies segments up to where they are durable.
 pub(crate) fn verify_segments(
-    segments: &[Segment],
+    segments: &[AuditSegment],
     checkpoint: Option<Checkpoint>,
 ) -> io::Result<Verification> {
     let mut walk = walk_segments(segments, checkpoint)?;
@@ -86,8 +86,8 @@ pub(crate) fn verify_segments(
     Ok(walk.found)
 }
 
-fn walk_segments(segments: &[Segment], checkpoint: Option<Checkpoint>) -> io::Result<Walk> {
-    let mut walk = Walk::new(checkpoint);
+fn walk_segments(segments: &[AuditSegment], checkpoint: Option<Checkpoint>) -> io::Result<ChainWalk> {
+    let mut walk = ChainWalk::new(checkpoint);
     for (index, segment) in segments.iter().enumerate() {
         let mut content = std::fs::read(&segment.path)?;
         content.truncate(segment.bytes as usize);
@@ -101,7 +101,7 @@ fn walk_segments(segments: &[Segment], checkpoint: Option<Checkpoint>) -> io::Re
     Ok(walk)
 }
 
-struct Walk {
+struct ChainWalk {
     found: Verification,
     /// The number that the next line must have; none before the first.
     expected: Option<u64>,
@@ -110,9 +110,9 @@ struct Walk {
     checkpoint: Option<Checkpoint>,
 }
 
-impl Walk {
-    fn new(checkpoint: Option<Checkpoint>) -> Walk {
-        Walk {
+impl ChainWalk {
+    fn new(checkpoint: Option<Checkpoint>) -> ChainWalk {
+        ChainWalk {
             found: Verification {
                 anchor: GENESIS.to_owned(),
                 head: GENESIS.to_owned(),
@@ -124,12 +124,12 @@ impl Walk {
         }
     }
 
-    fn segment(&mut self, segment: &Segment, content: &[u8], is_last: bool) -> Result<(), Broken> {
+    fn segment(&mut self, segment: &AuditSegment, content: &[u8], is_last: bool) -> Result<(), BrokenLine> {
         let file = segment.name();
         for (number, piece) in (1..).zip(content.split_inclusive(|byte| *byte == b'\n')) {
             let seq = self.expected.unwrap_or(segment.first);
             let broken = |reason: String| {
-                Err(Broken {
+                Err(BrokenLine {
                     file: file.clone(),
                     line: number,
                     seq,
@@ -195,11 +195,11 @@ impl Walk {
     }
 
     /// Lines at the end that were durable and are gone.
-    fn cut_off(&self, segments: &[Segment]) -> Option<Broken> {
+    fn cut_off(&self, segments: &[AuditSegment]) -> Option<BrokenLine> {
         let last = self.found.last_seq;
         let kept = self.checkpoint.as_ref().filter(|kept| kept.seq > last)?;
-        Some(Broken {
-            file: segments.last().map_or("audit/".to_owned(), Segment::name),
+        Some(BrokenLine {
+            file: segments.last().map_or("audit/".to_owned(), AuditSegment::name),
             line: segments
                 .last()
                 .map_or(1, |file| (last + 2).saturating_sub(file.first)),
@@ -213,11 +213,11 @@ impl Walk {
     }
 
     /// Lines that the log itself dropped are recorded as dropped: others were taken away.
-    fn end(&mut self, segments: &[Segment]) {
+    fn end(&mut self, segments: &[AuditSegment]) {
         let before = self.found.first_seq.saturating_sub(1);
         if before > self.dropped_through {
-            self.found.broken = Some(Broken {
-                file: segments.first().map(Segment::name).unwrap_or_default(),
+            self.found.broken = Some(BrokenLine {
+                file: segments.first().map(AuditSegment::name).unwrap_or_default(),
                 line: 1,
                 seq: self.dropped_through + 1,
                 reason: format!(

@@ -2,9 +2,9 @@
 
 use crate::Config;
 use crate::checkpoint;
-use crate::line::{Entry, Head, Outcome, Verdict, hash_of, parse};
-use crate::log::{Shared, Unwritable};
-use crate::segment::{self, Segment, open_to_write, path_of};
+use crate::line::{ActionResult, AuditEntry, AuditOutcome, ChainHead, hash_of, parse};
+use crate::log::{AuditUnwritable, SharedAuditState};
+use crate::segment::{self, AuditSegment, open_to_write, path_of};
 use crate::verify::verify_end;
 use postrider_core::time::{Clock, Timestamp};
 use serde_json::{Map, Value, json};
@@ -43,26 +43,26 @@ const SEGMENT_BYTES: [u64; 2] = [64 << 10, 16 << 20];
 const VERIFIED_BYTES_MAX: u64 = 64 << 20;
 const SEGMENT_AGE_MAX: Duration = Duration::from_secs(24 * 3600);
 
-pub type Written = Result<u64, Unwritable>;
+pub type AppendResult = Result<u64, AuditUnwritable>;
 
-pub enum Command {
-    Append(Box<Entry>, Option<oneshot::Sender<Written>>),
+pub enum WriterCommand {
+    Append(Box<AuditEntry>, Option<oneshot::Sender<AppendResult>>),
     /// Tries a failed disk again.
-    Retry(oneshot::Sender<Written>),
+    Retry(oneshot::Sender<AppendResult>),
     Close,
 }
 
 /// Operations of the disk, replaceable in tests.
-pub trait Disk: Send {
+pub trait AuditDisk: Send {
     fn write_at(&mut self, file: &File, bytes: &[u8], at: u64) -> io::Result<()>;
     fn sync(&mut self, file: &File) -> io::Result<()>;
     /// Reserves space without making the file longer.
     fn reserve(&mut self, file: &File, at: u64, bytes: u64) -> io::Result<()>;
 }
 
-pub struct RealDisk;
+pub struct RealAuditDisk;
 
-impl Disk for RealDisk {
+impl AuditDisk for RealAuditDisk {
     fn write_at(&mut self, file: &File, bytes: &[u8], at: u64) -> io::Result<()> {
         file.write_all_at(bytes, at)
     }
@@ -82,11 +82,11 @@ impl Disk for RealDisk {
 }
 
 /// State of the log that an earlier process left.
-pub struct Opened {
-    pub segments: Vec<Segment>,
-    pub head: Head,
+pub struct OpenedAuditLog {
+    pub segments: Vec<AuditSegment>,
+    pub head: ChainHead,
     /// The entry that records a repair, if there was one.
-    pub repaired: Option<Entry>,
+    pub repaired: Option<AuditEntry>,
     /// Why lines that were durable are missing or changed.
     pub damage: Option<String>,
 }
@@ -97,7 +97,7 @@ fn make_directory(directory: &Path) -> io::Result<()> {
 }
 
 /// Finds the end of the log, cuts off what a crash left unfinished there, and verifies the newest lines.
-pub fn open(directory: &Path) -> io::Result<Opened> {
+pub fn open(directory: &Path) -> io::Result<OpenedAuditLog> {
     make_directory(directory)?;
     let mut opened = open_end(directory)?;
     let checkpoint = checkpoint::read(directory)?;
@@ -111,12 +111,12 @@ pub fn open(directory: &Path) -> io::Result<Opened> {
     Ok(opened)
 }
 
-fn open_end(directory: &Path) -> io::Result<Opened> {
+fn open_end(directory: &Path) -> io::Result<OpenedAuditLog> {
     let mut segments = segment::find(directory)?;
     let mut repaired = None;
     while let Some(last) = segments.last_mut() {
         let content = std::fs::read(&last.path)?;
-        let tail = Tail::of(&content, last.first);
+        let tail = SegmentTail::of(&content, last.first);
         let cut = content.len() as u64 - tail.bytes;
         if cut > 0 {
             let file = open_to_write(&last.path)?;
@@ -131,7 +131,7 @@ fn open_end(directory: &Path) -> io::Result<Opened> {
             ));
         }
         if let Some(head) = tail.head {
-            return Ok(Opened {
+            return Ok(OpenedAuditLog {
                 segments,
                 head,
                 repaired,
@@ -142,24 +142,24 @@ fn open_end(directory: &Path) -> io::Result<Opened> {
         std::fs::remove_file(&last.path)?;
         segments.pop();
     }
-    Ok(Opened {
+    Ok(OpenedAuditLog {
         segments,
-        head: Head::default(),
+        head: ChainHead::default(),
         repaired,
         damage: None,
     })
 }
 
 /// The end of the last segment.
-struct Tail {
+struct SegmentTail {
     /// Length up to which lines are whole.
     bytes: u64,
-    head: Option<Head>,
+    head: Option<ChainHead>,
 }
 
-impl Tail {
-    fn of(content: &[u8], first: u64) -> Tail {
-        let mut tail = Tail { bytes: 0, head: None };
+impl SegmentTail {
+    fn of(content: &[u8], first: u64) -> SegmentTail {
+        let mut tail = SegmentTail { bytes: 0, head: None };
         let mut seq = first;
         let last_intact = LazyCell::new(|| end_of_last_intact_line(content));
         for piece in content.split_inclusive(|byte| *byte == b'\n') {
@@ -176,12 +176,12 @@ impl Tail {
             // A line that was edited is kept, so that verification reports it.
             let before = tail.head.take();
             tail.head = Some(match parse(line) {
-                Some(parsed) => Head {
+                Some(parsed) => ChainHead {
                     seq: parsed.header.seq,
                     hash: parsed.hash.to_owned(),
                     time: parsed.time,
                 },
-                None => Head {
+                None => ChainHead {
                     seq,
                     hash: hash_of(line),
                     time: before.map_or(Timestamp::MIN, |head| head.time),
@@ -219,12 +219,12 @@ fn has_empty_sector(content: &[u8], at: usize, len: usize) -> bool {
         .any(|sector| sector.iter().all(|byte| *byte == 0))
 }
 
-fn server_entry(action: &str, path: &Path, details: Value) -> Entry {
+fn server_entry(action: &str, path: &Path, details: Value) -> AuditEntry {
     let details = match details {
         Value::Object(details) => details,
         _ => Map::new(),
     };
-    Entry {
+    AuditEntry {
         actor: crate::Actor {
             id: "server".into(),
             roles: Vec::new(),
@@ -232,18 +232,18 @@ fn server_entry(action: &str, path: &Path, details: Value) -> Entry {
         },
         action: action.to_owned(),
         resource: path.display().to_string(),
-        outcome: Outcome {
-            result: Verdict::Done,
-            ..Outcome::default()
+        outcome: AuditOutcome {
+            result: ActionResult::Done,
+            ..AuditOutcome::default()
         },
         details,
-        ..Entry::default()
+        ..AuditEntry::default()
     }
 }
 
 /// How many of the closed segments, the oldest first, are to be dropped, and why. The last segment
 /// is the one being written.
-fn to_drop(segments: &[Segment], config: &Config, now: Timestamp) -> (usize, &'static str) {
+fn to_drop(segments: &[AuditSegment], config: &Config, now: Timestamp) -> (usize, &'static str) {
     let closed = segments.len().saturating_sub(1);
     let too_old = |index: usize| {
         let newest = segments.get(index + 1).and_then(|next| next.begins);
@@ -262,12 +262,12 @@ fn to_drop(segments: &[Segment], config: &Config, now: Timestamp) -> (usize, &'s
     }
 }
 
-pub struct Writer {
-    pub shared: Arc<Shared>,
+pub struct AuditWriter {
+    pub shared: Arc<SharedAuditState>,
     pub clock: Arc<dyn Clock>,
-    pub disk: Box<dyn Disk>,
+    pub disk: Box<dyn AuditDisk>,
     /// End of the chain, including the lines in `pending`.
-    head: Head,
+    head: ChainHead,
     /// The open last segment; none until there is something to write.
     file: Option<File>,
     reserved: u64,
@@ -285,9 +285,14 @@ pub struct Writer {
     checkpoint_seq: u64,
 }
 
-impl Writer {
-    pub fn new(shared: Arc<Shared>, clock: Arc<dyn Clock>, disk: Box<dyn Disk>, opened: Opened) -> Writer {
-        let mut writer = Writer {
+impl AuditWriter {
+    pub fn new(
+        shared: Arc<SharedAuditState>,
+        clock: Arc<dyn Clock>,
+        disk: Box<dyn AuditDisk>,
+        opened: OpenedAuditLog,
+    ) -> AuditWriter {
+        let mut writer = AuditWriter {
             shared,
             clock,
             disk,
@@ -308,7 +313,7 @@ impl Writer {
     }
 
     /// Runs until the log is closed.
-    pub fn run(mut self, commands: &Receiver<Command>) {
+    pub fn run(mut self, commands: &Receiver<WriterCommand>) {
         // Reserves space before the first change, and writes the record of a repair.
         let _ = self.flush();
         loop {
@@ -321,12 +326,12 @@ impl Writer {
             };
             while let Some(command) = next.take() {
                 match command {
-                    Command::Append(entry, waiter) => {
+                    WriterCommand::Append(entry, waiter) => {
                         let seq = self.add(&entry);
                         waiting.extend(waiter.map(|waiter| (waiter, seq)));
                     }
-                    Command::Retry(waiter) => waiting.push((waiter, Some(self.head.seq))),
-                    Command::Close => closing = true,
+                    WriterCommand::Retry(waiter) => waiting.push((waiter, Some(self.head.seq))),
+                    WriterCommand::Close => closing = true,
                 }
                 if waiting.len() < BATCH_MAX && !closing {
                     next = commands.try_recv().ok();
@@ -336,7 +341,7 @@ impl Writer {
             for (waiter, seq) in waiting {
                 let told = match (&result, seq) {
                     (Err(why), _) => Err(why.clone()),
-                    (Ok(()), None) => Err(Unwritable("the queue of the audit log is full".into())),
+                    (Ok(()), None) => Err(AuditUnwritable("the queue of the audit log is full".into())),
                     (Ok(()), Some(seq)) => Ok(seq),
                 };
                 // The caller may have been cancelled.
@@ -350,7 +355,7 @@ impl Writer {
     }
 
     /// Adds a line. Returns its number; none if too many lines wait already.
-    fn add(&mut self, entry: &Entry) -> Option<u64> {
+    fn add(&mut self, entry: &AuditEntry) -> Option<u64> {
         if self.pending.len() > PENDING_BYTES_MAX {
             self.lost += 1;
             return None;
@@ -365,8 +370,8 @@ impl Writer {
     }
 
     /// Makes all pending lines durable, and reserves space for further ones.
-    fn flush(&mut self) -> Result<(), Unwritable> {
-        let result = self.try_flush().map_err(|e| Unwritable(reason(&e)));
+    fn flush(&mut self) -> Result<(), AuditUnwritable> {
+        let result = self.try_flush().map_err(|e| AuditUnwritable(reason(&e)));
         let trouble = result.as_ref().err().map(|why| (self.clock.now(), why.0.clone()));
         self.shared.set_trouble(trouble);
         result
@@ -457,7 +462,7 @@ impl Writer {
     }
 
     /// Why the open file is not the one that has its name any more.
-    fn damage_of(&self, last: &Segment) -> io::Result<Option<String>> {
+    fn damage_of(&self, last: &AuditSegment) -> io::Result<Option<String>> {
         let Some(file) = &self.file else { return Ok(None) };
         let ours = file.metadata()?;
         let why = match std::fs::metadata(&last.path) {
@@ -473,7 +478,7 @@ impl Writer {
         )))
     }
 
-    fn must_rotate(&self, segments: &[Segment], now: Timestamp) -> bool {
+    fn must_rotate(&self, segments: &[AuditSegment], now: Timestamp) -> bool {
         let config = &self.shared.config;
         let Some(last) = segments.last() else {
             return !self.pending.is_empty();
@@ -486,7 +491,7 @@ impl Writer {
         (!self.pending.is_empty() && (full || old || self.renew)) || (self.pending.is_empty() && expired)
     }
 
-    fn begin_segment(&mut self, now: Timestamp) -> io::Result<Segment> {
+    fn begin_segment(&mut self, now: Timestamp) -> io::Result<AuditSegment> {
         let directory = &self.shared.config.directory;
         let first = match self.pending.is_empty() {
             true => self.head.seq + 1,
@@ -499,7 +504,7 @@ impl Writer {
         self.file = Some(file);
         self.reserved = 0;
         self.renew = false;
-        Ok(Segment {
+        Ok(AuditSegment {
             path,
             first,
             bytes: 0,

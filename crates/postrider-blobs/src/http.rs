@@ -2,7 +2,7 @@
 //! that the server's connector opens. Redirects are not followed.
 
 use crate::BLOB_BYTES_MAX;
-use crate::answer::{Failure, scrub};
+use crate::store_errors::{StoreFailure, scrub};
 use ::http::header::{AUTHORIZATION, USER_AGENT};
 use ::http::{HeaderMap, HeaderValue, Uri};
 use async_trait::async_trait;
@@ -34,30 +34,30 @@ const IDLE_PER_HOST_MAX: usize = 8;
 const AGENT: HeaderValue = HeaderValue::from_static(concat!("postrider/", env!("CARGO_PKG_VERSION")));
 
 /// A byte stream to a store.
-pub trait Stream: AsyncRead + AsyncWrite + Send + Unpin {}
-impl<S: AsyncRead + AsyncWrite + Send + Unpin> Stream for S {}
+pub trait StoreStream: AsyncRead + AsyncWrite + Send + Unpin {}
+impl<S: AsyncRead + AsyncWrite + Send + Unpin> StoreStream for S {}
 
 /// Opens connections to stores, according to the egress policy and through the proxy.
 #[async_trait]
-pub trait Connect: Send + Sync {
+pub trait StoreConnect: Send + Sync {
     /// A connection to the URL's origin, over TLS if that is https. The error names the reason.
-    async fn connect(&self, url: &Uri) -> Result<Box<dyn Stream>, String>;
+    async fn connect(&self, url: &Uri) -> Result<Box<dyn StoreStream>, String>;
 }
 
 /// A client whose connections are shared by its clones and end with the last of them.
 #[derive(Clone)]
-pub(crate) struct Http(Client<Dial, HttpRequestBody>);
+pub(crate) struct StoreHttpClient(Client<StoreDialler, HttpRequestBody>);
 
 /// The connector in the form that hyper calls.
 #[derive(Clone)]
-struct Dial(Arc<dyn Connect>);
+struct StoreDialler(Arc<dyn StoreConnect>);
 
-impl tower_service::Service<Uri> for Dial {
-    type Response = TokioIo<Dialled>;
-    type Error = Unconnected;
-    type Future = Pin<Box<dyn Future<Output = Result<Self::Response, Unconnected>> + Send>>;
+impl tower_service::Service<Uri> for StoreDialler {
+    type Response = TokioIo<StoreConnection>;
+    type Error = StoreConnectError;
+    type Future = Pin<Box<dyn Future<Output = Result<Self::Response, StoreConnectError>> + Send>>;
 
-    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Unconnected>> {
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), StoreConnectError>> {
         Poll::Ready(Ok(()))
     }
 
@@ -66,25 +66,25 @@ impl tower_service::Service<Uri> for Dial {
         Box::pin(async move {
             let connected = connect.connect(&url).await;
             connected
-                .map(|stream| TokioIo::new(Dialled(stream)))
-                .map_err(Unconnected)
+                .map(|stream| TokioIo::new(StoreConnection(stream)))
+                .map_err(StoreConnectError)
         })
     }
 }
 
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
-struct Unconnected(String);
+struct StoreConnectError(String);
 
-struct Dialled(Box<dyn Stream>);
+struct StoreConnection(Box<dyn StoreStream>);
 
-impl Connection for Dialled {
+impl Connection for StoreConnection {
     fn connected(&self) -> Connected {
         Connected::new()
     }
 }
 
-impl AsyncRead for Dialled {
+impl AsyncRead for StoreConnection {
     fn poll_read(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
@@ -94,7 +94,7 @@ impl AsyncRead for Dialled {
     }
 }
 
-impl AsyncWrite for Dialled {
+impl AsyncWrite for StoreConnection {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
         Pin::new(&mut self.0).poll_write(cx, buf)
     }
@@ -108,46 +108,46 @@ impl AsyncWrite for Dialled {
     }
 }
 
-impl fmt::Debug for Http {
+impl fmt::Debug for StoreHttpClient {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Http")
     }
 }
 
-impl Connector for Http {
+impl Connector for StoreHttpClient {
     fn connect(&self, _: &ClientOptions) -> object_store::Result<HttpClient> {
         Ok(HttpClient::new(self.clone()))
     }
 }
 
 /// Every answer but a success is an error here: object_store would report a status and drop the
-/// store's code. The error is always a [`Failure`] of a kind that object_store does not retry.
+/// store's code. The error is always a [`StoreFailure`] of a kind that object_store does not retry.
 #[async_trait]
-impl HttpService for Http {
+impl HttpService for StoreHttpClient {
     async fn call(&self, request: HttpRequest) -> Result<HttpResponse, HttpError> {
         let failed = |failure| HttpError::new(HttpErrorKind::Unknown, failure);
         self.exchange(request).await.map_err(failed)
     }
 }
 
-impl Http {
-    pub fn new(connect: Arc<dyn Connect>) -> Http {
-        let client = Client::builder(Connections::default())
+impl StoreHttpClient {
+    pub fn new(connect: Arc<dyn StoreConnect>) -> StoreHttpClient {
+        let client = Client::builder(ConnectionTasks::default())
             .pool_idle_timeout(IDLE_MAX)
             .pool_max_idle_per_host(IDLE_PER_HOST_MAX)
             .pool_timer(TokioTimer::new())
-            .build(Dial(connect));
-        Http(client)
+            .build(StoreDialler(connect));
+        StoreHttpClient(client)
     }
 
     /// Sends a request and reads the whole answer, which must be a success.
-    pub async fn exchange(&self, mut request: HttpRequest) -> Result<HttpResponse, Failure> {
+    pub async fn exchange(&self, mut request: HttpRequest) -> Result<HttpResponse, StoreFailure> {
         let host = request
             .uri()
             .authority()
             .map(ToString::to_string)
             .unwrap_or_default();
-        let lost = |reason: String| Failure::Lost {
+        let lost = |reason: String| StoreFailure::Lost {
             host: host.clone(),
             reason,
         };
@@ -169,15 +169,15 @@ impl Http {
             return Ok(HttpResponse::from_parts(head, body.into()));
         }
         let text = scrub(&String::from_utf8_lossy(&body), [signature.as_str()]);
-        Err(Failure::read(host, head.status, &head.headers, &text))
+        Err(StoreFailure::read(host, head.status, &head.headers, &text))
     }
 }
 
 /// The tasks of open connections, which end when the client is dropped.
 #[derive(Clone, Default)]
-struct Connections(Arc<Mutex<JoinSet<()>>>);
+struct ConnectionTasks(Arc<Mutex<JoinSet<()>>>);
 
-impl<F: Future<Output = ()> + Send + 'static> hyper::rt::Executor<F> for Connections {
+impl<F: Future<Output = ()> + Send + 'static> hyper::rt::Executor<F> for ConnectionTasks {
     fn execute(&self, connection: F) {
         let mut tasks = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         while tasks.try_join_next().is_some() {}

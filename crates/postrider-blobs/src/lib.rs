@@ -1,20 +1,20 @@
 //! Storage accounts for dead letters: in a local directory, in Azure Blob Storage, in S3 or in
-//! Google Cloud Storage, all behind the engine's trait [`Blobs`].
+//! Google Cloud Storage, all behind the engine's trait [`BlobStore`].
 
 mod name;
-mod directory;
-mod remote;
+mod directory_account;
+mod cloud_account;
 mod http;
-mod answer;
+mod store_errors;
 
 use async_trait::async_trait;
 use bytes::Bytes;
-use directory::Directory;
-pub use http::{Connect, Stream};
+use cloud_account::CloudAccount;
+use directory_account::DirectoryAccount;
+pub use http::{StoreConnect, StoreStream};
 use postrider_core::ids::Secret;
 use postrider_core::time::{Clock, Timestamp};
-use postrider_engine::blobs::{BlobError, Blobs, Stored};
-use remote::Remote;
+use postrider_engine::blobs::{BlobError, BlobStore, WrittenBlobVersion};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -24,10 +24,10 @@ pub const BLOB_BYTES_MAX: usize = 64 << 20;
 
 /// A storage account as configured.
 #[derive(Clone, Debug)]
-pub struct Account {
+pub struct BlobAccountConfig {
     /// The name by which subscriptions refer to the account.
     pub name: String,
-    pub place: Place,
+    pub place: AccountLocation,
     /// Whether a missing container is created on the first write. Azure, directories and S3 without
     /// a bucket support that; elsewhere this has no effect.
     pub create_containers: bool,
@@ -35,7 +35,7 @@ pub struct Account {
 
 /// The store of an account's containers.
 #[derive(Clone, Debug)]
-pub enum Place {
+pub enum AccountLocation {
     /// Containers are directories: `<root>/<container>/<path>`.
     Directory { root: PathBuf },
     /// `endpoint` is `https://<account>.blob.core.windows.net`, or that of a compatible service with the
@@ -76,12 +76,12 @@ pub struct Error {
 /// Nothing is retried: a failure is reported once, within 30 seconds, and the caller decides when
 /// to retry. A call whose future is dropped may or may not have taken effect.
 pub struct ObjectStores {
-    accounts: BTreeMap<String, Kept>,
+    accounts: BTreeMap<String, OpenedAccount>,
 }
 
-enum Kept {
-    Directory(Arc<Directory>),
-    Remote(Box<Remote>),
+enum OpenedAccount {
+    Directory(Arc<DirectoryAccount>),
+    Remote(Box<CloudAccount>),
 }
 
 impl ObjectStores {
@@ -89,11 +89,11 @@ impl ObjectStores {
     /// whose store has none; requests are signed with the machine's time, which the stores compare
     /// with theirs.
     pub fn new(
-        accounts: Vec<Account>,
+        accounts: Vec<BlobAccountConfig>,
         wall: Arc<dyn Clock>,
-        connect: Arc<dyn Connect>,
+        connect: Arc<dyn StoreConnect>,
     ) -> Result<ObjectStores, Error> {
-        let http = http::Http::new(connect);
+        let http = http::StoreHttpClient::new(connect);
         let mut kept = BTreeMap::new();
         for account in accounts {
             let name = account.name.clone();
@@ -105,11 +105,12 @@ impl ObjectStores {
                 return Err(wrong("the name is empty".to_owned()));
             }
             let one = match account.place {
-                Place::Directory { root } => {
-                    Directory::new(account.name, &root, account.create_containers, wall.clone())
-                        .map(|d| Kept::Directory(Arc::new(d)))
+                AccountLocation::Directory { root } => {
+                    DirectoryAccount::new(account.name, &root, account.create_containers, wall.clone())
+                        .map(|d| OpenedAccount::Directory(Arc::new(d)))
                 }
-                _ => Remote::new(account, http.clone(), wall.clone()).map(|r| Kept::Remote(Box::new(r))),
+                _ => CloudAccount::new(account, http.clone(), wall.clone())
+                    .map(|r| OpenedAccount::Remote(Box::new(r))),
             };
             if kept.insert(name.clone(), one.map_err(wrong)?).is_some() {
                 return Err(wrong("is configured twice".to_owned()));
@@ -118,13 +119,13 @@ impl ObjectStores {
         Ok(ObjectStores { accounts: kept })
     }
 
-    fn account(&self, name: &str) -> Result<&Kept, BlobError> {
+    fn account(&self, name: &str) -> Result<&OpenedAccount, BlobError> {
         let unknown = || BlobError::UnknownAccount(name.to_owned());
         self.accounts.get(name).ok_or_else(unknown)
     }
 
     /// The account, if it exists and could have a container of this name.
-    fn account_of(&self, name: &str, container: &str) -> Result<&Kept, BlobError> {
+    fn account_of(&self, name: &str, container: &str) -> Result<&OpenedAccount, BlobError> {
         let account = self.account(name)?;
         match name::check_container(container) {
             Ok(()) => Ok(account),
@@ -137,7 +138,7 @@ impl ObjectStores {
 }
 
 #[async_trait]
-impl Blobs for ObjectStores {
+impl BlobStore for ObjectStores {
     fn accounts(&self) -> Vec<String> {
         self.accounts.keys().cloned().collect()
     }
@@ -150,8 +151,8 @@ impl Blobs for ObjectStores {
 
     async fn probe(&self, account: &str, container: &str) -> Result<(), BlobError> {
         match self.account_of(account, container)? {
-            Kept::Directory(directory) => directory.probe(container).await,
-            Kept::Remote(remote) => remote.probe(container).await,
+            OpenedAccount::Directory(directory) => directory.probe(container).await,
+            OpenedAccount::Remote(remote) => remote.probe(container).await,
         }
     }
 
@@ -161,7 +162,7 @@ impl Blobs for ObjectStores {
         container: &str,
         path: &str,
         body: Bytes,
-    ) -> Result<Stored, BlobError> {
+    ) -> Result<WrittenBlobVersion, BlobError> {
         let at = self.account_of(account, container)?;
         check_path(account, path)?;
         if body.len() > BLOB_BYTES_MAX {
@@ -169,8 +170,8 @@ impl Blobs for ObjectStores {
             return Err(unreachable(account, detail));
         }
         match at {
-            Kept::Directory(directory) => directory.put(container, path, body).await,
-            Kept::Remote(remote) => remote.put(container, path, body).await,
+            OpenedAccount::Directory(directory) => directory.put(container, path, body).await,
+            OpenedAccount::Remote(remote) => remote.put(container, path, body).await,
         }
     }
 
@@ -178,8 +179,8 @@ impl Blobs for ObjectStores {
         let at = self.account_of(account, container)?;
         check_path(account, path)?;
         match at {
-            Kept::Directory(directory) => directory.get(container, path).await,
-            Kept::Remote(remote) => remote.get(container, path).await,
+            OpenedAccount::Directory(directory) => directory.get(container, path).await,
+            OpenedAccount::Remote(remote) => remote.get(container, path).await,
         }
     }
 
@@ -187,8 +188,8 @@ impl Blobs for ObjectStores {
         let at = self.account_of(account, container)?;
         check_path(account, path)?;
         let deleted = match at {
-            Kept::Directory(directory) => directory.delete(container, path).await,
-            Kept::Remote(remote) => remote.delete(container, path).await,
+            OpenedAccount::Directory(directory) => directory.delete(container, path).await,
+            OpenedAccount::Remote(remote) => remote.delete(container, path).await,
         };
         match deleted {
             Err(BlobError::NotFound(_) | BlobError::NoContainer { .. }) => Ok(()),

@@ -23,12 +23,12 @@ const EXPONENT_MAX: i64 = 1 << 60;
 impl Decimal {
     /// Reads the text of a JSON number and nothing else: no white space, no sign `+`, no `.5`.
     pub fn parse(text: &str) -> Option<Decimal> {
-        let Parts {
+        let DecimalParts {
             negative,
             whole,
             fraction,
             magnitude,
-        } = Parts::read(text)?;
+        } = DecimalParts::read(text)?;
         Some(Decimal {
             negative,
             digits: [whole, fraction].concat().into(),
@@ -36,8 +36,8 @@ impl Decimal {
         })
     }
 
-    fn parts(&self) -> Parts<'_> {
-        Parts {
+    fn parts(&self) -> DecimalParts<'_> {
+        DecimalParts {
             negative: self.negative,
             whole: &self.digits,
             fraction: &[],
@@ -49,19 +49,19 @@ impl Decimal {
 /// Compares the text of a JSON number with a decimal without allocating; none if it is not a
 /// number.
 pub fn compare(text: &str, to: &Decimal) -> Option<Ordering> {
-    Some(Parts::read(text)?.compare(&to.parts()))
+    Some(DecimalParts::read(text)?.compare(&to.parts()))
 }
 
 /// A parsed number that borrows its text; the digits are `whole` followed by `fraction`.
-struct Parts<'a> {
+struct DecimalParts<'a> {
     negative: bool,
     whole: &'a [u8],
     fraction: &'a [u8],
     magnitude: i64,
 }
 
-impl<'a> Parts<'a> {
-    fn read(text: &'a str) -> Option<Parts<'a>> {
+impl<'a> DecimalParts<'a> {
+    fn read(text: &'a str) -> Option<DecimalParts<'a>> {
         let bytes = text.as_bytes();
         let (negative, bytes) = match bytes.strip_prefix(b"-") {
             Some(rest) => (true, rest),
@@ -96,14 +96,14 @@ impl<'a> Parts<'a> {
             whole = drop_zeros(whole);
         }
         if whole.is_empty() && fraction.is_empty() {
-            return Some(Parts {
+            return Some(DecimalParts {
                 negative: false,
                 whole,
                 fraction,
                 magnitude: 0,
             });
         }
-        Some(Parts {
+        Some(DecimalParts {
             negative,
             whole,
             fraction,
@@ -115,8 +115,8 @@ impl<'a> Parts<'a> {
         self.whole.is_empty() && self.fraction.is_empty()
     }
 
-    fn compare(&self, other: &Parts<'_>) -> Ordering {
-        let sign = |parts: &Parts<'_>| match (parts.is_zero(), parts.negative) {
+    fn compare(&self, other: &DecimalParts<'_>) -> Ordering {
+        let sign = |parts: &DecimalParts<'_>| match (parts.is_zero(), parts.negative) {
             (true, _) => 0,
             (false, true) => -1,
             (false, false) => 1,
@@ -323,7 +323,7 @@ mod tests {
 
         #[test]
         fn accepts_what_the_scanner_accepts(text in "-?[0-9]{0,3}(\\.[0-9]{0,3})?([eE][+-]?[0-9]{0,25})?") {
-            let expected = crate::json::Raw::parse(&text).is_ok();
+            let expected = crate::json::RawJson::parse(&text).is_ok();
             prop_assert_eq!(Decimal::parse(&text).is_some(), expected, "{}", text);
         }
     }

@@ -1,9 +1,9 @@
 //! The envelope of one event: the members that routing and rendering look at, as slices of its
 //! text.
 
-use crate::event::Schema;
-use crate::json::{Kind, Raw};
-use crate::subscription::{InputMapping, Mapped};
+use crate::event::EventSchema;
+use crate::json::{JsonKind, RawJson};
+use crate::subscription::{InputMapping, MappedField};
 use std::borrow::Cow;
 
 /// How the keys of filters and delivery attributes address a custom event.
@@ -18,30 +18,34 @@ pub enum KeyStyle {
 
 /// An event read by its schema. Absent members are none; JSON nulls are kept.
 #[derive(Clone, Copy, Debug)]
-pub struct Envelope<'a> {
-    pub schema: Schema,
+pub struct EventEnvelope<'a> {
+    pub schema: EventSchema,
     /// The whole event, as published.
-    pub object: Raw<'a>,
-    pub id: Option<Raw<'a>>,
+    pub object: RawJson<'a>,
+    pub id: Option<RawJson<'a>>,
     /// EventGrid: `topic` as published; CloudEvents: `source`.
-    pub topic: Option<Raw<'a>>,
-    pub subject: Option<Raw<'a>>,
+    pub topic: Option<RawJson<'a>>,
+    pub subject: Option<RawJson<'a>>,
     /// EventGrid: `eventType`; CloudEvents: `type`.
-    pub event_type: Option<Raw<'a>>,
+    pub event_type: Option<RawJson<'a>>,
     /// EventGrid: `eventTime`; CloudEvents: `time`.
-    pub time: Option<Raw<'a>>,
+    pub time: Option<RawJson<'a>>,
     /// EventGrid: `dataVersion`; CloudEvents: `dataschema`.
-    pub data_version: Option<Raw<'a>>,
+    pub data_version: Option<RawJson<'a>>,
     /// `data`; for a custom event the whole object.
-    pub data: Option<Raw<'a>>,
+    pub data: Option<RawJson<'a>>,
     /// The mapping of a custom event's envelope; the fields above are filled from the event only.
     pub mapping: Option<&'a InputMapping>,
 }
 
-impl<'a> Envelope<'a> {
+impl<'a> EventEnvelope<'a> {
     /// Reads the envelope of an event that was accepted before.
-    pub fn read(schema: Schema, object: Raw<'a>, mapping: Option<&'a InputMapping>) -> Envelope<'a> {
-        let mut envelope = Envelope {
+    pub fn read(
+        schema: EventSchema,
+        object: RawJson<'a>,
+        mapping: Option<&'a InputMapping>,
+    ) -> EventEnvelope<'a> {
+        let mut envelope = EventEnvelope {
             schema,
             object,
             id: None,
@@ -54,7 +58,7 @@ impl<'a> Envelope<'a> {
             mapping,
         };
         match schema {
-            Schema::EventGrid => {
+            EventSchema::EventGrid => {
                 for member in object.members() {
                     match member.name {
                         "id" => envelope.id = Some(member.value),
@@ -68,7 +72,7 @@ impl<'a> Envelope<'a> {
                     }
                 }
             }
-            Schema::CloudEvent => {
+            EventSchema::CloudEvent => {
                 for member in object.members() {
                     match member.name {
                         "id" => envelope.id = Some(member.value),
@@ -82,7 +86,7 @@ impl<'a> Envelope<'a> {
                     }
                 }
             }
-            Schema::Custom => {
+            EventSchema::Custom => {
                 envelope.data = Some(object);
                 if let Some(mapping) = mapping {
                     let find = |field: &Option<String>| path(object, field.as_deref()?);
@@ -100,9 +104,9 @@ impl<'a> Envelope<'a> {
 
     /// Finds the value that a filter's key or a delivery attribute's source field addresses.
     /// `topic` is the topic's name as delivered events carry it. A JSON null counts as absent.
-    pub fn lookup(&self, key: &str, keys: KeyStyle, topic: &'a str) -> Option<Field<'a>> {
-        if self.schema == Schema::Custom && keys == KeyStyle::Edge {
-            return Field::value(path(self.object, key));
+    pub fn lookup(&self, key: &str, keys: KeyStyle, topic: &'a str) -> Option<EnvelopeField<'a>> {
+        if self.schema == EventSchema::Custom && keys == KeyStyle::Edge {
+            return EnvelopeField::value(path(self.object, key));
         }
         let (head, rest) = match key.split_once('.') {
             Some((head, rest)) => (head, Some(rest)),
@@ -111,126 +115,135 @@ impl<'a> Envelope<'a> {
         let is = |name: &str| head.eq_ignore_ascii_case(name);
         if is("data") {
             let data = self.data?;
-            return Field::value(match rest {
+            return EnvelopeField::value(match rest {
                 Some(rest) => path(data, rest),
                 None => Some(data),
             });
         }
-        if self.schema == Schema::CloudEvent {
+        if self.schema == EventSchema::CloudEvent {
             return match rest {
                 None if is("id") || is("eventid") => self.id_field(),
-                None if is("source") => Field::attribute(self.topic),
+                None if is("source") => EnvelopeField::attribute(self.topic),
                 None if is("subject") => self.subject_field(),
                 None if is("type") || is("eventtype") => self.event_type_field(),
                 None if is("time") => self.time_field(),
                 None if is("dataschema") || is("eventtypeversion") => self.data_version_field(),
-                _ => Field::attribute(path(self.object, key)),
+                _ => EnvelopeField::attribute(path(self.object, key)),
             };
         }
         match rest {
             Some(_) => None,
             None if is("id") => self.id_field(),
-            None if is("topic") => Some(Field::Text(topic)),
+            None if is("topic") => Some(EnvelopeField::Text(topic)),
             None if is("subject") => self.subject_field(),
             None if is("eventType") => self.event_type_field(),
             None if is("eventTime") => self.time_field(),
             None if is("dataVersion") => self.data_version_field(),
-            None if is("metadataVersion") => Some(Field::Text("1")),
+            None if is("metadataVersion") => Some(EnvelopeField::Text("1")),
             None => None,
         }
     }
 
-    pub fn id_field(&self) -> Option<Field<'a>> {
+    pub fn id_field(&self) -> Option<EnvelopeField<'a>> {
         self.field(self.id, |m| &m.id)
     }
 
-    pub fn subject_field(&self) -> Option<Field<'a>> {
+    pub fn subject_field(&self) -> Option<EnvelopeField<'a>> {
         self.field(self.subject, |m| &m.subject)
     }
 
-    pub fn event_type_field(&self) -> Option<Field<'a>> {
+    pub fn event_type_field(&self) -> Option<EnvelopeField<'a>> {
         self.field(self.event_type, |m| &m.event_type)
     }
 
-    pub fn time_field(&self) -> Option<Field<'a>> {
+    pub fn time_field(&self) -> Option<EnvelopeField<'a>> {
         self.field(self.time, |m| &m.event_time)
     }
 
     /// The data version of an Event Grid event, which is empty if the publisher set none.
-    pub fn data_version_field(&self) -> Option<Field<'a>> {
+    pub fn data_version_field(&self) -> Option<EnvelopeField<'a>> {
         let found = self.field(self.data_version, |m| &m.data_version);
         match self.schema {
-            Schema::CloudEvent => found,
-            Schema::EventGrid | Schema::Custom => found.or(Some(Field::Text(""))),
+            EventSchema::CloudEvent => found,
+            EventSchema::EventGrid | EventSchema::Custom => found.or(Some(EnvelopeField::Text(""))),
         }
     }
 
     /// A member of the envelope; for a custom event the mapping's default if the event has no
     /// scalar there.
-    fn field(&self, found: Option<Raw<'a>>, of: fn(&InputMapping) -> &Mapped) -> Option<Field<'a>> {
+    fn field(
+        &self,
+        found: Option<RawJson<'a>>,
+        of: fn(&InputMapping) -> &MappedField,
+    ) -> Option<EnvelopeField<'a>> {
         match self.schema {
-            Schema::EventGrid => Field::value(found),
-            Schema::CloudEvent => Field::attribute(found),
-            Schema::Custom => found
-                .filter(|raw| !matches!(raw.kind(), Kind::Null | Kind::Array | Kind::Object))
-                .map(Field::Attribute)
-                .or_else(|| of(self.mapping?).default_value.as_deref().map(Field::Text)),
+            EventSchema::EventGrid => EnvelopeField::value(found),
+            EventSchema::CloudEvent => EnvelopeField::attribute(found),
+            EventSchema::Custom => found
+                .filter(|raw| !matches!(raw.kind(), JsonKind::Null | JsonKind::Array | JsonKind::Object))
+                .map(EnvelopeField::Attribute)
+                .or_else(|| {
+                    of(self.mapping?)
+                        .default_value
+                        .as_deref()
+                        .map(EnvelopeField::Text)
+                }),
         }
     }
 }
 
 /// The value that a key addresses in an event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Field<'a> {
+pub enum EnvelopeField<'a> {
     /// A value with the type it has in the event. Never null.
-    Value(Raw<'a>),
+    Value(RawJson<'a>),
     /// An attribute of the envelope: a number or a boolean here also counts as the string of its
     /// text. Never null.
-    Attribute(Raw<'a>),
+    Attribute(RawJson<'a>),
     /// A string that the event does not contain: a stamped topic, or a default.
     Text(&'a str),
 }
 
-impl<'a> Field<'a> {
-    fn value(raw: Option<Raw<'a>>) -> Option<Field<'a>> {
-        raw.filter(|raw| !raw.is_null()).map(Field::Value)
+impl<'a> EnvelopeField<'a> {
+    fn value(raw: Option<RawJson<'a>>) -> Option<EnvelopeField<'a>> {
+        raw.filter(|raw| !raw.is_null()).map(EnvelopeField::Value)
     }
 
-    fn attribute(raw: Option<Raw<'a>>) -> Option<Field<'a>> {
-        raw.filter(|raw| !raw.is_null()).map(Field::Attribute)
+    fn attribute(raw: Option<RawJson<'a>>) -> Option<EnvelopeField<'a>> {
+        raw.filter(|raw| !raw.is_null()).map(EnvelopeField::Attribute)
     }
 
     /// The value as written in the event; none for text that is not in the event.
-    pub fn raw(self) -> Option<Raw<'a>> {
+    pub fn raw(self) -> Option<RawJson<'a>> {
         match self {
-            Field::Value(raw) | Field::Attribute(raw) => Some(raw),
-            Field::Text(_) => None,
+            EnvelopeField::Value(raw) | EnvelopeField::Attribute(raw) => Some(raw),
+            EnvelopeField::Text(_) => None,
         }
     }
 
     /// The string, if it is one or counts as one.
     pub fn as_text(self) -> Option<Cow<'a, str>> {
         match self {
-            Field::Value(raw) => raw.as_str(),
-            Field::Attribute(_) | Field::Text(_) => self.scalar_text(),
+            EnvelopeField::Value(raw) => raw.as_str(),
+            EnvelopeField::Attribute(_) | EnvelopeField::Text(_) => self.scalar_text(),
         }
     }
 
     /// The string, or the text of a number or a boolean; none for arrays and objects.
     pub fn scalar_text(self) -> Option<Cow<'a, str>> {
         match self {
-            Field::Text(text) => Some(Cow::Borrowed(text)),
-            Field::Value(raw) | Field::Attribute(raw) => match raw.kind() {
-                Kind::String => raw.as_str(),
-                Kind::Number | Kind::Bool => Some(Cow::Borrowed(raw.text())),
-                Kind::Null | Kind::Array | Kind::Object => None,
+            EnvelopeField::Text(text) => Some(Cow::Borrowed(text)),
+            EnvelopeField::Value(raw) | EnvelopeField::Attribute(raw) => match raw.kind() {
+                JsonKind::String => raw.as_str(),
+                JsonKind::Number | JsonKind::Bool => Some(Cow::Borrowed(raw.text())),
+                JsonKind::Null | JsonKind::Array | JsonKind::Object => None,
             },
         }
     }
 }
 
 /// Follows a dot path, each dot one object level; names compare exactly first, then without case.
-pub fn path<'a>(object: Raw<'a>, path: &str) -> Option<Raw<'a>> {
+pub fn path<'a>(object: RawJson<'a>, path: &str) -> Option<RawJson<'a>> {
     object.follow(path)
 }
 
@@ -241,15 +254,15 @@ mod tests {
     fn mapping() -> InputMapping {
         let field = |name: &str| Some(name.to_owned());
         InputMapping {
-            id: Mapped {
+            id: MappedField {
                 source_field: field("key"),
                 default_value: None,
             },
-            event_type: Mapped {
+            event_type: MappedField {
                 source_field: field("kind"),
                 default_value: field("Default.Type"),
             },
-            subject: Mapped {
+            subject: MappedField {
                 source_field: field("a.b"),
                 default_value: field("none"),
             },
@@ -261,11 +274,11 @@ mod tests {
     fn keys_address_what_the_reference_says() {
         let mapping = mapping();
         let check = |schema, keys, event: &str, key: &str, expected: Option<&str>| {
-            let envelope = Envelope::read(schema, Raw::parse(event).unwrap(), Some(&mapping));
+            let envelope = EventEnvelope::read(schema, RawJson::parse(event).unwrap(), Some(&mapping));
             let found = envelope.lookup(key, keys, "the/topic").map(|field| match field {
-                Field::Value(raw) => format!("value {}", raw.text()),
-                Field::Attribute(raw) => format!("attribute {}", raw.text()),
-                Field::Text(text) => format!("text {text}"),
+                EnvelopeField::Value(raw) => format!("value {}", raw.text()),
+                EnvelopeField::Attribute(raw) => format!("attribute {}", raw.text()),
+                EnvelopeField::Text(text) => format!("text {text}"),
             });
             assert_eq!(found.as_deref(), expected, "{schema:?} {key} in {event}");
         };
@@ -274,8 +287,8 @@ mod tests {
         let event = r#"{"id":"1","topic":"x","subject":"s","eventType":"t","eventTime":"when",
             "data":{"A":{"b":[1]},"a":2,"n":null,"d.e":1},"unknown":1}"#;
         let grid = |key, expected| {
-            check(Schema::EventGrid, Cloud, event, key, expected);
-            check(Schema::EventGrid, Edge, event, key, expected);
+            check(EventSchema::EventGrid, Cloud, event, key, expected);
+            check(EventSchema::EventGrid, Edge, event, key, expected);
         };
         grid("id", Some("value \"1\""));
         grid("Id", Some("value \"1\""));
@@ -295,14 +308,14 @@ mod tests {
         grid("a", None);
         grid("", None);
         check(
-            Schema::EventGrid,
+            EventSchema::EventGrid,
             Cloud,
             r#"{"data":5,"dataVersion":"2"}"#,
             "data",
             Some("value 5"),
         );
         check(
-            Schema::EventGrid,
+            EventSchema::EventGrid,
             Cloud,
             r#"{"data":5,"dataVersion":"2"}"#,
             "dataVersion",
@@ -311,7 +324,7 @@ mod tests {
 
         let event =
             r##"{"id":"1","source":"/s","type":"t","dataschema":"#1","ext":51,"flag":true,"data":{"a":2}}"##;
-        let cloud = |key, expected| check(Schema::CloudEvent, Cloud, event, key, expected);
+        let cloud = |key, expected| check(EventSchema::CloudEvent, Cloud, event, key, expected);
         cloud("eventid", Some("attribute \"1\""));
         cloud("id", Some("attribute \"1\""));
         cloud("Source", Some("attribute \"/s\""));
@@ -325,7 +338,7 @@ mod tests {
         cloud("topic", None);
 
         let event = r#"{"key":7,"kind":null,"a":{"b":true},"data":{"x":1}}"#;
-        let custom = |keys, key, expected| check(Schema::Custom, keys, event, key, expected);
+        let custom = |keys, key, expected| check(EventSchema::Custom, keys, event, key, expected);
         custom(Cloud, "id", Some("attribute 7"));
         custom(Cloud, "eventType", Some("text Default.Type"));
         custom(Cloud, "subject", Some("attribute true"));

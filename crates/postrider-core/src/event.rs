@@ -6,7 +6,7 @@ use bytes::Bytes;
 
 /// The schema of incoming or outgoing events.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Schema {
+pub enum EventSchema {
     EventGrid,
     CloudEvent,
     Custom,
@@ -16,9 +16,9 @@ pub enum Schema {
 ///
 /// Accepted and stored as a whole: all of its events become durable together or not at all.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Batch {
+pub struct PublishedBatch {
     pub topic: TopicId,
-    pub schema: Schema,
+    pub schema: EventSchema,
     pub received: Timestamp,
     /// The kind of credential that the publisher used, for people to read. Never the credential
     /// itself.
@@ -36,30 +36,30 @@ pub struct Batch {
     pub matched: Vec<Box<[SubscriptionId]>>,
 }
 
-/// The position of an event inside a [`Batch`], and notes about it.
+/// The position of an event inside a [`PublishedBatch`], and notes about it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct EventRef {
     /// The event's JSON object within the body.
-    pub object: Span,
-    /// Index into `Batch::matched`.
+    pub object: ByteSpan,
+    /// Index into `PublishedBatch::matched`.
     pub matched: u32,
     /// The text of the string `dataVersion`, without quotes, within the body. Empty if absent.
-    pub data_version: Span,
+    pub data_version: ByteSpan,
     /// The member `topic` with its name and value, within the body. Empty if absent.
-    pub topic: Span,
-    pub lacks: Lacks,
+    pub topic: ByteSpan,
+    pub lacks: MissingMembers,
 }
 
 /// A range of bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Span {
+pub struct ByteSpan {
     pub start: u32,
     pub len: u32,
 }
 
-impl Span {
-    pub fn new(start: usize, end: usize) -> Span {
-        Span {
+impl ByteSpan {
+    pub fn new(start: usize, end: usize) -> ByteSpan {
+        ByteSpan {
             start: start as u32,
             len: (end - start) as u32,
         }
@@ -76,13 +76,13 @@ impl Span {
 
 /// Members that the publisher left out of an Event Grid event and that are stamped on delivery.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Lacks {
+pub struct MissingMembers {
     pub topic: bool,
     pub data_version: bool,
     pub metadata_version: bool,
 }
 
-impl Batch {
+impl PublishedBatch {
     /// Bytes that the batch takes in memory. An event for very many subscriptions takes most of it for their ids.
     pub fn memory_len(&self) -> usize {
         let matched = self.matched.iter().map(|set| size_of_val(&**set)).sum::<usize>();
@@ -95,7 +95,7 @@ impl Batch {
     }
 
     /// The text at a span that was recorded when the body was parsed.
-    pub fn slice(&self, span: Span) -> &str {
+    pub fn slice(&self, span: ByteSpan) -> &str {
         std::str::from_utf8(&self.body[span.range()]).expect("the body was checked when it was accepted")
     }
 

@@ -4,9 +4,9 @@ mod input;
 mod text;
 
 use crate::decimal::{self, Decimal};
-use crate::envelope::{Envelope, Field};
-use crate::json::{Kind, Raw};
-use input::KnownField;
+use crate::envelope::{EnvelopeField, EventEnvelope};
+use crate::json::{JsonKind, RawJson};
+use input::LookedUpField;
 pub use input::{FilterBudget, FilterBudgetExceeded, FilterInput};
 use std::cmp::Ordering;
 use std::fmt;
@@ -17,7 +17,7 @@ pub use crate::envelope::KeyStyle;
 
 /// The conditions that an event must meet. All parts must hold; a part that is not set always does.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Filter {
+pub struct EventFilter {
     /// None, an empty list or the single word `All` mean every type.
     pub included_event_types: Option<Vec<String>>,
     pub subject_begins_with: Option<String>,
@@ -36,12 +36,12 @@ pub struct Filter {
 pub struct AdvancedFilter {
     /// A dot path such as `data.order.total`.
     pub key: String,
-    pub test: Test,
+    pub test: FilterCondition,
 }
 
 /// An operator with its operands.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Test {
+pub enum FilterCondition {
     NumberIn(Vec<Decimal>),
     NumberNotIn(Vec<Decimal>),
     NumberLessThan(Decimal),
@@ -66,128 +66,143 @@ pub enum Test {
 
 /// An operator by its name in the API, and how to make a test of it.
 #[derive(Clone, Copy, Debug)]
-pub struct Operator {
+pub struct FilterOperator {
     pub name: &'static str,
     /// Whether the edge module has this operator too.
     pub on_edge: bool,
-    pub operand: Operand,
+    pub operand: OperandKind,
 }
 
 /// The operand of an operator: the member `value` (one) or `values` (a list), or neither.
 #[derive(Clone, Copy, Debug)]
-pub enum Operand {
-    Number(fn(Decimal) -> Test),
-    Numbers(fn(Vec<Decimal>) -> Test),
-    Ranges(fn(Vec<(Decimal, Decimal)>) -> Test),
-    Bool(fn(bool) -> Test),
-    Strings(fn(Vec<String>) -> Test),
-    Nothing(fn() -> Test),
+pub enum OperandKind {
+    Number(fn(Decimal) -> FilterCondition),
+    Numbers(fn(Vec<Decimal>) -> FilterCondition),
+    Ranges(fn(Vec<(Decimal, Decimal)>) -> FilterCondition),
+    Bool(fn(bool) -> FilterCondition),
+    Strings(fn(Vec<String>) -> FilterCondition),
+    Nothing(fn() -> FilterCondition),
 }
 
 /// Finds an operator by its name, in any case.
-pub fn operator_from_name(name: &str) -> Option<&'static Operator> {
+pub fn operator_from_name(name: &str) -> Option<&'static FilterOperator> {
     OPERATORS.iter().find(|o| o.name.eq_ignore_ascii_case(name))
 }
 
-pub static OPERATORS: [Operator; 19] = {
-    const fn edge(name: &'static str, operand: Operand) -> Operator {
-        Operator {
+pub static OPERATORS: [FilterOperator; 19] = {
+    const fn edge(name: &'static str, operand: OperandKind) -> FilterOperator {
+        FilterOperator {
             name,
             on_edge: true,
             operand,
         }
     }
-    const fn cloud(name: &'static str, operand: Operand) -> Operator {
-        Operator {
+    const fn cloud(name: &'static str, operand: OperandKind) -> FilterOperator {
+        FilterOperator {
             name,
             on_edge: false,
             operand,
         }
     }
-    use Operand::{Bool, Nothing, Number, Numbers, Ranges, Strings};
+    use OperandKind::{Bool, Nothing, Number, Numbers, Ranges, Strings};
     [
-        edge("NumberIn", Numbers(Test::NumberIn)),
-        edge("NumberNotIn", Numbers(Test::NumberNotIn)),
-        edge("NumberLessThan", Number(Test::NumberLessThan)),
-        edge("NumberGreaterThan", Number(Test::NumberGreaterThan)),
-        edge("NumberLessThanOrEquals", Number(Test::NumberLessThanOrEquals)),
+        edge("NumberIn", Numbers(FilterCondition::NumberIn)),
+        edge("NumberNotIn", Numbers(FilterCondition::NumberNotIn)),
+        edge("NumberLessThan", Number(FilterCondition::NumberLessThan)),
+        edge("NumberGreaterThan", Number(FilterCondition::NumberGreaterThan)),
+        edge(
+            "NumberLessThanOrEquals",
+            Number(FilterCondition::NumberLessThanOrEquals),
+        ),
         edge(
             "NumberGreaterThanOrEquals",
-            Number(Test::NumberGreaterThanOrEquals),
+            Number(FilterCondition::NumberGreaterThanOrEquals),
         ),
-        cloud("NumberInRange", Ranges(Test::NumberInRange)),
-        cloud("NumberNotInRange", Ranges(Test::NumberNotInRange)),
-        edge("BoolEquals", Bool(Test::BoolEquals)),
-        edge("StringIn", Strings(Test::StringIn)),
-        edge("StringNotIn", Strings(Test::StringNotIn)),
-        edge("StringBeginsWith", Strings(Test::StringBeginsWith)),
-        edge("StringEndsWith", Strings(Test::StringEndsWith)),
+        cloud("NumberInRange", Ranges(FilterCondition::NumberInRange)),
+        cloud("NumberNotInRange", Ranges(FilterCondition::NumberNotInRange)),
+        edge("BoolEquals", Bool(FilterCondition::BoolEquals)),
+        edge("StringIn", Strings(FilterCondition::StringIn)),
+        edge("StringNotIn", Strings(FilterCondition::StringNotIn)),
+        edge("StringBeginsWith", Strings(FilterCondition::StringBeginsWith)),
+        edge("StringEndsWith", Strings(FilterCondition::StringEndsWith)),
         edge(
             "StringContains",
-            Strings(|terms| Test::StringContains(terms.into())),
+            Strings(|terms| FilterCondition::StringContains(terms.into())),
         ),
-        cloud("StringNotBeginsWith", Strings(Test::StringNotBeginsWith)),
-        cloud("StringNotEndsWith", Strings(Test::StringNotEndsWith)),
+        cloud(
+            "StringNotBeginsWith",
+            Strings(FilterCondition::StringNotBeginsWith),
+        ),
+        cloud("StringNotEndsWith", Strings(FilterCondition::StringNotEndsWith)),
         cloud(
             "StringNotContains",
-            Strings(|terms| Test::StringNotContains(terms.into())),
+            Strings(|terms| FilterCondition::StringNotContains(terms.into())),
         ),
-        cloud("IsNullOrUndefined", Nothing(|| Test::IsNullOrUndefined)),
-        cloud("IsNotNull", Nothing(|| Test::IsNotNull)),
+        cloud(
+            "IsNullOrUndefined",
+            Nothing(|| FilterCondition::IsNullOrUndefined),
+        ),
+        cloud("IsNotNull", Nothing(|| FilterCondition::IsNotNull)),
     ]
 };
 
-impl Test {
+impl FilterCondition {
     /// The operator's name in the API.
     pub fn operator(&self) -> &'static str {
         match self {
-            Test::NumberIn(_) => "NumberIn",
-            Test::NumberNotIn(_) => "NumberNotIn",
-            Test::NumberLessThan(_) => "NumberLessThan",
-            Test::NumberGreaterThan(_) => "NumberGreaterThan",
-            Test::NumberLessThanOrEquals(_) => "NumberLessThanOrEquals",
-            Test::NumberGreaterThanOrEquals(_) => "NumberGreaterThanOrEquals",
-            Test::NumberInRange(_) => "NumberInRange",
-            Test::NumberNotInRange(_) => "NumberNotInRange",
-            Test::BoolEquals(_) => "BoolEquals",
-            Test::StringIn(_) => "StringIn",
-            Test::StringNotIn(_) => "StringNotIn",
-            Test::StringBeginsWith(_) => "StringBeginsWith",
-            Test::StringEndsWith(_) => "StringEndsWith",
-            Test::StringContains(_) => "StringContains",
-            Test::StringNotBeginsWith(_) => "StringNotBeginsWith",
-            Test::StringNotEndsWith(_) => "StringNotEndsWith",
-            Test::StringNotContains(_) => "StringNotContains",
-            Test::IsNullOrUndefined => "IsNullOrUndefined",
-            Test::IsNotNull => "IsNotNull",
+            FilterCondition::NumberIn(_) => "NumberIn",
+            FilterCondition::NumberNotIn(_) => "NumberNotIn",
+            FilterCondition::NumberLessThan(_) => "NumberLessThan",
+            FilterCondition::NumberGreaterThan(_) => "NumberGreaterThan",
+            FilterCondition::NumberLessThanOrEquals(_) => "NumberLessThanOrEquals",
+            FilterCondition::NumberGreaterThanOrEquals(_) => "NumberGreaterThanOrEquals",
+            FilterCondition::NumberInRange(_) => "NumberInRange",
+            FilterCondition::NumberNotInRange(_) => "NumberNotInRange",
+            FilterCondition::BoolEquals(_) => "BoolEquals",
+            FilterCondition::StringIn(_) => "StringIn",
+            FilterCondition::StringNotIn(_) => "StringNotIn",
+            FilterCondition::StringBeginsWith(_) => "StringBeginsWith",
+            FilterCondition::StringEndsWith(_) => "StringEndsWith",
+            FilterCondition::StringContains(_) => "StringContains",
+            FilterCondition::StringNotBeginsWith(_) => "StringNotBeginsWith",
+            FilterCondition::StringNotEndsWith(_) => "StringNotEndsWith",
+            FilterCondition::StringNotContains(_) => "StringNotContains",
+            FilterCondition::IsNullOrUndefined => "IsNullOrUndefined",
+            FilterCondition::IsNotNull => "IsNotNull",
         }
     }
 
     /// The operands of the test.
-    pub fn operands(&self) -> Operands<'_> {
+    pub fn operands(&self) -> FilterOperands<'_> {
         match self {
-            Test::NumberIn(values) | Test::NumberNotIn(values) => Operands::Numbers(values),
-            Test::NumberLessThan(value)
-            | Test::NumberGreaterThan(value)
-            | Test::NumberLessThanOrEquals(value)
-            | Test::NumberGreaterThanOrEquals(value) => Operands::Number(value),
-            Test::NumberInRange(ranges) | Test::NumberNotInRange(ranges) => Operands::Ranges(ranges),
-            Test::BoolEquals(value) => Operands::Bool(*value),
-            Test::StringIn(values)
-            | Test::StringNotIn(values)
-            | Test::StringBeginsWith(values)
-            | Test::StringEndsWith(values)
-            | Test::StringNotBeginsWith(values)
-            | Test::StringNotEndsWith(values) => Operands::Strings(values),
-            Test::StringContains(terms) | Test::StringNotContains(terms) => Operands::Strings(terms),
-            Test::IsNullOrUndefined | Test::IsNotNull => Operands::Nothing,
+            FilterCondition::NumberIn(values) | FilterCondition::NumberNotIn(values) => {
+                FilterOperands::Numbers(values)
+            }
+            FilterCondition::NumberLessThan(value)
+            | FilterCondition::NumberGreaterThan(value)
+            | FilterCondition::NumberLessThanOrEquals(value)
+            | FilterCondition::NumberGreaterThanOrEquals(value) => FilterOperands::Number(value),
+            FilterCondition::NumberInRange(ranges) | FilterCondition::NumberNotInRange(ranges) => {
+                FilterOperands::Ranges(ranges)
+            }
+            FilterCondition::BoolEquals(value) => FilterOperands::Bool(*value),
+            FilterCondition::StringIn(values)
+            | FilterCondition::StringNotIn(values)
+            | FilterCondition::StringBeginsWith(values)
+            | FilterCondition::StringEndsWith(values)
+            | FilterCondition::StringNotBeginsWith(values)
+            | FilterCondition::StringNotEndsWith(values) => FilterOperands::Strings(values),
+            FilterCondition::StringContains(terms) | FilterCondition::StringNotContains(terms) => {
+                FilterOperands::Strings(terms)
+            }
+            FilterCondition::IsNullOrUndefined | FilterCondition::IsNotNull => FilterOperands::Nothing,
         }
     }
 }
 
-/// The values of a test, in the form that its [`Operand`] prescribes.
+/// The values of a test, in the form that its [`OperandKind`] prescribes.
 #[derive(Clone, Copy, Debug)]
-pub enum Operands<'a> {
+pub enum FilterOperands<'a> {
     Number(&'a Decimal),
     Numbers(&'a [Decimal]),
     Ranges(&'a [(Decimal, Decimal)]),
@@ -198,28 +213,28 @@ pub enum Operands<'a> {
 
 /// The first part of a filter that an event does not satisfy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Mismatch {
+pub enum FilterMismatch {
     EventType,
     SubjectPrefix,
     SubjectSuffix,
-    /// Index into `Filter::advanced`.
+    /// Index into `EventFilter::advanced`.
     Advanced(usize),
 }
 
-impl fmt::Display for Mismatch {
+impl fmt::Display for FilterMismatch {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Mismatch::EventType => f.write_str("the event type is not in includedEventTypes"),
-            Mismatch::SubjectPrefix => f.write_str("the subject does not satisfy subjectBeginsWith"),
-            Mismatch::SubjectSuffix => f.write_str("the subject does not satisfy subjectEndsWith"),
-            Mismatch::Advanced(index) => {
+            FilterMismatch::EventType => f.write_str("the event type is not in includedEventTypes"),
+            FilterMismatch::SubjectPrefix => f.write_str("the subject does not satisfy subjectBeginsWith"),
+            FilterMismatch::SubjectSuffix => f.write_str("the subject does not satisfy subjectEndsWith"),
+            FilterMismatch::Advanced(index) => {
                 write!(f, "the event does not satisfy advancedFilters[{index}]")
             }
         }
     }
 }
 
-impl Filter {
+impl EventFilter {
     /// Whether the filter has nothing to test: every event matches.
     pub fn is_open(&self) -> bool {
         let empty = |text: &Option<String>| text.as_deref().is_none_or(str::is_empty);
@@ -233,14 +248,14 @@ impl Filter {
     pub fn first_mismatch<'a>(
         &'a self,
         input: &mut FilterInput<'a>,
-    ) -> Result<Option<Mismatch>, FilterBudgetExceeded> {
+    ) -> Result<Option<FilterMismatch>, FilterBudgetExceeded> {
         if let Some(types) = self.types() {
             let (found, budget) = input.event_type();
             let Some(found) = found else {
-                return Ok(Some(Mismatch::EventType));
+                return Ok(Some(FilterMismatch::EventType));
             };
             if !any_hit(found, types, budget, same)? {
-                return Ok(Some(Mismatch::EventType));
+                return Ok(Some(FilterMismatch::EventType));
             }
         }
         if let Some(mismatch) = self.subject_mismatch(input)? {
@@ -249,22 +264,22 @@ impl Filter {
         for (index, filter) in self.advanced.iter().enumerate() {
             let (field, budget) = input.field(&filter.key, self.keys)?;
             if !filter.test.holds(field, self.arrays, budget)? {
-                return Ok(Some(Mismatch::Advanced(index)));
+                return Ok(Some(FilterMismatch::Advanced(index)));
             }
         }
         Ok(None)
     }
 
-    /// Like [`Filter::first_mismatch`], for a single event that no other filter looks at.
-    pub fn mismatch_of(&self, event: &Envelope<'_>, topic: &str) -> Option<Mismatch> {
+    /// Like [`EventFilter::first_mismatch`], for a single event that no other filter looks at.
+    pub fn mismatch_of(&self, event: &EventEnvelope<'_>, topic: &str) -> Option<FilterMismatch> {
         let mut input = FilterInput::new(event, topic, FilterBudget::UNLIMITED);
         self.first_mismatch(&mut input).expect("the budget has no limit")
     }
 
     /// Describes a mismatch of this filter in words.
-    pub fn explain(&self, mismatch: Mismatch) -> String {
+    pub fn explain(&self, mismatch: FilterMismatch) -> String {
         match mismatch {
-            Mismatch::Advanced(index) if index < self.advanced.len() => {
+            FilterMismatch::Advanced(index) if index < self.advanced.len() => {
                 let AdvancedFilter { key, test } = &self.advanced[index];
                 format!("{mismatch}: {} on {key:?}", test.operator())
             }
@@ -284,7 +299,7 @@ impl Filter {
     fn subject_mismatch(
         &self,
         input: &mut FilterInput<'_>,
-    ) -> Result<Option<Mismatch>, FilterBudgetExceeded> {
+    ) -> Result<Option<FilterMismatch>, FilterBudgetExceeded> {
         let prefix = self.subject_begins_with.as_deref().unwrap_or_default();
         let suffix = self.subject_ends_with.as_deref().unwrap_or_default();
         if prefix.is_empty() && suffix.is_empty() {
@@ -298,18 +313,18 @@ impl Filter {
             (begins_with(subject, prefix), ends_with(subject, suffix))
         };
         Ok(match (begins, ends) {
-            (false, _) => Some(Mismatch::SubjectPrefix),
-            (true, false) => Some(Mismatch::SubjectSuffix),
+            (false, _) => Some(FilterMismatch::SubjectPrefix),
+            (true, false) => Some(FilterMismatch::SubjectSuffix),
             (true, true) => None,
         })
     }
 }
 
-impl Test {
+impl FilterCondition {
     /// Tests the value that the key addresses.
     fn holds(
         &self,
-        known: &KnownField<'_>,
+        known: &LookedUpField<'_>,
         arrays: bool,
         budget: &mut FilterBudget,
     ) -> Result<bool, FilterBudgetExceeded> {
@@ -319,20 +334,20 @@ impl Test {
             // not.
             return Ok(matches!(
                 self,
-                Test::NumberNotIn(_)
-                    | Test::NumberNotInRange(_)
-                    | Test::StringNotIn(_)
-                    | Test::IsNullOrUndefined
+                FilterCondition::NumberNotIn(_)
+                    | FilterCondition::NumberNotInRange(_)
+                    | FilterCondition::StringNotIn(_)
+                    | FilterCondition::IsNullOrUndefined
             ));
         };
         match self {
-            Test::IsNullOrUndefined => return Ok(false),
-            Test::IsNotNull => return Ok(true),
+            FilterCondition::IsNullOrUndefined => return Ok(false),
+            FilterCondition::IsNotNull => return Ok(true),
             _ => {}
         }
         match field.raw() {
-            Some(raw) if raw.kind() == Kind::Object => Ok(false),
-            Some(raw) if raw.kind() == Kind::Array => Ok(arrays && self.holds_for_array(raw, budget)?),
+            Some(raw) if raw.kind() == JsonKind::Object => Ok(false),
+            Some(raw) if raw.kind() == JsonKind::Array => Ok(arrays && self.holds_for_array(raw, budget)?),
             // A value of another type satisfies neither an operator nor its negation.
             _ => Ok(self
                 .hits(known, budget)?
@@ -342,17 +357,17 @@ impl Test {
 
     fn holds_for_array(
         &self,
-        array: Raw<'_>,
+        array: RawJson<'_>,
         budget: &mut FilterBudget,
     ) -> Result<bool, FilterBudgetExceeded> {
         let mut hit = false;
         for element in array.elements() {
             budget.spend(element.text().len())?;
-            if element.kind() == Kind::Object {
+            if element.kind() == JsonKind::Object {
                 return Ok(false);
             }
             // Elements of another type are skipped.
-            let element = KnownField::new(Some(Field::Value(element)));
+            let element = LookedUpField::new(Some(EnvelopeField::Value(element)));
             hit = hit || self.hits(&element, budget)? == Some(true);
         }
         Ok(hit != self.is_negative())
@@ -361,12 +376,12 @@ impl Test {
     fn is_negative(&self) -> bool {
         matches!(
             self,
-            Test::NumberNotIn(_)
-                | Test::NumberNotInRange(_)
-                | Test::StringNotIn(_)
-                | Test::StringNotBeginsWith(_)
-                | Test::StringNotEndsWith(_)
-                | Test::StringNotContains(_)
+            FilterCondition::NumberNotIn(_)
+                | FilterCondition::NumberNotInRange(_)
+                | FilterCondition::StringNotIn(_)
+                | FilterCondition::StringNotBeginsWith(_)
+                | FilterCondition::StringNotEndsWith(_)
+                | FilterCondition::StringNotContains(_)
         )
     }
 
@@ -374,51 +389,60 @@ impl Test {
     /// operator's type.
     fn hits(
         &self,
-        known: &KnownField<'_>,
+        known: &LookedUpField<'_>,
         budget: &mut FilterBudget,
     ) -> Result<Option<bool>, FilterBudgetExceeded> {
         match self {
-            Test::NumberIn(values) | Test::NumberNotIn(values) => {
+            FilterCondition::NumberIn(values) | FilterCondition::NumberNotIn(values) => {
                 number_hits(known, values, budget, |text, value| {
                     decimal::compare(text, value) == Some(Ordering::Equal)
                 })
             }
-            Test::NumberInRange(ranges) | Test::NumberNotInRange(ranges) => {
+            FilterCondition::NumberInRange(ranges) | FilterCondition::NumberNotInRange(ranges) => {
                 number_hits(known, ranges, budget, |text, (low, high)| {
                     decimal::compare(text, low).is_some_and(Ordering::is_ge)
                         && decimal::compare(text, high).is_some_and(Ordering::is_le)
                 })
             }
-            Test::NumberLessThan(value) => order_hits(known, value, budget, Ordering::is_lt),
-            Test::NumberGreaterThan(value) => order_hits(known, value, budget, Ordering::is_gt),
-            Test::NumberLessThanOrEquals(value) => order_hits(known, value, budget, Ordering::is_le),
-            Test::NumberGreaterThanOrEquals(value) => order_hits(known, value, budget, Ordering::is_ge),
-            Test::BoolEquals(value) => {
-                let raw = known.field.and_then(Field::raw);
+            FilterCondition::NumberLessThan(value) => order_hits(known, value, budget, Ordering::is_lt),
+            FilterCondition::NumberGreaterThan(value) => order_hits(known, value, budget, Ordering::is_gt),
+            FilterCondition::NumberLessThanOrEquals(value) => {
+                order_hits(known, value, budget, Ordering::is_le)
+            }
+            FilterCondition::NumberGreaterThanOrEquals(value) => {
+                order_hits(known, value, budget, Ordering::is_ge)
+            }
+            FilterCondition::BoolEquals(value) => {
+                let raw = known.field.and_then(EnvelopeField::raw);
                 Ok(raw.and_then(|raw| raw.as_bool()).map(|found| found == *value))
             }
-            Test::StringIn(values) | Test::StringNotIn(values) => string_hits(known, values, budget, same),
-            Test::StringBeginsWith(values) | Test::StringNotBeginsWith(values) => {
+            FilterCondition::StringIn(values) | FilterCondition::StringNotIn(values) => {
+                string_hits(known, values, budget, same)
+            }
+            FilterCondition::StringBeginsWith(values) | FilterCondition::StringNotBeginsWith(values) => {
                 string_hits(known, values, budget, begins_with)
             }
-            Test::StringEndsWith(values) | Test::StringNotEndsWith(values) => {
+            FilterCondition::StringEndsWith(values) | FilterCondition::StringNotEndsWith(values) => {
                 string_hits(known, values, budget, ends_with)
             }
-            Test::StringContains(terms) | Test::StringNotContains(terms) => {
+            FilterCondition::StringContains(terms) | FilterCondition::StringNotContains(terms) => {
                 contains_hits(known, terms, budget)
             }
-            Test::IsNullOrUndefined | Test::IsNotNull => Ok(None),
+            FilterCondition::IsNullOrUndefined | FilterCondition::IsNotNull => Ok(None),
         }
     }
 }
 
 fn number_hits<T>(
-    known: &KnownField<'_>,
+    known: &LookedUpField<'_>,
     operands: &[T],
     budget: &mut FilterBudget,
     is_hit: impl Fn(&str, &T) -> bool,
 ) -> Result<Option<bool>, FilterBudgetExceeded> {
-    let number = known.field.and_then(Field::raw).and_then(|raw| raw.as_number());
+    let number = known
+        .field
+        .and_then(EnvelopeField::raw)
+        .and_then(|raw| raw.as_number());
     let Some(text) = number else {
         return Ok(None);
     };
@@ -427,7 +451,7 @@ fn number_hits<T>(
 }
 
 fn order_hits(
-    known: &KnownField<'_>,
+    known: &LookedUpField<'_>,
     operand: &Decimal,
     budget: &mut FilterBudget,
     wanted: fn(Ordering) -> bool,
@@ -439,7 +463,7 @@ fn order_hits(
 
 /// For comparisons that read no more than the shorter of text and operand.
 fn string_hits(
-    known: &KnownField<'_>,
+    known: &LookedUpField<'_>,
     operands: &[String],
     budget: &mut FilterBudget,
     is_hit: fn(&str, &str) -> bool,
@@ -472,7 +496,7 @@ fn comparison_bytes(text: &str, operand: &str) -> usize {
 }
 
 fn contains_hits(
-    known: &KnownField<'_>,
+    known: &LookedUpField<'_>,
     terms: &SearchTerms,
     budget: &mut FilterBudget,
 ) -> Result<Option<bool>, FilterBudgetExceeded> {
@@ -489,7 +513,7 @@ fn contains_hits(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::event::Schema;
+    use crate::event::EventSchema;
     use proptest::prelude::*;
 
     fn n(text: &str) -> Decimal {
@@ -508,35 +532,35 @@ mod tests {
         texts.iter().map(|(low, high)| (n(low), n(high))).collect()
     }
 
-    fn advanced(key: &str, test: Test, arrays: bool) -> Filter {
-        Filter {
+    fn advanced(key: &str, test: FilterCondition, arrays: bool) -> EventFilter {
+        EventFilter {
             arrays,
             advanced: vec![AdvancedFilter {
                 key: key.to_owned(),
                 test,
             }],
-            ..Filter::default()
+            ..EventFilter::default()
         }
     }
 
-    fn matches(filter: &Filter, schema: Schema, event: &str) -> Result<(), Mismatch> {
-        let object = Raw::parse(event).unwrap();
-        let mismatch = filter.mismatch_of(&Envelope::read(schema, object, None), "/the/topic");
+    fn matches(filter: &EventFilter, schema: EventSchema, event: &str) -> Result<(), FilterMismatch> {
+        let object = RawJson::parse(event).unwrap();
+        let mismatch = filter.mismatch_of(&EventEnvelope::read(schema, object, None), "/the/topic");
         mismatch.map_or(Ok(()), Err)
     }
 
     /// Tests a single value at `data.v`; with an empty text the event has no such value.
-    fn holds(test: &Test, value: &str, arrays: bool) -> bool {
+    fn holds(test: &FilterCondition, value: &str, arrays: bool) -> bool {
         let event = match value {
             "" => r#"{"data":{}}"#.to_owned(),
             _ => format!(r#"{{"data":{{"v":{value}}}}}"#),
         };
         let filter = advanced("data.v", test.clone(), arrays);
-        matches(&filter, Schema::EventGrid, &event).is_ok()
+        matches(&filter, EventSchema::EventGrid, &event).is_ok()
     }
 
-    struct Row {
-        test: Test,
+    struct OperatorTestCase {
+        test: FilterCondition,
         matching: &'static [&'static str],
         not_matching: &'static [&'static str],
         missing: bool,
@@ -545,8 +569,8 @@ mod tests {
         arrays_not_matching: &'static [&'static str],
     }
 
-    fn check(row: Row) {
-        let Row { test, .. } = &row;
+    fn check(row: OperatorTestCase) {
+        let OperatorTestCase { test, .. } = &row;
         for value in row.matching {
             assert!(holds(test, value, false), "{test:?} should match {value}");
             assert!(
@@ -589,8 +613,8 @@ mod tests {
 
     #[test]
     fn number_operators() {
-        check(Row {
-            test: Test::NumberIn(ns(&["1", "2.5", "1e400", "9007199254740993"])),
+        check(OperatorTestCase {
+            test: FilterCondition::NumberIn(ns(&["1", "2.5", "1e400", "9007199254740993"])),
             matching: &[
                 "1",
                 "1.0",
@@ -622,24 +646,24 @@ mod tests {
                 "[[1]]",
             ],
         });
-        check(Row {
-            test: Test::NumberNotIn(ns(&["1", "2.5"])),
+        check(OperatorTestCase {
+            test: FilterCondition::NumberNotIn(ns(&["1", "2.5"])),
             matching: &["2", "0.1", "-1", "1e400"],
             not_matching: &["1", "1.00", "2.5", "\"7\"", "false", "{}"],
             missing: true,
             arrays_matching: &["[]", "[3]", "[\"1\"]", "[3,true]", "[null]"],
             arrays_not_matching: &["[1]", "[3,1]", "[\"x\",2.5]", "[3,{}]"],
         });
-        check(Row {
-            test: Test::NumberLessThan(n("0.3")),
+        check(OperatorTestCase {
+            test: FilterCondition::NumberLessThan(n("0.3")),
             matching: &["0.2", "0.29999999999999999999999", "-5", "-1e400"],
             not_matching: &["0.3", "0.30000000000000004", "1", "\"0\"", "true", "{}"],
             missing: false,
             arrays_matching: &["[5,0.1]"],
             arrays_not_matching: &["[]", "[0.3,4]", "[\"0.1\"]"],
         });
-        check(Row {
-            test: Test::NumberGreaterThan(n("9007199254740992")),
+        check(OperatorTestCase {
+            test: FilterCondition::NumberGreaterThan(n("9007199254740992")),
             matching: &["9007199254740993", "1e17", "1e400"],
             not_matching: &[
                 "9007199254740992",
@@ -653,32 +677,32 @@ mod tests {
             arrays_matching: &["[1,9007199254740992.1]"],
             arrays_not_matching: &["[1]", "[]"],
         });
-        check(Row {
-            test: Test::NumberLessThanOrEquals(n("10")),
+        check(OperatorTestCase {
+            test: FilterCondition::NumberLessThanOrEquals(n("10")),
             matching: &["10", "10.0", "9.99", "-10"],
             not_matching: &["10.01", "\"10\"", "false", "{}"],
             missing: false,
             arrays_matching: &["[11,10]"],
             arrays_not_matching: &["[11]", "[]"],
         });
-        check(Row {
-            test: Test::NumberGreaterThanOrEquals(n("10")),
+        check(OperatorTestCase {
+            test: FilterCondition::NumberGreaterThanOrEquals(n("10")),
             matching: &["10", "1e1", "10.01"],
             not_matching: &["9.99", "-10", "\"10\"", "{}"],
             missing: false,
             arrays_matching: &["[9,10]"],
             arrays_not_matching: &["[9]", "[]"],
         });
-        check(Row {
-            test: Test::NumberInRange(ranges(&[("1", "2"), ("10", "10")])),
+        check(OperatorTestCase {
+            test: FilterCondition::NumberInRange(ranges(&[("1", "2"), ("10", "10")])),
             matching: &["1", "1.5", "2", "2.0", "10"],
             not_matching: &["0.999", "2.001", "9", "-1.5", "\"1\"", "{}"],
             missing: false,
             arrays_matching: &["[5,1]", "[\"x\",10]"],
             arrays_not_matching: &["[5]", "[]", "[\"1\"]", "[1,{}]"],
         });
-        check(Row {
-            test: Test::NumberNotInRange(ranges(&[("1", "2"), ("10", "10")])),
+        check(OperatorTestCase {
+            test: FilterCondition::NumberNotInRange(ranges(&[("1", "2"), ("10", "10")])),
             matching: &["0.999", "2.001", "9", "-1.5"],
             not_matching: &["1", "1.5", "2", "10", "\"5\"", "true", "{}"],
             missing: true,
@@ -689,16 +713,16 @@ mod tests {
 
     #[test]
     fn bool_and_null_operators() {
-        check(Row {
-            test: Test::BoolEquals(true),
+        check(OperatorTestCase {
+            test: FilterCondition::BoolEquals(true),
             matching: &["true"],
             not_matching: &["false", "\"true\"", "1", "{}"],
             missing: false,
             arrays_matching: &["[false,true]", "[1,true]"],
             arrays_not_matching: &["[]", "[false]", "[\"true\"]", "[true,{}]"],
         });
-        check(Row {
-            test: Test::BoolEquals(false),
+        check(OperatorTestCase {
+            test: FilterCondition::BoolEquals(false),
             matching: &["false"],
             not_matching: &["true", "0", "\"\"", "{}"],
             missing: false,
@@ -706,16 +730,16 @@ mod tests {
             arrays_not_matching: &["[]", "[true]"],
         });
         // Null tests ask only whether there is a value: arrays and objects are values.
-        check(Row {
-            test: Test::IsNullOrUndefined,
+        check(OperatorTestCase {
+            test: FilterCondition::IsNullOrUndefined,
             matching: &[],
             not_matching: &["0", "\"\"", "false", "{}", "[]", "[null]"],
             missing: true,
             arrays_matching: &[],
             arrays_not_matching: &["[1]"],
         });
-        check(Row {
-            test: Test::IsNotNull,
+        check(OperatorTestCase {
+            test: FilterCondition::IsNotNull,
             matching: &["0", "\"\"", "false", "{}", "[]", "[null]", "[{}]"],
             not_matching: &[],
             missing: false,
@@ -726,8 +750,8 @@ mod tests {
 
     #[test]
     fn string_operators() {
-        check(Row {
-            test: Test::StringIn(ss(&["Blue", "\u{e9}t\u{e9}", "a\"b"])),
+        check(OperatorTestCase {
+            test: FilterCondition::StringIn(ss(&["Blue", "\u{e9}t\u{e9}", "a\"b"])),
             matching: &[
                 "\"blue\"",
                 "\"BLUE\"",
@@ -740,32 +764,32 @@ mod tests {
             arrays_matching: &["[\"red\",\"blue\"]", "[1,\"BLUE\"]"],
             arrays_not_matching: &["[]", "[\"red\"]", "[1]", "[\"blue\",{}]"],
         });
-        check(Row {
-            test: Test::StringNotIn(ss(&["Blue", "red"])),
+        check(OperatorTestCase {
+            test: FilterCondition::StringNotIn(ss(&["Blue", "red"])),
             matching: &["\"green\"", "\"\"", "\"blues\""],
             not_matching: &["\"BLUE\"", "\"Red\"", "1", "true", "{}"],
             missing: true,
             arrays_matching: &["[]", "[\"green\"]", "[1]"],
             arrays_not_matching: &["[\"green\",\"blue\"]", "[\"green\",{}]"],
         });
-        check(Row {
-            test: Test::StringBeginsWith(ss(&["Ab", "\u{d6}l"])),
+        check(OperatorTestCase {
+            test: FilterCondition::StringBeginsWith(ss(&["Ab", "\u{d6}l"])),
             matching: &["\"ab\"", "\"ABC\"", "\"\u{f6}Ltank\"", "\"\\u0061b\""],
             not_matching: &["\"a\"", "\"cab\"", "\"ol\"", "5", "{}"],
             missing: false,
             arrays_matching: &["[\"x\",\"abc\"]"],
             arrays_not_matching: &["[]", "[\"x\"]", "[1]"],
         });
-        check(Row {
-            test: Test::StringEndsWith(ss(&["Ab", "\u{d6}l"])),
+        check(OperatorTestCase {
+            test: FilterCondition::StringEndsWith(ss(&["Ab", "\u{d6}l"])),
             matching: &["\"ab\"", "\"cAB\"", "\"Roh\u{f6}L\""],
             not_matching: &["\"b\"", "\"abc\"", "\"\u{e9}b\"", "5", "{}"],
             missing: false,
             arrays_matching: &["[\"x\",\"cab\"]"],
             arrays_not_matching: &["[]", "[\"x\"]", "[1]"],
         });
-        check(Row {
-            test: Test::StringContains(ss(&["Ab", "\u{d6}l"]).into()),
+        check(OperatorTestCase {
+            test: FilterCondition::StringContains(ss(&["Ab", "\u{d6}l"]).into()),
             matching: &[
                 "\"ab\"",
                 "\"xxaBxx\"",
@@ -778,24 +802,24 @@ mod tests {
             arrays_matching: &["[\"x\",\"cabs\"]"],
             arrays_not_matching: &["[]", "[\"x\"]", "[1]"],
         });
-        check(Row {
-            test: Test::StringNotBeginsWith(ss(&["Ab", "x"])),
+        check(OperatorTestCase {
+            test: FilterCondition::StringNotBeginsWith(ss(&["Ab", "x"])),
             matching: &["\"a\"", "\"cab\"", "\"\""],
             not_matching: &["\"ABC\"", "\"X\"", "5", "true", "{}"],
             missing: false,
             arrays_matching: &["[]", "[\"a\"]", "[1]"],
             arrays_not_matching: &["[\"a\",\"abc\"]", "[\"a\",{}]"],
         });
-        check(Row {
-            test: Test::StringNotEndsWith(ss(&["Ab", "x"])),
+        check(OperatorTestCase {
+            test: FilterCondition::StringNotEndsWith(ss(&["Ab", "x"])),
             matching: &["\"b\"", "\"abc\"", "\"\""],
             not_matching: &["\"cAB\"", "\"X\"", "5", "{}"],
             missing: false,
             arrays_matching: &["[]", "[\"b\"]", "[1]"],
             arrays_not_matching: &["[\"b\",\"cab\"]"],
         });
-        check(Row {
-            test: Test::StringNotContains(ss(&["Ab", "x"]).into()),
+        check(OperatorTestCase {
+            test: FilterCondition::StringNotContains(ss(&["Ab", "x"]).into()),
             matching: &["\"a\"", "\"a b\"", "\"\""],
             not_matching: &["\"cABs\"", "\"aXa\"", "5", "{}"],
             missing: false,
@@ -808,12 +832,12 @@ mod tests {
     fn every_operator_is_known_by_its_name() {
         for operator in &OPERATORS {
             let test = match operator.operand {
-                Operand::Number(make) => make(n("1")),
-                Operand::Numbers(make) => make(ns(&["1"])),
-                Operand::Ranges(make) => make(ranges(&[("1", "2")])),
-                Operand::Bool(make) => make(true),
-                Operand::Strings(make) => make(ss(&["a"])),
-                Operand::Nothing(make) => make(),
+                OperandKind::Number(make) => make(n("1")),
+                OperandKind::Numbers(make) => make(ns(&["1"])),
+                OperandKind::Ranges(make) => make(ranges(&[("1", "2")])),
+                OperandKind::Bool(make) => make(true),
+                OperandKind::Strings(make) => make(ss(&["a"])),
+                OperandKind::Nothing(make) => make(),
             };
             assert_eq!(test.operator(), operator.name);
             let found = operator_from_name(&operator.name.to_uppercase()).unwrap();
@@ -825,43 +849,53 @@ mod tests {
 
     #[test]
     fn types_and_subjects() {
-        let check = |filter: Filter, expected: Result<(), Mismatch>| {
+        let check = |filter: EventFilter, expected: Result<(), FilterMismatch>| {
             let event = r#"{"eventType":"Shop.Order","subject":"/Shops/1/orders/7.JSON"}"#;
-            assert_eq!(matches(&filter, Schema::EventGrid, event), expected, "{filter:?}");
+            assert_eq!(
+                matches(&filter, EventSchema::EventGrid, event),
+                expected,
+                "{filter:?}"
+            );
         };
-        let of_types = |types: &[&str]| Filter {
+        let of_types = |types: &[&str]| EventFilter {
             included_event_types: Some(ss(types)),
-            ..Filter::default()
+            ..EventFilter::default()
         };
-        let of_subject = |prefix: &str, suffix: &str, subject_case_sensitive| Filter {
+        let of_subject = |prefix: &str, suffix: &str, subject_case_sensitive| EventFilter {
             subject_begins_with: Some(prefix.to_owned()),
             subject_ends_with: Some(suffix.to_owned()),
             subject_case_sensitive,
-            ..Filter::default()
+            ..EventFilter::default()
         };
-        check(Filter::default(), Ok(()));
+        check(EventFilter::default(), Ok(()));
         check(of_types(&[]), Ok(()));
         check(of_types(&["All"]), Ok(()));
         check(of_types(&["x", "shop.order"]), Ok(()));
-        check(of_types(&["x", "All"]), Err(Mismatch::EventType));
-        check(of_types(&["Shop"]), Err(Mismatch::EventType));
+        check(of_types(&["x", "All"]), Err(FilterMismatch::EventType));
+        check(of_types(&["Shop"]), Err(FilterMismatch::EventType));
         check(of_subject("", "", true), Ok(()));
         check(of_subject("/shops/", ".json", false), Ok(()));
-        check(of_subject("/shops/", "", true), Err(Mismatch::SubjectPrefix));
-        check(of_subject("/Shops/", ".json", true), Err(Mismatch::SubjectSuffix));
+        check(
+            of_subject("/shops/", "", true),
+            Err(FilterMismatch::SubjectPrefix),
+        );
+        check(
+            of_subject("/Shops/", ".json", true),
+            Err(FilterMismatch::SubjectSuffix),
+        );
         check(of_subject("/Shops/", ".JSON", true), Ok(()));
         check(
             of_subject("/stores/", ".json", false),
-            Err(Mismatch::SubjectPrefix),
+            Err(FilterMismatch::SubjectPrefix),
         );
         let bare = of_subject("/", "", false);
         assert_eq!(
-            matches(&bare, Schema::CloudEvent, "{}"),
-            Err(Mismatch::SubjectPrefix)
+            matches(&bare, EventSchema::CloudEvent, "{}"),
+            Err(FilterMismatch::SubjectPrefix)
         );
         assert_eq!(
-            matches(&of_types(&["t"]), Schema::Custom, "{}"),
-            Err(Mismatch::EventType)
+            matches(&of_types(&["t"]), EventSchema::Custom, "{}"),
+            Err(FilterMismatch::EventType)
         );
     }
 
@@ -871,28 +905,28 @@ mod tests {
             key: key.to_owned(),
             test,
         };
-        let filter = Filter {
+        let filter = EventFilter {
             included_event_types: Some(ss(&["t"])),
             advanced: vec![
-                entry("data.n", Test::NumberGreaterThan(n("1"))),
-                entry("data.n", Test::NumberLessThan(n("5"))),
-                entry("TOPIC", Test::StringEndsWith(ss(&["/topic"]))),
-                entry("dataVersion", Test::StringIn(ss(&[""]))),
+                entry("data.n", FilterCondition::NumberGreaterThan(n("1"))),
+                entry("data.n", FilterCondition::NumberLessThan(n("5"))),
+                entry("TOPIC", FilterCondition::StringEndsWith(ss(&["/topic"]))),
+                entry("dataVersion", FilterCondition::StringIn(ss(&[""]))),
             ],
-            ..Filter::default()
+            ..EventFilter::default()
         };
         let event = |n: u8| format!(r#"{{"eventType":"t","data":{{"n":{n}}}}}"#);
-        assert_eq!(matches(&filter, Schema::EventGrid, &event(3)), Ok(()));
+        assert_eq!(matches(&filter, EventSchema::EventGrid, &event(3)), Ok(()));
         assert_eq!(
-            matches(&filter, Schema::EventGrid, &event(1)),
-            Err(Mismatch::Advanced(0))
+            matches(&filter, EventSchema::EventGrid, &event(1)),
+            Err(FilterMismatch::Advanced(0))
         );
-        let refused = matches(&filter, Schema::EventGrid, &event(9)).unwrap_err();
+        let refused = matches(&filter, EventSchema::EventGrid, &event(9)).unwrap_err();
         assert_eq!(
             filter.explain(refused),
             "the event does not satisfy advancedFilters[1]: NumberLessThan on \"data.n\""
         );
-        assert!(!filter.is_open() && Filter::default().is_open());
+        assert!(!filter.is_open() && EventFilter::default().is_open());
     }
 
     // The documented example: a number among the extension attributes, filtered with a string
@@ -900,24 +934,28 @@ mod tests {
     #[test]
     fn extension_attributes_compare_as_strings_too() {
         let event = r#"{"id":"1","source":"/s","type":"t","comexampleother":51,"on":true}"#;
-        let check = |key: &str, test: Test, expected: bool| {
+        let check = |key: &str, test: FilterCondition, expected: bool| {
             let filter = advanced(key, test, false);
             assert_eq!(
-                matches(&filter, Schema::CloudEvent, event).is_ok(),
+                matches(&filter, EventSchema::CloudEvent, event).is_ok(),
                 expected,
                 "{filter:?}"
             );
         };
-        check("comexampleother", Test::StringBeginsWith(ss(&["5", "1"])), true);
         check(
             "comexampleother",
-            Test::StringNotBeginsWith(ss(&["5", "1"])),
+            FilterCondition::StringBeginsWith(ss(&["5", "1"])),
+            true,
+        );
+        check(
+            "comexampleother",
+            FilterCondition::StringNotBeginsWith(ss(&["5", "1"])),
             false,
         );
-        check("comexampleother", Test::NumberIn(ns(&["51"])), true);
-        check("on", Test::StringIn(ss(&["TRUE"])), true);
-        check("on", Test::BoolEquals(true), true);
-        check("eventtype", Test::StringIn(ss(&["T"])), true);
+        check("comexampleother", FilterCondition::NumberIn(ns(&["51"])), true);
+        check("on", FilterCondition::StringIn(ss(&["TRUE"])), true);
+        check("on", FilterCondition::BoolEquals(true), true);
+        check("eventtype", FilterCondition::StringIn(ss(&["T"])), true);
     }
 
     #[test]
@@ -927,22 +965,23 @@ mod tests {
             r#"{{"data":{{"v":"{text}","n":[{}]}}}}"#,
             vec!["1"; 1_000].join(",")
         );
-        let envelope = Envelope::read(Schema::EventGrid, Raw::parse(&event).unwrap(), None);
-        let terms = |n: usize| Test::StringContains(vec![format!("{n}{}", "x".repeat(500)); 25].into());
-        let filters: Vec<Filter> = (0..50).map(|n| advanced("data.v", terms(n), false)).collect();
+        let envelope = EventEnvelope::read(EventSchema::EventGrid, RawJson::parse(&event).unwrap(), None);
+        let terms =
+            |n: usize| FilterCondition::StringContains(vec![format!("{n}{}", "x".repeat(500)); 25].into());
+        let filters: Vec<EventFilter> = (0..50).map(|n| advanced("data.v", terms(n), false)).collect();
         // Looking the value up, reading and folding it are charged once; comparing is charged for
         // each filter.
         let work = |budget: u64| {
             let mut input = FilterInput::new(&envelope, "/the/topic", FilterBudget::bytes(budget));
             filters.iter().try_for_each(|filter| {
                 let mismatch = filter.first_mismatch(&mut input)?;
-                assert_eq!(mismatch, Some(Mismatch::Advanced(0)));
+                assert_eq!(mismatch, Some(FilterMismatch::Advanced(0)));
                 Ok::<(), FilterBudgetExceeded>(())
             })
         };
         assert_eq!(work(54 * 100_000), Ok(()));
         assert_eq!(work(50 * 100_000), Err(FilterBudgetExceeded));
-        let numbers = advanced("data.n", Test::NumberIn(ns(&["2"; 25])), true);
+        let numbers = advanced("data.n", FilterCondition::NumberIn(ns(&["2"; 25])), true);
         let mut input = FilterInput::new(&envelope, "/the/topic", FilterBudget::bytes(110_000));
         assert_eq!(numbers.first_mismatch(&mut input), Err(FilterBudgetExceeded));
     }
@@ -953,10 +992,10 @@ mod tests {
     fn comparisons_of_types_subjects_and_strings_are_charged_by_their_length() {
         let long = "\u{e9}".repeat(500);
         let event = format!(r#"{{"eventType":"{long}","subject":"{long}","data":{{"v":"{long}"}}}}"#);
-        let envelope = Envelope::read(Schema::EventGrid, Raw::parse(&event).unwrap(), None);
+        let envelope = EventEnvelope::read(EventSchema::EventGrid, RawJson::parse(&event).unwrap(), None);
         let operands: Vec<String> = (0..25).map(|n| format!("{long}{n}")).collect();
         let work = 25 * long.len() as u64;
-        let check = |filter: Filter, work: u64| {
+        let check = |filter: EventFilter, work: u64| {
             let mismatch = |budget: u64| {
                 let mut input = FilterInput::new(&envelope, "/the/topic", FilterBudget::bytes(budget));
                 filter.first_mismatch(&mut input)
@@ -964,18 +1003,22 @@ mod tests {
             assert_eq!(mismatch(work - 1), Err(FilterBudgetExceeded), "{filter:?}");
             assert!(matches!(mismatch(work * 2), Ok(Some(_))), "{filter:?}");
         };
-        let types = Filter {
+        let types = EventFilter {
             included_event_types: Some(operands.clone()),
-            ..Filter::default()
+            ..EventFilter::default()
         };
         check(types, work);
-        let subject = Filter {
+        let subject = EventFilter {
             subject_begins_with: Some(operands[0].clone()),
             subject_ends_with: Some(operands[0].clone()),
-            ..Filter::default()
+            ..EventFilter::default()
         };
         check(subject, 2 * long.len() as u64);
-        for test in [Test::StringIn, Test::StringBeginsWith, Test::StringEndsWith] {
+        for test in [
+            FilterCondition::StringIn,
+            FilterCondition::StringBeginsWith,
+            FilterCondition::StringEndsWith,
+        ] {
             check(advanced("data.v", test(operands.clone()), false), work);
         }
     }
@@ -985,13 +1028,13 @@ mod tests {
     fn many_fields_are_found_by_their_keys() {
         let members: Vec<String> = (0..100).map(|n| format!(r#""k{n}":{n}"#)).collect();
         let event = format!(r#"{{"data":{{{}}}}}"#, members.join(","));
-        let envelope = Envelope::read(Schema::EventGrid, Raw::parse(&event).unwrap(), None);
+        let envelope = EventEnvelope::read(EventSchema::EventGrid, RawJson::parse(&event).unwrap(), None);
         let mut input = FilterInput::new(&envelope, "/the/topic", FilterBudget::UNLIMITED);
         let keys: Vec<String> = (0..100).map(|n| format!("data.k{n}")).collect();
         for _ in 0..2 {
             for (n, key) in keys.iter().enumerate() {
                 let (field, _) = input.field(key, KeyStyle::Cloud).unwrap();
-                let found = field.field.and_then(Field::raw).map(Raw::text);
+                let found = field.field.and_then(EnvelopeField::raw).map(RawJson::text);
                 assert_eq!(found, Some(n.to_string().as_str()));
             }
         }
@@ -1014,12 +1057,12 @@ mod tests {
             text in word(), operands in prop::collection::vec(word(), 0..4), arrays: bool,
         ) {
             let value = quoted(&text);
-            type Make = fn(Vec<String>) -> Test;
+            type Make = fn(Vec<String>) -> FilterCondition;
             let pairs: [(Make, Make); 4] = [
-                (Test::StringIn, Test::StringNotIn),
-                (Test::StringBeginsWith, Test::StringNotBeginsWith),
-                (Test::StringEndsWith, Test::StringNotEndsWith),
-                (|terms| Test::StringContains(terms.into()), |terms| Test::StringNotContains(terms.into())),
+                (FilterCondition::StringIn, FilterCondition::StringNotIn),
+                (FilterCondition::StringBeginsWith, FilterCondition::StringNotBeginsWith),
+                (FilterCondition::StringEndsWith, FilterCondition::StringNotEndsWith),
+                (|terms| FilterCondition::StringContains(terms.into()), |terms| FilterCondition::StringNotContains(terms.into())),
             ];
             for (positive, negative) in pairs {
                 let yes = holds(&positive(operands.clone()), &value, arrays);
@@ -1038,15 +1081,15 @@ mod tests {
                 .map(|(a, size)| (n(&a.to_string()), n(&(a + size).to_string()))).collect();
             let equal = operands.iter().any(|(a, _)| *a == v);
             let within = operands.iter().any(|(a, size)| (*a..=a + size).contains(&v));
-            prop_assert_eq!(holds(&Test::NumberIn(single.clone()), &value, false), equal);
-            prop_assert_eq!(holds(&Test::NumberNotIn(single.clone()), &value, false), !equal);
-            prop_assert_eq!(holds(&Test::NumberInRange(pair.clone()), &value, false), within);
-            prop_assert_eq!(holds(&Test::NumberNotInRange(pair), &value, false), !within);
+            prop_assert_eq!(holds(&FilterCondition::NumberIn(single.clone()), &value, false), equal);
+            prop_assert_eq!(holds(&FilterCondition::NumberNotIn(single.clone()), &value, false), !equal);
+            prop_assert_eq!(holds(&FilterCondition::NumberInRange(pair.clone()), &value, false), within);
+            prop_assert_eq!(holds(&FilterCondition::NumberNotInRange(pair), &value, false), !within);
             for operand in single {
-                let less = holds(&Test::NumberLessThan(operand.clone()), &value, false);
-                let at_least = holds(&Test::NumberGreaterThanOrEquals(operand.clone()), &value, false);
-                let greater = holds(&Test::NumberGreaterThan(operand.clone()), &value, false);
-                let at_most = holds(&Test::NumberLessThanOrEquals(operand), &value, false);
+                let less = holds(&FilterCondition::NumberLessThan(operand.clone()), &value, false);
+                let at_least = holds(&FilterCondition::NumberGreaterThanOrEquals(operand.clone()), &value, false);
+                let greater = holds(&FilterCondition::NumberGreaterThan(operand.clone()), &value, false);
+                let at_most = holds(&FilterCondition::NumberLessThanOrEquals(operand), &value, false);
                 prop_assert!(less != at_least && greater != at_most);
             }
         }

@@ -4,8 +4,8 @@
 //! event with a code that the answer must repeat; CloudEvents delivery asks with OPTIONS whether
 //! the origin is allowed.
 
-use crate::event::Schema;
-use crate::json::Raw;
+use crate::event::EventSchema;
+use crate::json::RawJson;
 use crate::time::Timestamp;
 use std::time::Duration;
 
@@ -14,8 +14,8 @@ pub const MANUAL_SINCE: &str = "2018-05-01-preview";
 
 /// The parts of a handshake request that decide what its answer means.
 #[derive(Clone, Copy, Debug)]
-pub struct Question<'a> {
-    pub delivery: Schema,
+pub struct ValidationQuestion<'a> {
+    pub delivery: EventSchema,
     /// The code that the answer to a validation event must repeat.
     pub code: &'a str,
     /// The origin that an OPTIONS request asks permission for.
@@ -28,14 +28,14 @@ pub struct Question<'a> {
 
 /// How often the request is repeated, and after which wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Patience {
+pub struct ValidationRetries {
     pub tries: u32,
     pub pause: Duration,
 }
 
 /// The webhook's reply, as far as the rules need it.
 #[derive(Clone, Copy, Debug)]
-pub enum Heard<'a> {
+pub enum ValidationReply<'a> {
     Answer {
         status: u16,
         allowed_origin: Option<&'a str>,
@@ -49,7 +49,7 @@ pub enum Heard<'a> {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Verdict {
+pub enum ValidationVerdict {
     /// `rate` is the most requests a minute that the webhook wants; none means no limit.
     Granted { rate: Option<u32> },
     /// The webhook received the request; it may still be confirmed by a visit.
@@ -60,44 +60,51 @@ pub enum Verdict {
     Refused { reason: String },
 }
 
-impl Question<'_> {
-    pub fn verdict(&self, heard: Heard<'_>, patience: Patience, now: Timestamp) -> Verdict {
+impl ValidationQuestion<'_> {
+    pub fn verdict(
+        &self,
+        heard: ValidationReply<'_>,
+        patience: ValidationRetries,
+        now: Timestamp,
+    ) -> ValidationVerdict {
         let request = method(self.delivery);
         match heard {
-            Heard::TimedOut if self.tries < patience.tries => Verdict::TryAgain(now + patience.pause),
-            Heard::TimedOut => Verdict::Refused {
+            ValidationReply::TimedOut if self.tries < patience.tries => {
+                ValidationVerdict::TryAgain(now + patience.pause)
+            }
+            ValidationReply::TimedOut => ValidationVerdict::Refused {
                 reason: format!(
                     "Http {request} request failed with response code Unknown (no answer in time)"
                 ),
             },
-            Heard::Failed(why) => Verdict::Refused {
+            ValidationReply::Failed(why) => ValidationVerdict::Refused {
                 reason: format!("Http {request} request failed with response code Unknown ({why})"),
             },
-            Heard::Answer {
+            ValidationReply::Answer {
                 status,
                 allowed_origin,
                 allowed_rate,
                 body,
             } => match self.delivery {
-                Schema::CloudEvent => self.permission(status, allowed_origin, allowed_rate),
-                Schema::EventGrid | Schema::Custom => self.echo(status, body),
+                EventSchema::CloudEvent => self.permission(status, allowed_origin, allowed_rate),
+                EventSchema::EventGrid | EventSchema::Custom => self.echo(status, body),
             },
         }
     }
 
     /// The verdict on the answer to a validation event: exactly 200, with the code.
-    fn echo(&self, status: u16, body: &[u8]) -> Verdict {
+    fn echo(&self, status: u16, body: &[u8]) -> ValidationVerdict {
         if status != 200 {
             return refused_status("POST", status);
         }
         if validation_response(body).as_deref() == Some(self.code) {
-            return Verdict::Granted { rate: None };
+            return ValidationVerdict::Granted { rate: None };
         }
         self.unanswered("POST", status)
     }
 
     /// The verdict on the answer to OPTIONS: any success, and a header that names the origin.
-    fn permission(&self, status: u16, origin: Option<&str>, rate: Option<&str>) -> Verdict {
+    fn permission(&self, status: u16, origin: Option<&str>, rate: Option<&str>) -> ValidationVerdict {
         if !(200..300).contains(&status) {
             return refused_status("OPTIONS", status);
         }
@@ -106,7 +113,7 @@ impl Question<'_> {
         };
         let ours = |one: &str| one == "*" || one.eq_ignore_ascii_case(self.origin);
         if !allowed.split(',').map(str::trim).any(ours) {
-            return Verdict::Refused {
+            return ValidationVerdict::Refused {
                 reason: format!(
                     "Http OPTIONS request was answered with a WebHook-Allowed-Origin that is neither {} nor *",
                     self.origin
@@ -116,14 +123,14 @@ impl Question<'_> {
         // A value that is not a number, or is zero, sets no limit: otherwise the webhook would
         // never get an event.
         let rate = rate.and_then(|text| text.trim().parse().ok()).filter(|n| *n > 0);
-        Verdict::Granted { rate }
+        ValidationVerdict::Granted { rate }
     }
 
-    fn unanswered(&self, request: &str, status: u16) -> Verdict {
+    fn unanswered(&self, request: &str, status: u16) -> ValidationVerdict {
         if self.manual {
-            return Verdict::Manual;
+            return ValidationVerdict::Manual;
         }
-        Verdict::Refused {
+        ValidationVerdict::Refused {
             reason: format!(
                 "Http {request} request retuned 2XX response with response code {} but without a validation",
                 status_name(status)
@@ -133,15 +140,15 @@ impl Question<'_> {
 }
 
 /// The method of the handshake request.
-pub fn method(delivery: Schema) -> &'static str {
+pub fn method(delivery: EventSchema) -> &'static str {
     match delivery {
-        Schema::CloudEvent => "OPTIONS",
-        Schema::EventGrid | Schema::Custom => "POST",
+        EventSchema::CloudEvent => "OPTIONS",
+        EventSchema::EventGrid | EventSchema::Custom => "POST",
     }
 }
 
-fn refused_status(request: &str, status: u16) -> Verdict {
-    Verdict::Refused {
+fn refused_status(request: &str, status: u16) -> ValidationVerdict {
+    ValidationVerdict::Refused {
         reason: format!(
             "Http {request} request failed with response code {}",
             status_name(status)
@@ -150,7 +157,7 @@ fn refused_status(request: &str, status: u16) -> Verdict {
 }
 
 /// The reason given when the validation window has passed without a confirmation.
-pub fn expired(delivery: Schema, window: Duration) -> String {
+pub fn expired(delivery: EventSchema, window: Duration) -> String {
     format!(
         "Http {} request retuned 2XX response with response code OK. When a validation request is accepted without \
          validation code in the response body, Http GET is expected on the validation url included in the \
@@ -162,10 +169,10 @@ pub fn expired(delivery: Schema, window: Duration) -> String {
 
 /// The error message for the caller, in Azure's words, misspelling included. `endpoint` is without
 /// its query.
-pub fn message(delivery: Schema, endpoint: &str, reason: &str, activity: &str, at: Timestamp) -> String {
+pub fn message(delivery: EventSchema, endpoint: &str, reason: &str, activity: &str, at: Timestamp) -> String {
     let page = match delivery {
-        Schema::CloudEvent => "https://aka.ms/esvalidationcloudevent",
-        Schema::EventGrid | Schema::Custom => "https://aka.ms/esvalidation",
+        EventSchema::CloudEvent => "https://aka.ms/esvalidationcloudevent",
+        EventSchema::EventGrid | EventSchema::Custom => "https://aka.ms/esvalidation",
     };
     let c = at.civil();
     let half = if c.hour < 12 { "AM" } else { "PM" };
@@ -179,7 +186,7 @@ pub fn message(delivery: Schema, endpoint: &str, reason: &str, activity: &str, a
 
 /// Whether this API version has manual validation: dates compare as text, a preview precedes its
 /// release.
-pub fn manual_in(api_version: &str) -> bool {
+pub fn supports_manual_validation(api_version: &str) -> bool {
     let day = |version: &str| version.get(..10).map(str::to_owned);
     day(api_version) >= day(MANUAL_SINCE)
 }
@@ -188,7 +195,7 @@ pub fn manual_in(api_version: &str) -> bool {
 fn validation_response(body: &[u8]) -> Option<String> {
     let text = std::str::from_utf8(body).ok()?;
     let text = text.trim_start_matches('\u{feff}').trim();
-    let found = Raw::parse(text).ok()?.get_any_case("validationResponse")?;
+    let found = RawJson::parse(text).ok()?.get_any_case("validationResponse")?;
     Some(found.as_str()?.into_owned())
 }
 
@@ -256,7 +263,7 @@ pub fn status_name(status: u16) -> String {
 mod tests {
     use super::*;
 
-    const PATIENCE: Patience = Patience {
+    const PATIENCE: ValidationRetries = ValidationRetries {
         tries: 3,
         pause: Duration::from_secs(5),
     };
@@ -265,8 +272,8 @@ mod tests {
         Timestamp::parse("2024-01-21T20:37:25Z").unwrap()
     }
 
-    fn question(delivery: Schema) -> Question<'static> {
-        Question {
+    fn question(delivery: EventSchema) -> ValidationQuestion<'static> {
+        ValidationQuestion {
             delivery,
             code: "4D8DEF5B",
             origin: "eventgrid.azure.net",
@@ -275,24 +282,24 @@ mod tests {
         }
     }
 
-    fn refused(reason: &str) -> Verdict {
-        Verdict::Refused {
+    fn refused(reason: &str) -> ValidationVerdict {
+        ValidationVerdict::Refused {
             reason: reason.into(),
         }
     }
 
-    const GRANTED: Verdict = Verdict::Granted { rate: None };
+    const GRANTED: ValidationVerdict = ValidationVerdict::Granted { rate: None };
 
     #[test]
     fn an_event_is_answered_by_exactly_200_and_the_code() {
-        let check = |status: u16, body: &str, expected: Verdict| {
-            let heard = Heard::Answer {
+        let check = |status: u16, body: &str, expected: ValidationVerdict| {
+            let heard = ValidationReply::Answer {
                 status,
                 allowed_origin: Some("*"),
                 allowed_rate: Some("7"),
                 body: body.as_bytes(),
             };
-            for schema in [Schema::EventGrid, Schema::Custom] {
+            for schema in [EventSchema::EventGrid, EventSchema::Custom] {
                 let verdict = question(schema).verdict(heard, PATIENCE, now());
                 assert_eq!(verdict, expected, "{status} {body:?}");
             }
@@ -319,7 +326,7 @@ mod tests {
             r#"[{"validationResponse":"4D8DEF5B"}]"#,
             "\u{0}",
         ] {
-            check(200, other, Verdict::Manual);
+            check(200, other, ValidationVerdict::Manual);
         }
         check(
             201,
@@ -365,21 +372,21 @@ mod tests {
 
     #[test]
     fn options_is_answered_by_success_and_the_origin() {
-        let check = |status: u16, origin: Option<&str>, rate: Option<&str>, expected: Verdict| {
-            let heard = Heard::Answer {
+        let check = |status: u16, origin: Option<&str>, rate: Option<&str>, expected: ValidationVerdict| {
+            let heard = ValidationReply::Answer {
                 status,
                 allowed_origin: origin,
                 allowed_rate: rate,
                 body: br#"{"validationResponse":"4D8DEF5B"}"#,
             };
-            let verdict = question(Schema::CloudEvent).verdict(heard, PATIENCE, now());
+            let verdict = question(EventSchema::CloudEvent).verdict(heard, PATIENCE, now());
             assert_eq!(verdict, expected, "{status} {origin:?} {rate:?}");
         };
-        let rated = |rate| Verdict::Granted { rate };
+        let rated = |rate| ValidationVerdict::Granted { rate };
         for status in [200, 201, 202, 204] {
             check(status, Some("eventgrid.azure.net"), None, GRANTED);
             check(status, Some("*"), Some("*"), GRANTED);
-            check(status, None, Some("120"), Verdict::Manual);
+            check(status, None, Some("120"), ValidationVerdict::Manual);
         }
         check(200, Some("EventGrid.azure.net"), Some("120"), rated(Some(120)));
         check(
@@ -404,10 +411,10 @@ mod tests {
 
     #[test]
     fn silence_is_asked_again_and_a_broken_connection_is_not() {
-        let check = |tries: u32, heard: Heard<'_>, expected: Verdict| {
-            let question = Question {
+        let check = |tries: u32, heard: ValidationReply<'_>, expected: ValidationVerdict| {
+            let question = ValidationQuestion {
                 tries,
-                ..question(Schema::EventGrid)
+                ..question(EventSchema::EventGrid)
             };
             assert_eq!(
                 question.verdict(heard, PATIENCE, now()),
@@ -415,31 +422,35 @@ mod tests {
                 "{tries} {heard:?}"
             );
         };
-        let again = Verdict::TryAgain(now() + Duration::from_secs(5));
-        check(1, Heard::TimedOut, again.clone());
-        check(2, Heard::TimedOut, again);
+        let again = ValidationVerdict::TryAgain(now() + Duration::from_secs(5));
+        check(1, ValidationReply::TimedOut, again.clone());
+        check(2, ValidationReply::TimedOut, again);
         let late = "Http POST request failed with response code Unknown (no answer in time)";
-        check(3, Heard::TimedOut, refused(late));
+        check(3, ValidationReply::TimedOut, refused(late));
         let broken = "Http POST request failed with response code Unknown (no such host)";
-        check(1, Heard::Failed("no such host"), refused(broken));
+        check(1, ValidationReply::Failed("no such host"), refused(broken));
     }
 
     #[test]
     fn without_a_url_to_visit_there_is_no_second_way() {
-        let silent = Heard::Answer {
+        let silent = ValidationReply::Answer {
             status: 200,
             allowed_origin: None,
             allowed_rate: None,
             body: b"",
         };
-        for schema in [Schema::EventGrid, Schema::Custom, Schema::CloudEvent] {
-            let question = Question {
+        for schema in [
+            EventSchema::EventGrid,
+            EventSchema::Custom,
+            EventSchema::CloudEvent,
+        ] {
+            let question = ValidationQuestion {
                 manual: false,
                 ..question(schema)
             };
             let verdict = question.verdict(silent, PATIENCE, now());
             assert!(
-                matches!(verdict, Verdict::Refused { .. }),
+                matches!(verdict, ValidationVerdict::Refused { .. }),
                 "{schema:?} {verdict:?}"
             );
         }
@@ -452,13 +463,13 @@ mod tests {
             ("2025-02-15", true),
             ("2017-09-15-preview", false),
         ] {
-            assert_eq!(manual_in(version), manual, "{version}");
+            assert_eq!(supports_manual_validation(version), manual, "{version}");
         }
     }
 
     #[test]
     fn failures_are_told_in_the_services_own_words() {
-        let check = |delivery: Schema, at: &str, expected: &str| {
+        let check = |delivery: EventSchema, at: &str, expected: &str| {
             let at = Timestamp::parse(at).unwrap();
             let reason = format!(
                 "Http {} request failed with response code NotFound",
@@ -467,20 +478,20 @@ mod tests {
             assert_eq!(message(delivery, "https://a/b", &reason, "a1", at), expected);
         };
         check(
-            Schema::CloudEvent,
+            EventSchema::CloudEvent,
             "2024-01-21T20:37:25Z",
             "Webhook validation handshake failed for https://a/b. Http OPTIONS request failed with response code \
              NotFound. For troublehooting, visit https://aka.ms/esvalidationcloudevent. Activity id:a1, timestamp: \
              1/21/2024 8:37:25 PM (UTC).",
         );
         check(
-            Schema::EventGrid,
+            EventSchema::EventGrid,
             "2024-11-02T00:07:05Z",
             "Webhook validation handshake failed for https://a/b. Http POST request failed with response code \
              NotFound. For troublehooting, visit https://aka.ms/esvalidation. Activity id:a1, timestamp: \
              11/2/2024 12:07:05 AM (UTC).",
         );
-        let ten = expired(Schema::EventGrid, Duration::from_secs(600));
+        let ten = expired(EventSchema::EventGrid, Duration::from_secs(600));
         assert!(ten.ends_with("validation event(within 10 minutes)"), "{ten}");
     }
 }

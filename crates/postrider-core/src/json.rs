@@ -28,10 +28,10 @@ impl std::error::Error for Error {}
 
 /// The text of a single valid JSON value, without white space around it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Raw<'a>(&'a str);
+pub struct RawJson<'a>(&'a str);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub enum JsonKind {
     Null,
     Bool,
     Number,
@@ -40,37 +40,37 @@ pub enum Kind {
     Object,
 }
 
-impl<'a> Raw<'a> {
+impl<'a> RawJson<'a> {
     /// Checks that `text` is one JSON value and nothing else.
-    pub fn parse(text: &'a str) -> Result<Raw<'a>, Error> {
-        let mut scanner = Scanner::new(text);
+    pub fn parse(text: &'a str) -> Result<RawJson<'a>, Error> {
+        let mut scanner = JsonScanner::new(text);
         let raw = scanner.value()?;
         scanner.end()?;
         Ok(raw)
     }
 
     /// Wraps text that this module has checked before, such as a stored slice.
-    pub fn trusted(text: &'a str) -> Raw<'a> {
-        Raw(text)
+    pub fn trusted(text: &'a str) -> RawJson<'a> {
+        RawJson(text)
     }
 
     pub fn text(self) -> &'a str {
         self.0
     }
 
-    pub fn kind(self) -> Kind {
+    pub fn kind(self) -> JsonKind {
         match self.0.as_bytes().first() {
-            Some(b'{') => Kind::Object,
-            Some(b'[') => Kind::Array,
-            Some(b'"') => Kind::String,
-            Some(b't' | b'f') => Kind::Bool,
-            Some(b'n') | None => Kind::Null,
-            Some(_) => Kind::Number,
+            Some(b'{') => JsonKind::Object,
+            Some(b'[') => JsonKind::Array,
+            Some(b'"') => JsonKind::String,
+            Some(b't' | b'f') => JsonKind::Bool,
+            Some(b'n') | None => JsonKind::Null,
+            Some(_) => JsonKind::Number,
         }
     }
 
     pub fn is_null(self) -> bool {
-        self.kind() == Kind::Null
+        self.kind() == JsonKind::Null
     }
 
     pub fn as_bool(self) -> Option<bool> {
@@ -83,19 +83,19 @@ impl<'a> Raw<'a> {
 
     /// The number's text.
     pub fn as_number(self) -> Option<&'a str> {
-        (self.kind() == Kind::Number).then_some(self.0)
+        (self.kind() == JsonKind::Number).then_some(self.0)
     }
 
     /// The string, unescaped.
     pub fn as_str(self) -> Option<Cow<'a, str>> {
-        (self.kind() == Kind::String).then(|| unescape(&self.0[1..self.0.len() - 1]))
+        (self.kind() == JsonKind::String).then(|| unescape(&self.0[1..self.0.len() - 1]))
     }
 
     /// The members of an object; nothing for any other value.
-    pub fn members(self) -> Members<'a> {
-        let mut scanner = Scanner::new(self.0);
-        let open = self.kind() == Kind::Object && scanner.open(b'{').is_ok();
-        Members {
+    pub fn members(self) -> JsonMembers<'a> {
+        let mut scanner = JsonScanner::new(self.0);
+        let open = self.kind() == JsonKind::Object && scanner.open(b'{').is_ok();
+        JsonMembers {
             scanner,
             first: true,
             open,
@@ -103,10 +103,10 @@ impl<'a> Raw<'a> {
     }
 
     /// The elements of an array; nothing for any other value.
-    pub fn elements(self) -> Elements<'a> {
-        let mut scanner = Scanner::new(self.0);
-        let open = self.kind() == Kind::Array && scanner.open(b'[').is_ok();
-        Elements {
+    pub fn elements(self) -> JsonElements<'a> {
+        let mut scanner = JsonScanner::new(self.0);
+        let open = self.kind() == JsonKind::Array && scanner.open(b'[').is_ok();
+        JsonElements {
             scanner,
             first: true,
             open,
@@ -114,12 +114,12 @@ impl<'a> Raw<'a> {
     }
 
     /// The member of this name, compared exactly; the last one if it is repeated.
-    pub fn get(self, name: &str) -> Option<Raw<'a>> {
+    pub fn get(self, name: &str) -> Option<RawJson<'a>> {
         self.members().filter(|m| m.is(name)).last().map(|m| m.value)
     }
 
     /// The member of this name without regard to ASCII case; an exact match is preferred.
-    pub fn get_any_case(self, name: &str) -> Option<Raw<'a>> {
+    pub fn get_any_case(self, name: &str) -> Option<RawJson<'a>> {
         let mut found = None;
         for member in self.members() {
             if member.is(name) {
@@ -132,22 +132,22 @@ impl<'a> Raw<'a> {
         found
     }
 
-    /// Follows a dot path, each dot one object level, as [`Raw::get_any_case`] finds each member.
+    /// Follows a dot path, each dot one object level, as [`RawJson::get_any_case`] finds each member.
     /// Reads the text once, however deep the path is and whatever the cases of its names.
-    pub fn follow(self, path: &str) -> Option<Raw<'a>> {
-        Scanner::new(self.0).follow(Some(path), true).ok().flatten()
+    pub fn follow(self, path: &str) -> Option<RawJson<'a>> {
+        JsonScanner::new(self.0).follow(Some(path), true).ok().flatten()
     }
 }
 
 /// A member of an object.
 #[derive(Clone, Copy, Debug)]
-pub struct Member<'a> {
+pub struct JsonMember<'a> {
     /// As written between the quotes, with its escapes.
     pub name: &'a str,
-    pub value: Raw<'a>,
+    pub value: RawJson<'a>,
 }
 
-impl Member<'_> {
+impl JsonMember<'_> {
     pub fn is(&self, name: &str) -> bool {
         is_name(self.name, name)
     }
@@ -158,33 +158,33 @@ fn is_name(written: &str, name: &str) -> bool {
     written == name || (written.contains('\\') && unescape(written) == name)
 }
 
-pub struct Members<'a> {
-    scanner: Scanner<'a>,
+pub struct JsonMembers<'a> {
+    scanner: JsonScanner<'a>,
     first: bool,
     open: bool,
 }
 
-impl<'a> Iterator for Members<'a> {
-    type Item = Member<'a>;
-    fn next(&mut self) -> Option<Member<'a>> {
+impl<'a> Iterator for JsonMembers<'a> {
+    type Item = JsonMember<'a>;
+    fn next(&mut self) -> Option<JsonMember<'a>> {
         if !self.open {
             return None;
         }
         let name = self.scanner.next_name(&mut self.first).ok().flatten()?;
         let value = self.scanner.value().ok()?;
-        Some(Member { name, value })
+        Some(JsonMember { name, value })
     }
 }
 
-pub struct Elements<'a> {
-    scanner: Scanner<'a>,
+pub struct JsonElements<'a> {
+    scanner: JsonScanner<'a>,
     first: bool,
     open: bool,
 }
 
-impl<'a> Iterator for Elements<'a> {
-    type Item = Raw<'a>;
-    fn next(&mut self) -> Option<Raw<'a>> {
+impl<'a> Iterator for JsonElements<'a> {
+    type Item = RawJson<'a>;
+    fn next(&mut self) -> Option<RawJson<'a>> {
         if !self.open || !self.scanner.next_element(&mut self.first).ok()? {
             return None;
         }
@@ -194,15 +194,15 @@ impl<'a> Iterator for Elements<'a> {
 
 /// Reads a text from left to right and validates it on the way.
 #[derive(Clone, Debug)]
-pub struct Scanner<'a> {
+pub struct JsonScanner<'a> {
     text: &'a str,
     at: usize,
     depth: usize,
 }
 
-impl<'a> Scanner<'a> {
-    pub fn new(text: &'a str) -> Scanner<'a> {
-        Scanner {
+impl<'a> JsonScanner<'a> {
+    pub fn new(text: &'a str) -> JsonScanner<'a> {
+        JsonScanner {
             text,
             at: 0,
             depth: 0,
@@ -293,7 +293,7 @@ impl<'a> Scanner<'a> {
     }
 
     /// Consumes a whole value.
-    pub fn value(&mut self) -> Result<Raw<'a>, Error> {
+    pub fn value(&mut self) -> Result<RawJson<'a>, Error> {
         let next = self.peek();
         let start = self.at;
         match next {
@@ -321,12 +321,12 @@ impl<'a> Scanner<'a> {
             Some(_) => return self.fail("expected a value"),
             None => return self.fail("unexpected end of input"),
         }
-        Ok(Raw(&self.text[start..self.at]))
+        Ok(RawJson(&self.text[start..self.at]))
     }
 
     /// Consumes a value and finds the value that the path leads to inside; the value itself without
     /// a path. With `may_stop` the scanner may stop inside the value once the answer is known.
-    fn follow(&mut self, path: Option<&str>, may_stop: bool) -> Result<Option<Raw<'a>>, Error> {
+    fn follow(&mut self, path: Option<&str>, may_stop: bool) -> Result<Option<RawJson<'a>>, Error> {
         let Some(path) = path else {
             return self.value().map(Some);
         };
@@ -613,7 +613,7 @@ mod tests {
             "[true,false , null]",
         ];
         for text in texts {
-            let ours = Raw::parse(text).is_ok();
+            let ours = RawJson::parse(text).is_ok();
             let theirs = serde_json::from_str::<&serde_json::value::RawValue>(text.trim()).is_ok();
             assert_eq!(ours, theirs, "{text:?}");
         }
@@ -622,21 +622,21 @@ mod tests {
     #[test]
     fn depth_is_bounded() {
         let deep = |n: usize| "[".repeat(n) + &"]".repeat(n);
-        assert!(Raw::parse(&deep(DEPTH_MAX)).is_ok());
+        assert!(RawJson::parse(&deep(DEPTH_MAX)).is_ok());
         assert_eq!(
-            Raw::parse(&deep(DEPTH_MAX + 1)).unwrap_err().what,
+            RawJson::parse(&deep(DEPTH_MAX + 1)).unwrap_err().what,
             "nested too deeply"
         );
     }
 
     #[test]
     fn finds_members_and_elements() {
-        let raw = Raw::parse(r#"{"a": 1 , "B":{"c":[1,"x",null]}, "a":2, "q\u0041":true}"#).unwrap();
+        let raw = RawJson::parse(r#"{"a": 1 , "B":{"c":[1,"x",null]}, "a":2, "q\u0041":true}"#).unwrap();
         assert_eq!(raw.get("a").unwrap().text(), "2");
         assert_eq!(raw.get("b"), None);
         assert_eq!(raw.get("qA").unwrap().as_bool(), Some(true));
         let c = raw.get_any_case("b").unwrap().get("c").unwrap();
-        let elements: Vec<&str> = c.elements().map(Raw::text).collect();
+        let elements: Vec<&str> = c.elements().map(RawJson::text).collect();
         assert_eq!(elements, ["1", "\"x\"", "null"]);
     }
 
@@ -648,7 +648,7 @@ mod tests {
         let leaves = r#","x":1"#.repeat(100);
         for (name, in_path) in [("a", "a"), ("A", "a")] {
             let text = format!(r#"{{"{name}":"#).repeat(LEVELS) + "7" + &format!("{leaves}}}").repeat(LEVELS);
-            let raw = Raw::parse(&text).unwrap();
+            let raw = RawJson::parse(&text).unwrap();
             let path = vec![in_path; LEVELS].join(".");
             let strings = text.matches(':').count();
             let before = STRINGS_READ.get();
@@ -675,7 +675,7 @@ mod tests {
     proptest! {
         #[test]
         fn a_path_leads_where_its_names_lead_one_by_one(text in nested(), path in "[aAbB](\\.[aAbB]?){0,4}") {
-            let raw = Raw::parse(&text).unwrap();
+            let raw = RawJson::parse(&text).unwrap();
             let expected = path.split('.').try_fold(raw, |at, name| at.get_any_case(name));
             prop_assert_eq!(raw.follow(&path), expected);
         }
@@ -702,9 +702,9 @@ mod tests {
         #[test]
         fn reads_every_value_back(value in any_json()) {
             let pretty = serde_json::to_string_pretty(&value).unwrap();
-            prop_assert_eq!(Raw::parse(&pretty).unwrap().text(), &pretty);
+            prop_assert_eq!(RawJson::parse(&pretty).unwrap().text(), &pretty);
             let compact = value.to_string();
-            let raw = Raw::parse(&compact).unwrap();
+            let raw = RawJson::parse(&compact).unwrap();
             prop_assert_eq!(raw.text(), &compact);
             for (name, member) in value.as_object().into_iter().flatten() {
                 prop_assert_eq!(raw.get(name).unwrap().text(), member.to_string());
@@ -722,7 +722,7 @@ mod tests {
                 bytes[at] = byte;
             }
             if let Ok(text) = std::str::from_utf8(&bytes) {
-                let ours = Raw::parse(text).is_ok();
+                let ours = RawJson::parse(text).is_ok();
                 let theirs = serde_json::from_str::<&serde_json::value::RawValue>(text.trim_matches([' ', '\n', '\r', '\t'])).is_ok();
                 prop_assert_eq!(ours, theirs, "{}", text);
             }
@@ -734,7 +734,7 @@ mod tests {
             write_string(&text, &mut out);
             let written = std::str::from_utf8(&out).unwrap();
             prop_assert_eq!(serde_json::from_str::<String>(written).unwrap(), text.clone());
-            let raw = Raw::parse(written).unwrap();
+            let raw = RawJson::parse(written).unwrap();
             prop_assert_eq!(raw.as_str().unwrap(), text);
         }
     }

@@ -8,7 +8,7 @@ pub const PAUSES_MAX: usize = 32;
 
 /// From one instant until just before another; without an end, until somebody resumes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Pause {
+pub struct SubscriptionPause {
     pub from: Timestamp,
     pub until: Option<Timestamp>,
 }
@@ -16,14 +16,14 @@ pub struct Pause {
 /// The pauses that may still matter, in order. They do not touch each other, and only the last may
 /// be open-ended.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Pauses(Vec<Pause>);
+pub struct SubscriptionPauses(Vec<SubscriptionPause>);
 
-impl Pauses {
+impl SubscriptionPauses {
     /// Stored pauses, in any order; pauses that touch each other are merged.
-    pub fn of(mut all: Vec<Pause>) -> Pauses {
+    pub fn of(mut all: Vec<SubscriptionPause>) -> SubscriptionPauses {
         all.retain(|pause| pause.until.is_none_or(|until| pause.from < until));
         all.sort_by_key(|pause| pause.from);
-        let mut pauses = Pauses::default();
+        let mut pauses = SubscriptionPauses::default();
         for pause in all {
             match pauses.0.last_mut() {
                 Some(last) if last.until.is_none_or(|until| pause.from <= until) => {
@@ -36,7 +36,7 @@ impl Pauses {
         pauses
     }
 
-    pub fn iter(&self) -> impl Iterator<Item = Pause> {
+    pub fn iter(&self) -> impl Iterator<Item = SubscriptionPause> {
         self.0.iter().copied()
     }
 
@@ -62,7 +62,7 @@ impl Pauses {
         match self.0.last_mut() {
             // The clock was set back, or no time has passed: the previous pause continues.
             Some(last) if last.until.is_some_and(|until| now <= until) => last.until = None,
-            _ => self.0.push(Pause {
+            _ => self.0.push(SubscriptionPause {
                 from: now,
                 until: None,
             }),
@@ -104,7 +104,7 @@ impl Pauses {
     /// Removes pauses that matter only to events which have aged by more than `time_to_live` since:
     /// those events are over in any case.
     pub fn prune(&mut self, time_to_live: Duration, now: Timestamp) {
-        let over = |pause: &Pause| {
+        let over = |pause: &SubscriptionPause| {
             let until = pause.until?;
             Some(now.since(self.effective(until, now)) >= time_to_live)
         };
@@ -145,8 +145,8 @@ mod tests {
     }
 
     /// Pauses that begin and end at these times alternately.
-    fn turns(times: &[i64]) -> Pauses {
-        let mut pauses = Pauses::default();
+    fn turns(times: &[i64]) -> SubscriptionPauses {
+        let mut pauses = SubscriptionPauses::default();
         for (turn, time) in times.iter().enumerate() {
             let changed = match turn % 2 {
                 0 => pauses.begin(at(*time)),
@@ -198,7 +198,7 @@ mod tests {
         let before = pauses.clone();
         assert!(!pauses.end(at(250)));
         assert_eq!(pauses, before);
-        assert!(!Pauses::default().end(at(1)));
+        assert!(!SubscriptionPauses::default().end(at(1)));
     }
 
     #[test]
@@ -207,16 +207,16 @@ mod tests {
         assert!(pauses.begin(at(150)));
         assert_eq!(pauses.since(), Some(at(100)));
         assert!(pauses.end(at(90)));
-        assert_eq!(pauses, Pauses::default());
+        assert_eq!(pauses, SubscriptionPauses::default());
     }
 
     #[test]
     fn what_is_read_is_put_in_order() {
-        let pause = |from, until: Option<i64>| Pause {
+        let pause = |from, until: Option<i64>| SubscriptionPause {
             from: at(from),
             until: until.map(at),
         };
-        let read = Pauses::of(vec![
+        let read = SubscriptionPauses::of(vec![
             pause(300, None),
             pause(10, Some(20)),
             pause(15, Some(18)),
@@ -295,7 +295,7 @@ mod tests {
             let effective = pauses.effective(at(received), at(now));
             prop_assert!(at(received) <= effective && effective <= at(now));
             prop_assert!(at(now).since(effective) <= aged(&times, received, now));
-            prop_assert_eq!(&Pauses::of(pauses.0.clone()), &pauses);
+            prop_assert_eq!(&SubscriptionPauses::of(pauses.0.clone()), &pauses);
         }
     }
 }

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 /// The rules of probation, as data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Probation {
+pub struct ProbationRules {
     /// The number of different deliveries that must fail, without a success in between, before it
     /// begins.
     pub failures: u32,
@@ -20,7 +20,7 @@ pub struct Probation {
 
 /// The delay of an endpoint on probation: until `until`, when one probe is sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Delay {
+pub struct EndpointProbationDelay {
     pub cause: Outcome,
     /// The status of the answer that began or prolonged the delay, if there was one.
     pub status: Option<u16>,
@@ -36,14 +36,14 @@ pub struct Delay {
 pub struct EndpointDelay {
     /// Scheme, host, port and path; never the query string.
     pub endpoint: String,
-    pub delay: Delay,
+    pub delay: EndpointProbationDelay,
     /// The node that set the delay; none without a cluster.
     pub by: Option<String>,
 }
 
-impl Probation {
+impl ProbationRules {
     /// The values of Azure's documentation, for the profiles with probation.
-    pub const DOCUMENTED: Probation = Probation {
+    pub const DOCUMENTED: ProbationRules = ProbationRules {
         failures: 10,
         causes: &[
             (Outcome::Busy, Duration::from_secs(10)),
@@ -68,9 +68,9 @@ impl Probation {
     }
 
     /// A delay that begins at `now`.
-    pub fn begin(&self, cause: Outcome, now: Timestamp) -> Delay {
+    pub fn begin(&self, cause: Outcome, now: Timestamp) -> EndpointProbationDelay {
         let step = self.first(cause);
-        Delay {
+        EndpointProbationDelay {
             cause,
             status: None,
             since: now,
@@ -80,9 +80,14 @@ impl Probation {
     }
 
     /// The delay after a failed probe: twice as long.
-    pub fn prolong(&self, delay: Delay, cause: Outcome, now: Timestamp) -> Delay {
+    pub fn prolong(
+        &self,
+        delay: EndpointProbationDelay,
+        cause: Outcome,
+        now: Timestamp,
+    ) -> EndpointProbationDelay {
         let step = (delay.step * 2).max(self.first(cause)).min(self.max);
-        Delay {
+        EndpointProbationDelay {
             cause,
             status: None,
             since: delay.since,
@@ -98,7 +103,7 @@ mod tests {
 
     #[test]
     fn every_listed_cause_has_its_wait_and_probes_double_it_up_to_the_maximum() {
-        let rules = Probation::DOCUMENTED;
+        let rules = ProbationRules::DOCUMENTED;
         let now = Timestamp::from_secs(1_000_000);
         let check = |cause, seconds| {
             let mut delay = rules.begin(cause, now);
@@ -124,7 +129,7 @@ mod tests {
 
     #[test]
     fn another_cause_never_shortens_the_wait_but_may_lengthen_it() {
-        let rules = Probation::DOCUMENTED;
+        let rules = ProbationRules::DOCUMENTED;
         let now = Timestamp::from_secs(1_000_000);
         let busy = rules.begin(Outcome::Busy, now);
         assert_eq!(

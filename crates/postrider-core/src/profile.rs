@@ -1,7 +1,7 @@
 //! Profiles: the delivery and retry rules of each Azure document, as data.
 
-use crate::probation::Probation;
-use crate::subscription::Origin;
+use crate::probation::ProbationRules;
+use crate::subscription::ResourceOrigin;
 use std::time::Duration;
 
 /// The kind of a destination: the documents treat webhooks and Azure resources differently.
@@ -111,7 +111,7 @@ pub struct Profile {
     pub time_to_live: Duration,
     pub time_to_live_rule: TimeToLiveRule,
     /// Probation rules; none if the document has none.
-    pub probation: Option<Probation>,
+    pub probation: Option<ProbationRules>,
     pub dead_letter: DeadLetterTiming,
     /// The validation window: how long after the handshake request a webhook may still be confirmed
     /// by a visit.
@@ -201,7 +201,7 @@ pub static CLOUD_2021: Profile = Profile {
     attempts_max: 30,
     time_to_live: hours(24),
     time_to_live_rule: TimeToLiveRule::WhenDue,
-    probation: Some(Probation::DOCUMENTED),
+    probation: Some(ProbationRules::DOCUMENTED),
     dead_letter: DEAD_LETTER,
     validation_window: mins(5),
 };
@@ -265,7 +265,7 @@ pub static CLOUD_2020: Profile = Profile {
     success: &[200, 201, 202, 203, 204],
     statuses: STATUSES_2020,
     other_floor: secs(10),
-    probation: Some(Probation::DOCUMENTED),
+    probation: Some(ProbationRules::DOCUMENTED),
     ..CLOUD_2019
 };
 
@@ -388,10 +388,10 @@ impl Profiles {
 
     /// The profile in force for a subscription of this origin, given the name set on it or its
     /// topic.
-    pub fn in_force(&self, named: Option<&str>, origin: Origin) -> &'static Profile {
+    pub fn in_force(&self, named: Option<&str>, origin: ResourceOrigin) -> &'static Profile {
         let named = named.and_then(|name| self.named(name));
         let default = match (origin, self.edge_default) {
-            (Origin::Edge, Some(edge_default)) => edge_default,
+            (ResourceOrigin::Edge, Some(edge_default)) => edge_default,
             _ => self.default,
         };
         named.unwrap_or(default)

@@ -4,17 +4,17 @@
 //! are kept where the schema stays the same, and are dropped by a conversion.
 
 use crate::body::RenderOutput;
-use crate::envelope::{Envelope, Field, KeyStyle};
-use crate::event::{Batch, EventRef, Schema};
-use crate::json::{self, Kind, Raw, Scanner};
+use crate::envelope::{EnvelopeField, EventEnvelope, KeyStyle};
+use crate::event::{EventRef, EventSchema, PublishedBatch};
+use crate::json::{self, JsonKind, JsonScanner, RawJson};
 use crate::subscription::InputMapping;
 use crate::time::Timestamp;
 use std::borrow::Cow;
 
 /// How to write the events of one topic for one subscription.
 #[derive(Clone, Copy, Debug)]
-pub struct Rendering<'a> {
-    pub delivery: Schema,
+pub struct EventRendering<'a> {
+    pub delivery: EventSchema,
     pub topic: TopicValue<'a>,
     /// The topic's mapping, if its events have a custom schema.
     pub mapping: Option<&'a InputMapping>,
@@ -33,10 +33,10 @@ pub enum TopicValue<'a> {
 
 /// The schema that events are delivered in. Two combinations are refused when a subscription is
 /// created: CloudEvents stay CloudEvents, and Event Grid events have no custom form.
-pub fn delivered_schema(input: Schema, delivery: Schema) -> Schema {
+pub fn delivered_schema(input: EventSchema, delivery: EventSchema) -> EventSchema {
     match (input, delivery) {
-        (Schema::CloudEvent, _) => Schema::CloudEvent,
-        (Schema::EventGrid, Schema::Custom) => Schema::EventGrid,
+        (EventSchema::CloudEvent, _) => EventSchema::CloudEvent,
+        (EventSchema::EventGrid, EventSchema::Custom) => EventSchema::EventGrid,
         (_, delivery) => delivery,
     }
 }
@@ -45,9 +45,9 @@ pub fn delivered_schema(input: Schema, delivery: Schema) -> Schema {
 /// has no id of its own.
 pub fn write_event(
     out: &mut impl RenderOutput,
-    batch: &Batch,
+    batch: &PublishedBatch,
     index: usize,
-    how: &Rendering<'_>,
+    how: &EventRendering<'_>,
     system_id: impl FnOnce() -> String,
 ) {
     let delivered = delivered_schema(batch.schema, how.delivery);
@@ -58,8 +58,8 @@ pub fn write_event(
     );
     let event = &batch.events[index];
     match (batch.schema, delivered) {
-        (Schema::EventGrid, Schema::EventGrid) => write_stamped(out, batch, event, how.topic),
-        (Schema::EventGrid | Schema::Custom, Schema::CloudEvent) => {
+        (EventSchema::EventGrid, EventSchema::EventGrid) => write_stamped(out, batch, event, how.topic),
+        (EventSchema::EventGrid | EventSchema::Custom, EventSchema::CloudEvent) => {
             write_cloud_event(
                 out,
                 &read(batch, index, how),
@@ -68,7 +68,7 @@ pub fn write_event(
                 system_id,
             );
         }
-        (Schema::Custom, Schema::EventGrid) => {
+        (EventSchema::Custom, EventSchema::EventGrid) => {
             write_event_grid(
                 out,
                 &read(batch, index, how),
@@ -82,14 +82,14 @@ pub fn write_event(
 }
 
 /// The approximate number of bytes that [`write_event`] appends; seldom too low.
-pub fn delivered_len_hint(batch: &Batch, index: usize, how: &Rendering<'_>) -> usize {
+pub fn delivered_len_hint(batch: &PublishedBatch, index: usize, how: &EventRendering<'_>) -> usize {
     let topic = match how.topic {
         TopicValue::Stamp(id) => id.len(),
         TopicValue::InDomain { prefix } => prefix.len() + 64,
         TopicValue::Overwrite(name) => name.map_or(4, str::len),
     };
     let added = match (batch.schema, delivered_schema(batch.schema, how.delivery)) {
-        (Schema::EventGrid, Schema::EventGrid) => {
+        (EventSchema::EventGrid, EventSchema::EventGrid) => {
             topic + r#","topic":"","dataVersion":"","metadataVersion":"1""#.len()
         }
         (input, delivered) if input == delivered => 0,
@@ -101,7 +101,7 @@ pub fn delivered_len_hint(batch: &Batch, index: usize, how: &Rendering<'_>) -> u
 
 /// The diagnostics of a dead letter.
 #[derive(Clone, Copy, Debug)]
-pub struct Diagnostics<'a> {
+pub struct DeadLetterDiagnostics<'a> {
     pub reason: &'a str,
     pub attempts: u32,
     pub last_outcome: &'a str,
@@ -111,17 +111,17 @@ pub struct Diagnostics<'a> {
 }
 
 /// The names of the members that a dead letter has besides the event's own.
-fn diagnostic_names(delivery: Schema) -> &'static [&'static str; 5] {
+fn diagnostic_names(delivery: EventSchema) -> &'static [&'static str; 5] {
     match delivery {
         // CloudEvents allow only lower case in attribute names.
-        Schema::CloudEvent => &[
+        EventSchema::CloudEvent => &[
             "deadletterreason",
             "deliveryattempts",
             "lastdeliveryoutcome",
             "publishtime",
             "lastdeliveryattempttime",
         ],
-        Schema::EventGrid | Schema::Custom => &[
+        EventSchema::EventGrid | EventSchema::Custom => &[
             "deadLetterReason",
             "deliveryAttempts",
             "lastDeliveryOutcome",
@@ -132,13 +132,13 @@ fn diagnostic_names(delivery: Schema) -> &'static [&'static str; 5] {
 }
 
 /// The event in a dead letter, without the diagnostics, and its schema.
-pub fn read_dead_letter(letter: Raw<'_>) -> (Schema, String) {
+pub fn read_dead_letter(letter: RawJson<'_>) -> (EventSchema, String) {
     let schema = match letter.get("specversion") {
-        Some(_) => Schema::CloudEvent,
-        None => Schema::EventGrid,
+        Some(_) => EventSchema::CloudEvent,
+        None => EventSchema::EventGrid,
     };
     let mut event = Vec::with_capacity(letter.text().len());
-    Object::without(&mut event, letter, diagnostic_names(schema)).close();
+    JsonObjectWriter::without(&mut event, letter, diagnostic_names(schema)).close();
     (schema, String::from_utf8(event).expect("parts of a text"))
 }
 
@@ -146,24 +146,24 @@ pub fn read_dead_letter(letter: Raw<'_>) -> (Schema, String) {
 /// event that would have been delivered in its custom schema gets an Event Grid envelope here.
 pub fn write_dead_letter(
     out: &mut Vec<u8>,
-    batch: &Batch,
+    batch: &PublishedBatch,
     index: usize,
-    how: &Rendering<'_>,
+    how: &EventRendering<'_>,
     system_id: impl FnOnce() -> String,
-    diagnostics: &Diagnostics<'_>,
+    diagnostics: &DeadLetterDiagnostics<'_>,
 ) {
     let delivery = match delivered_schema(batch.schema, how.delivery) {
-        Schema::CloudEvent => Schema::CloudEvent,
-        Schema::EventGrid | Schema::Custom => Schema::EventGrid,
+        EventSchema::CloudEvent => EventSchema::CloudEvent,
+        EventSchema::EventGrid | EventSchema::Custom => EventSchema::EventGrid,
     };
-    let how = Rendering { delivery, ..*how };
+    let how = EventRendering { delivery, ..*how };
     let mut event = Vec::with_capacity(delivered_len_hint(batch, index, &how));
     write_event(&mut event, batch, index, &how, system_id);
     let event = std::str::from_utf8(&event).expect("an event is made of strings");
 
     let names = diagnostic_names(delivery);
     // A dead letter may have been published again: its old diagnostics are replaced.
-    let mut object = Object::without(out, Raw::trusted(event), names);
+    let mut object = JsonObjectWriter::without(out, RawJson::trusted(event), names);
     json::write_string(diagnostics.reason, object.member(names[0]));
     let attempts = diagnostics.attempts.to_string();
     object.member(names[1]).extend_from_slice(attempts.as_bytes());
@@ -176,13 +176,13 @@ pub fn write_dead_letter(
 }
 
 /// The data version for a delivery's header; empty if there is none.
-pub fn data_version<'a>(batch: &'a Batch, index: usize, how: &Rendering<'a>) -> Cow<'a, str> {
+pub fn data_version<'a>(batch: &'a PublishedBatch, index: usize, how: &EventRendering<'a>) -> Cow<'a, str> {
     let version = match batch.schema {
-        Schema::EventGrid => Some(json::unescape(batch.slice(batch.events[index].data_version))),
-        Schema::CloudEvent => None,
-        Schema::Custom => read(batch, index, how)
+        EventSchema::EventGrid => Some(json::unescape(batch.slice(batch.events[index].data_version))),
+        EventSchema::CloudEvent => None,
+        EventSchema::Custom => read(batch, index, how)
             .data_version_field()
-            .and_then(Field::scalar_text),
+            .and_then(EnvelopeField::scalar_text),
     };
     version.filter(|text| is_header_value(text)).unwrap_or_default()
 }
@@ -190,7 +190,7 @@ pub fn data_version<'a>(batch: &'a Batch, index: usize, how: &Rendering<'a>) -> 
 /// The value of a delivery attribute that is looked up in the event. Only strings, numbers and
 /// booleans that are valid in a header have one.
 pub fn dynamic_attribute<'a>(
-    envelope: &Envelope<'a>,
+    envelope: &EventEnvelope<'a>,
     source_field: &str,
     keys: KeyStyle,
     topic: &'a str,
@@ -205,16 +205,22 @@ fn is_header_value(text: &str) -> bool {
     text.len() <= BYTES_MAX && !text.chars().any(char::is_control)
 }
 
-fn read<'a>(batch: &'a Batch, index: usize, how: &Rendering<'a>) -> Envelope<'a> {
-    Envelope::read(batch.schema, Raw::trusted(batch.object(index)), how.mapping)
+fn read<'a>(batch: &'a PublishedBatch, index: usize, how: &EventRendering<'a>) -> EventEnvelope<'a> {
+    EventEnvelope::read(batch.schema, RawJson::trusted(batch.object(index)), how.mapping)
 }
 
 /// An Event Grid event as received, with missing members appended.
-fn write_stamped(out: &mut impl RenderOutput, batch: &Batch, event: &EventRef, topic: TopicValue<'_>) {
+fn write_stamped(
+    out: &mut impl RenderOutput,
+    batch: &PublishedBatch,
+    event: &EventRef,
+    topic: TopicValue<'_>,
+) {
     let lacks = event.lacks;
     let object = &batch.body[event.object.range()];
     let mut object = if let TopicValue::Overwrite(_) = topic {
-        let mut object = Object::without(out, Raw::trusted(batch.slice(event.object)), &["topic"]);
+        let mut object =
+            JsonObjectWriter::without(out, RawJson::trusted(batch.slice(event.object)), &["topic"]);
         write_topic(object.member("topic"), topic, None);
         object
     } else if !event.topic.is_empty() {
@@ -223,9 +229,9 @@ fn write_stamped(out: &mut impl RenderOutput, batch: &Batch, event: &EventRef, t
         out.write(before);
         out.write(b"\"topic\":");
         write_topic(out.text(), topic, member_value(batch.slice(event.topic)));
-        Object::opened(out, &rest[event.topic.len as usize..])
+        JsonObjectWriter::opened(out, &rest[event.topic.len as usize..])
     } else if lacks.topic || lacks.data_version || lacks.metadata_version {
-        let mut object = Object::opened(out, object);
+        let mut object = JsonObjectWriter::opened(out, object);
         if lacks.topic {
             write_topic(object.member("topic"), topic, None);
         }
@@ -245,12 +251,12 @@ fn write_stamped(out: &mut impl RenderOutput, batch: &Batch, event: &EventRef, t
 /// A custom event in an Event Grid envelope, with the whole event as `data`.
 fn write_event_grid(
     out: &mut impl RenderOutput,
-    event: &Envelope<'_>,
+    event: &EventEnvelope<'_>,
     topic: TopicValue<'_>,
     received: Timestamp,
     system_id: impl FnOnce() -> String,
 ) {
-    let mut object = Object::empty(out);
+    let mut object = JsonObjectWriter::empty(out);
     write_or(object.member("id"), event.id_field(), system_id);
     write_or(object.member("eventTime"), event.time_field(), || {
         received.to_string()
@@ -262,7 +268,11 @@ fn write_event_grid(
         String::new,
     );
     object.member("metadataVersion").extend_from_slice(b"\"1\"");
-    write_topic(object.member("topic"), topic, event.topic.map(Field::Value));
+    write_topic(
+        object.member("topic"),
+        topic,
+        event.topic.map(EnvelopeField::Value),
+    );
     write_or(object.member("subject"), event.subject_field(), String::new);
     object.long_member("data").write(event.object.text().as_bytes());
     object.close();
@@ -272,17 +282,22 @@ fn write_event_grid(
 /// empty.
 fn write_cloud_event(
     out: &mut impl RenderOutput,
-    event: &Envelope<'_>,
+    event: &EventEnvelope<'_>,
     topic: TopicValue<'_>,
     received: Timestamp,
     system_id: impl FnOnce() -> String,
 ) {
-    let given =
-        |field: Option<Field<'_>>| field.is_some_and(|f| f.scalar_text().is_some_and(|t| !t.is_empty()));
-    let mut object = Object::empty(out);
+    let given = |field: Option<EnvelopeField<'_>>| {
+        field.is_some_and(|f| f.scalar_text().is_some_and(|t| !t.is_empty()))
+    };
+    let mut object = JsonObjectWriter::empty(out);
     object.member("specversion").extend_from_slice(b"\"1.0\"");
     write_or(object.member("id"), event.id_field(), system_id);
-    write_topic(object.member("source"), topic, event.topic.map(Field::Value));
+    write_topic(
+        object.member("source"),
+        topic,
+        event.topic.map(EnvelopeField::Value),
+    );
     write_or(object.member("type"), event.event_type_field(), String::new);
     if given(event.subject_field()) {
         write_or(object.member("subject"), event.subject_field(), String::new);
@@ -291,7 +306,7 @@ fn write_cloud_event(
     if given(event.data_version_field()) {
         let version = event
             .data_version_field()
-            .and_then(Field::scalar_text)
+            .and_then(EnvelopeField::scalar_text)
             .unwrap_or_default();
         json::write_string(&format!("#{version}"), object.member("dataschema"));
     }
@@ -305,11 +320,11 @@ fn write_cloud_event(
 }
 
 /// Writes the topic's value; `own` is the event's own value.
-fn write_topic(out: &mut Vec<u8>, topic: TopicValue<'_>, own: Option<Field<'_>>) {
+fn write_topic(out: &mut Vec<u8>, topic: TopicValue<'_>, own: Option<EnvelopeField<'_>>) {
     match topic {
         TopicValue::Stamp(id) | TopicValue::Overwrite(Some(id)) => json::write_string(id, out),
         TopicValue::Overwrite(None) => out.extend_from_slice(b"null"),
-        TopicValue::InDomain { prefix } => match own.and_then(Field::scalar_text) {
+        TopicValue::InDomain { prefix } => match own.and_then(EnvelopeField::scalar_text) {
             Some(id) if id.starts_with('/') => json::write_string(&id, out),
             name => json::write_string(&[prefix, &name.unwrap_or_default()].concat(), out),
         },
@@ -317,12 +332,12 @@ fn write_topic(out: &mut Vec<u8>, topic: TopicValue<'_>, own: Option<Field<'_>>)
 }
 
 /// Writes a field as a string; numbers and booleans by their text.
-fn write_or(out: &mut Vec<u8>, field: Option<Field<'_>>, otherwise: impl FnOnce() -> String) {
+fn write_or(out: &mut Vec<u8>, field: Option<EnvelopeField<'_>>, otherwise: impl FnOnce() -> String) {
     match field {
-        Some(Field::Value(raw) | Field::Attribute(raw)) if raw.kind() == Kind::String => {
+        Some(EnvelopeField::Value(raw) | EnvelopeField::Attribute(raw)) if raw.kind() == JsonKind::String => {
             out.extend_from_slice(raw.text().as_bytes());
         }
-        field => match field.and_then(Field::scalar_text) {
+        field => match field.and_then(EnvelopeField::scalar_text) {
             Some(text) => json::write_string(&text, out),
             None => json::write_string(&otherwise(), out),
         },
@@ -330,40 +345,40 @@ fn write_or(out: &mut Vec<u8>, field: Option<Field<'_>>, otherwise: impl FnOnce(
 }
 
 /// The value in the text of a member.
-fn member_value(member: &str) -> Option<Field<'_>> {
-    let mut scanner = Scanner::new(member);
+fn member_value(member: &str) -> Option<EnvelopeField<'_>> {
+    let mut scanner = JsonScanner::new(member);
     scanner.value().ok()?;
     scanner.peek().filter(|byte| *byte == b':')?;
     let value = member[scanner.at() + 1..].trim_start();
-    Some(Field::Value(Raw::trusted(value)))
+    Some(EnvelopeField::Value(RawJson::trusted(value)))
 }
 
 /// A JSON object that is being written: members are appended until it is closed.
-struct Object<'a, O> {
+struct JsonObjectWriter<'a, O> {
     out: &'a mut O,
     bare: bool,
 }
 
-impl<'a, O: RenderOutput> Object<'a, O> {
-    fn empty(out: &'a mut O) -> Object<'a, O> {
+impl<'a, O: RenderOutput> JsonObjectWriter<'a, O> {
+    fn empty(out: &'a mut O) -> JsonObjectWriter<'a, O> {
         out.text().push(b'{');
-        Object { out, bare: true }
+        JsonObjectWriter { out, bare: true }
     }
 
     /// Copies an object, or the rest of one that was begun in `out`, up to its last member.
-    fn opened(out: &'a mut O, text: &[u8]) -> Object<'a, O> {
+    fn opened(out: &'a mut O, text: &[u8]) -> JsonObjectWriter<'a, O> {
         let open = text
             .strip_suffix(b"}")
             .expect("an object ends with a brace")
             .trim_ascii_end();
         out.write(open);
         let bare = open == b"{";
-        Object { out, bare }
+        JsonObjectWriter { out, bare }
     }
 
     /// Copies an object without the members of these names.
-    fn without(out: &'a mut O, text: Raw<'_>, names: &[&str]) -> Object<'a, O> {
-        let mut object = Object::empty(out);
+    fn without(out: &'a mut O, text: RawJson<'_>, names: &[&str]) -> JsonObjectWriter<'a, O> {
+        let mut object = JsonObjectWriter::empty(out);
         for member in text.members() {
             if !names.iter().any(|name| member.is(name)) {
                 let value = member.value.text().as_bytes();
@@ -400,9 +415,9 @@ impl<'a, O: RenderOutput> Object<'a, O> {
 mod tests {
     use super::*;
     use crate::body::BodyBuilder;
-    use crate::event::{Lacks, Span};
+    use crate::event::{ByteSpan, MissingMembers};
     use crate::ids::TopicId;
-    use crate::subscription::Mapped;
+    use crate::subscription::MappedField;
     use proptest::prelude::*;
     use serde_json::{Value, json};
 
@@ -413,37 +428,37 @@ mod tests {
     };
 
     /// An event as the publish path would record it. In a domain a short topic is to be replaced.
-    fn accept(schema: Schema, event: &str) -> Batch {
+    fn accept(schema: EventSchema, event: &str) -> PublishedBatch {
         let body = format!("[ {event} ]");
         let (start, end) = (2, 2 + event.len());
         let at = |part: &str| 2 + (part.as_ptr() as usize - event.as_ptr() as usize);
         let mut found = EventRef {
-            object: Span::new(start, end),
-            lacks: Lacks {
+            object: ByteSpan::new(start, end),
+            lacks: MissingMembers {
                 topic: true,
                 data_version: true,
                 metadata_version: true,
             },
             ..EventRef::default()
         };
-        for member in Raw::parse(event).unwrap().members() {
+        for member in RawJson::parse(event).unwrap().members() {
             let value = member.value.text();
             match member.name {
                 "topic" => {
                     found.lacks.topic = member.value.is_null();
                     if !value.starts_with("\"/") {
-                        found.topic = Span::new(at(member.name) - 1, at(value) + value.len());
+                        found.topic = ByteSpan::new(at(member.name) - 1, at(value) + value.len());
                     }
                 }
                 "dataVersion" => {
                     found.lacks.data_version = false;
-                    found.data_version = Span::new(at(value) + 1, at(value) + value.len() - 1);
+                    found.data_version = ByteSpan::new(at(value) + 1, at(value) + value.len() - 1);
                 }
                 "metadataVersion" => found.lacks.metadata_version = false,
                 _ => {}
             }
         }
-        Batch {
+        PublishedBatch {
             topic: TopicId(1),
             schema,
             received: Timestamp::parse("2020-08-13T18:11:29.4121391Z").unwrap(),
@@ -458,7 +473,7 @@ mod tests {
     }
 
     fn mapping() -> InputMapping {
-        let mapped = |source: &str, default: Option<&str>| Mapped {
+        let mapped = |source: &str, default: Option<&str>| MappedField {
             source_field: (!source.is_empty()).then(|| source.to_owned()),
             default_value: default.map(str::to_owned),
         };
@@ -472,10 +487,10 @@ mod tests {
         }
     }
 
-    fn render(input: Schema, event: &str, delivery: Schema, topic: TopicValue<'_>) -> String {
+    fn render(input: EventSchema, event: &str, delivery: EventSchema, topic: TopicValue<'_>) -> String {
         let batch = accept(input, event);
         let mapping = mapping();
-        let how = Rendering {
+        let how = EventRendering {
             delivery,
             topic,
             mapping: Some(&mapping),
@@ -494,7 +509,7 @@ mod tests {
     #[test]
     fn event_grid_events_get_what_they_lack() {
         let check = |topic, event: &str, expected: &str| {
-            let written = render(Schema::EventGrid, event, Schema::EventGrid, topic);
+            let written = render(EventSchema::EventGrid, event, EventSchema::EventGrid, topic);
             assert_eq!(written, expected);
         };
         let whole = r#"{"topic":"/x","dataVersion":"","metadataVersion":"1" }"#;
@@ -529,7 +544,7 @@ mod tests {
     #[test]
     fn domain_topics_get_their_full_id() {
         let check = |event: &str, expected: &str| {
-            let written = render(Schema::EventGrid, event, Schema::EventGrid, DOMAIN);
+            let written = render(EventSchema::EventGrid, event, EventSchema::EventGrid, DOMAIN);
             assert_eq!(written, expected);
         };
         check(
@@ -549,7 +564,7 @@ mod tests {
     fn the_topic_is_overwritten_for_another_event_grid() {
         let check = |name, event: &str, expected: &str| {
             let topic = TopicValue::Overwrite(name);
-            let written = render(Schema::EventGrid, event, Schema::EventGrid, topic);
+            let written = render(EventSchema::EventGrid, event, EventSchema::EventGrid, topic);
             assert_eq!(written, expected);
         };
         let event =
@@ -571,13 +586,16 @@ mod tests {
         );
         let custom = r#"{"topic": "kept"}"#;
         let topic = TopicValue::Overwrite(None);
-        assert_eq!(render(Schema::Custom, custom, Schema::Custom, topic), custom);
+        assert_eq!(
+            render(EventSchema::Custom, custom, EventSchema::Custom, topic),
+            custom
+        );
     }
 
     #[test]
     fn event_grid_events_become_cloud_events() {
         let check = |topic, event: &str, expected: &str| {
-            let written = render(Schema::EventGrid, event, Schema::CloudEvent, topic);
+            let written = render(EventSchema::EventGrid, event, EventSchema::CloudEvent, topic);
             assert_eq!(written, expected);
         };
         check(
@@ -602,26 +620,29 @@ mod tests {
         let event =
             r#"{ "id":"1","source":"mysource","dataversion":"1.0","x":[1 , 2], "data_base64":"AA=="  }"#;
         assert_eq!(
-            render(Schema::CloudEvent, event, Schema::CloudEvent, STAMP),
+            render(EventSchema::CloudEvent, event, EventSchema::CloudEvent, STAMP),
             event
         );
         assert_eq!(
-            render(Schema::CloudEvent, event, Schema::CloudEvent, DOMAIN),
+            render(EventSchema::CloudEvent, event, EventSchema::CloudEvent, DOMAIN),
             event
         );
-        assert_eq!(render(Schema::Custom, event, Schema::Custom, STAMP), event);
+        assert_eq!(
+            render(EventSchema::Custom, event, EventSchema::Custom, STAMP),
+            event
+        );
     }
 
     #[test]
     fn custom_events_get_an_envelope() {
         let check = |topic, event: &str, delivery, expected: &str| {
-            assert_eq!(render(Schema::Custom, event, delivery, topic), expected);
+            assert_eq!(render(EventSchema::Custom, event, delivery, topic), expected);
         };
         let plain = r#"{ "prop1": "my property", "prop2": 5, "myEventType": "fooEventType" }"#;
         check(
             STAMP,
             plain,
-            Schema::EventGrid,
+            EventSchema::EventGrid,
             r#"{"id":"system-id","eventTime":"2020-08-13T18:11:29.4121391Z","eventType":"fooEventType","dataVersion":"1.0","metadataVersion":"1","topic":"/subscriptions/s/topics/t","subject":"subjectDefault","data":{ "prop1": "my property", "prop2": 5, "myEventType": "fooEventType" }}"#,
         );
         let mapped =
@@ -629,19 +650,19 @@ mod tests {
         check(
             DOMAIN,
             mapped,
-            Schema::EventGrid,
+            EventSchema::EventGrid,
             r#"{"id":"17","eventTime":"2020-01-01T00:00:00Z","eventType":"none","dataVersion":"true","metadataVersion":"1","topic":"/subscriptions/s/domains/d/topics/foo","subject":"subjectDefault","data":{"key":17,"when":"2020-01-01T00:00:00Z","version":true,"myEventType":{},"shop":"foo"}}"#,
         );
         check(
             STAMP,
             r#"{"version":"","data":1}"#,
-            Schema::CloudEvent,
+            EventSchema::CloudEvent,
             r#"{"specversion":"1.0","id":"system-id","source":"/subscriptions/s/topics/t","type":"none","subject":"subjectDefault","time":"2020-08-13T18:11:29.4121391Z","datacontenttype":"application/json","data":{"version":"","data":1}}"#,
         );
         // Without a mapping the envelope is still complete.
-        let batch = accept(Schema::Custom, "{}");
-        let how = Rendering {
-            delivery: Schema::EventGrid,
+        let batch = accept(EventSchema::Custom, "{}");
+        let how = EventRendering {
+            delivery: EventSchema::EventGrid,
             topic: STAMP,
             mapping: None,
         };
@@ -656,32 +677,37 @@ mod tests {
     #[test]
     fn refused_combinations_fall_back_to_the_input() {
         assert_eq!(
-            delivered_schema(Schema::CloudEvent, Schema::EventGrid),
-            Schema::CloudEvent
+            delivered_schema(EventSchema::CloudEvent, EventSchema::EventGrid),
+            EventSchema::CloudEvent
         );
         assert_eq!(
-            delivered_schema(Schema::CloudEvent, Schema::Custom),
-            Schema::CloudEvent
+            delivered_schema(EventSchema::CloudEvent, EventSchema::Custom),
+            EventSchema::CloudEvent
         );
         assert_eq!(
-            delivered_schema(Schema::EventGrid, Schema::Custom),
-            Schema::EventGrid
+            delivered_schema(EventSchema::EventGrid, EventSchema::Custom),
+            EventSchema::EventGrid
         );
         assert_eq!(
-            delivered_schema(Schema::Custom, Schema::CloudEvent),
-            Schema::CloudEvent
+            delivered_schema(EventSchema::Custom, EventSchema::CloudEvent),
+            EventSchema::CloudEvent
         );
     }
 
-    fn dead_letter(input: Schema, event: &str, delivery: Schema, last_attempt: Option<&str>) -> String {
+    fn dead_letter(
+        input: EventSchema,
+        event: &str,
+        delivery: EventSchema,
+        last_attempt: Option<&str>,
+    ) -> String {
         let batch = accept(input, event);
         let mapping = mapping();
-        let how = Rendering {
+        let how = EventRendering {
             delivery,
             topic: STAMP,
             mapping: Some(&mapping),
         };
-        let diagnostics = Diagnostics {
+        let diagnostics = DeadLetterDiagnostics {
             reason: "MaxDeliveryAttemptsExceeded",
             attempts: 1,
             last_outcome: "NotFound",
@@ -716,10 +742,10 @@ mod tests {
         expected["lastDeliveryOutcome"] = json!("NotFound");
         expected["publishTime"] = json!("2020-08-13T17:18:14.0265758Z");
         expected["lastDeliveryAttemptTime"] = json!(at);
-        let written = dead_letter(Schema::EventGrid, grid, Schema::EventGrid, Some(at));
+        let written = dead_letter(EventSchema::EventGrid, grid, EventSchema::EventGrid, Some(at));
         assert_eq!(serde_json::from_str::<Value>(&written).unwrap(), expected);
         // Published and given up again: the old diagnostics do not stay next to the new ones.
-        let again = dead_letter(Schema::EventGrid, &written, Schema::EventGrid, None);
+        let again = dead_letter(EventSchema::EventGrid, &written, EventSchema::EventGrid, None);
         expected
             .as_object_mut()
             .unwrap()
@@ -740,7 +766,7 @@ mod tests {
     }
 }"#;
         assert_eq!(
-            dead_letter(Schema::CloudEvent, cloud, Schema::CloudEvent, Some(at)),
+            dead_letter(EventSchema::CloudEvent, cloud, EventSchema::CloudEvent, Some(at)),
             concat!(
                 r#"{"id":"caee971c-3ca0-4254-8f99-1395b394588e","source":"mysource","dataversion":"1.0","#,
                 r#""subject":"mySubject","type":"fooEventType","datacontenttype":"application/json","#,
@@ -752,7 +778,7 @@ mod tests {
         );
 
         let custom = r#"{"prop1":"my property","prop2":5,"myEventType":"fooEventType"}"#;
-        let written = dead_letter(Schema::Custom, custom, Schema::Custom, None);
+        let written = dead_letter(EventSchema::Custom, custom, EventSchema::Custom, None);
         assert_eq!(
             serde_json::from_str::<Value>(&written).unwrap(),
             json!({
@@ -769,7 +795,7 @@ mod tests {
     fn headers_are_told_only_what_fits_into_them() {
         let event = r#"{"dataVersion":"1\u002e0","data":{"s":"v","n":1.50,"b":true,"nl":"a\r\nx: y","tab":"a\tb",
             "z":null,"o":{},"a":[1],"empty":"","bell":"\u0007"}}"#;
-        let envelope = Envelope::read(Schema::EventGrid, Raw::parse(event).unwrap(), None);
+        let envelope = EventEnvelope::read(EventSchema::EventGrid, RawJson::parse(event).unwrap(), None);
         let check = |field: &str, expected: Option<&str>| {
             let found = dynamic_attribute(&envelope, field, KeyStyle::Cloud, TOPIC);
             assert_eq!(found.as_deref(), expected, "{field}");
@@ -784,24 +810,27 @@ mod tests {
         }
         for (length, fits) in [(4096, true), (4097, false)] {
             let event = format!(r#"{{"data":"{}"}}"#, "x".repeat(length));
-            let envelope = Envelope::read(Schema::EventGrid, Raw::parse(&event).unwrap(), None);
+            let envelope = EventEnvelope::read(EventSchema::EventGrid, RawJson::parse(&event).unwrap(), None);
             let found = dynamic_attribute(&envelope, "data", KeyStyle::Cloud, TOPIC);
             assert_eq!(found.is_some(), fits, "{length}");
         }
 
         let mapping = mapping();
-        let how = Rendering {
-            delivery: Schema::EventGrid,
+        let how = EventRendering {
+            delivery: EventSchema::EventGrid,
             topic: STAMP,
             mapping: Some(&mapping),
         };
         let version = |schema, event: &str| data_version(&accept(schema, event), 0, &how).into_owned();
-        assert_eq!(version(Schema::EventGrid, event), "1.0");
-        assert_eq!(version(Schema::EventGrid, "{}"), "");
-        assert_eq!(version(Schema::EventGrid, r#"{"dataVersion":"1\r\nx: y"}"#), "");
-        assert_eq!(version(Schema::Custom, "{}"), "1.0");
-        assert_eq!(version(Schema::Custom, r#"{"version":3}"#), "3");
-        assert_eq!(version(Schema::CloudEvent, r#"{"dataschema":"x"}"#), "");
+        assert_eq!(version(EventSchema::EventGrid, event), "1.0");
+        assert_eq!(version(EventSchema::EventGrid, "{}"), "");
+        assert_eq!(
+            version(EventSchema::EventGrid, r#"{"dataVersion":"1\r\nx: y"}"#),
+            ""
+        );
+        assert_eq!(version(EventSchema::Custom, "{}"), "1.0");
+        assert_eq!(version(EventSchema::Custom, r#"{"version":3}"#), "3");
+        assert_eq!(version(EventSchema::CloudEvent, r#"{"dataschema":"x"}"#), "");
     }
 
     fn any_value() -> impl Strategy<Value = Value> {
@@ -863,13 +892,13 @@ mod tests {
         fn stamping_changes_nothing_else(event in any_event(), topic in prop_oneof![
             Just(STAMP), Just(DOMAIN), Just(TopicValue::Overwrite(None)), Just(TopicValue::Overwrite(Some("up"))),
         ]) {
-            let written = render(Schema::EventGrid, &event, Schema::EventGrid, topic);
+            let written = render(EventSchema::EventGrid, &event, EventSchema::EventGrid, topic);
             let after: serde_json::Map<String, Value> = serde_json::from_str(&written).unwrap();
-            let before = Raw::parse(&event).unwrap();
-            let after_raw = Raw::parse(&written).unwrap();
+            let before = RawJson::parse(&event).unwrap();
+            let after_raw = RawJson::parse(&written).unwrap();
             for member in before.members().filter(|member| !member.is("topic")) {
                 let name = json::unescape(member.name);
-                prop_assert_eq!(after_raw.get(&name).map(Raw::text), Some(member.value.text()));
+                prop_assert_eq!(after_raw.get(&name).map(RawJson::text), Some(member.value.text()));
             }
             for name in after.keys().filter(|name| before.get(name).is_none()) {
                 prop_assert!(["topic", "dataVersion", "metadataVersion"].contains(&name.as_str()), "{}", name);
@@ -880,16 +909,16 @@ mod tests {
 
         #[test]
         fn conversions_copy_the_data(event in any_event()) {
-            let before = Raw::parse(&event).unwrap();
+            let before = RawJson::parse(&event).unwrap();
             for (input, delivery, data) in [
-                (Schema::EventGrid, Schema::CloudEvent, before.get("data").unwrap().text()),
-                (Schema::Custom, Schema::CloudEvent, &event),
-                (Schema::Custom, Schema::EventGrid, &event),
+                (EventSchema::EventGrid, EventSchema::CloudEvent, before.get("data").unwrap().text()),
+                (EventSchema::Custom, EventSchema::CloudEvent, &event),
+                (EventSchema::Custom, EventSchema::EventGrid, &event),
             ] {
                 let written = render(input, &event, delivery, STAMP);
                 serde_json::from_str::<Value>(&written).unwrap();
-                prop_assert_eq!(Raw::parse(&written).unwrap().get("data").unwrap().text(), data);
-                let hint = delivered_len_hint(&accept(input, &event), 0, &Rendering {
+                prop_assert_eq!(RawJson::parse(&written).unwrap().get("data").unwrap().text(), data);
+                let hint = delivered_len_hint(&accept(input, &event), 0, &EventRendering {
                     delivery, topic: STAMP, mapping: None,
                 });
                 prop_assert!(hint >= written.len(), "{} < {}", hint, written.len());
@@ -899,19 +928,19 @@ mod tests {
         #[test]
         fn dead_letters_are_json_and_keep_the_data(event in any_event()) {
             for (input, delivery) in [
-                (Schema::EventGrid, Schema::EventGrid),
-                (Schema::EventGrid, Schema::CloudEvent),
-                (Schema::CloudEvent, Schema::CloudEvent),
-                (Schema::Custom, Schema::Custom),
+                (EventSchema::EventGrid, EventSchema::EventGrid),
+                (EventSchema::EventGrid, EventSchema::CloudEvent),
+                (EventSchema::CloudEvent, EventSchema::CloudEvent),
+                (EventSchema::Custom, EventSchema::Custom),
             ] {
                 let written = dead_letter(input, &event, delivery, None);
                 let parsed: serde_json::Map<String, Value> = serde_json::from_str(&written).unwrap();
-                prop_assert_eq!(Raw::parse(&written).unwrap().members().count(), parsed.len(), "no name twice");
+                prop_assert_eq!(RawJson::parse(&written).unwrap().members().count(), parsed.len(), "no name twice");
                 let data = match input {
-                    Schema::Custom => &event,
-                    _ => Raw::parse(&event).unwrap().get("data").unwrap().text(),
+                    EventSchema::Custom => &event,
+                    _ => RawJson::parse(&event).unwrap().get("data").unwrap().text(),
                 };
-                prop_assert_eq!(Raw::parse(&written).unwrap().get("data").unwrap().text(), data);
+                prop_assert_eq!(RawJson::parse(&written).unwrap().get("data").unwrap().text(), data);
             }
         }
     }

@@ -20,7 +20,7 @@ pub struct RetryPolicy {
 
 /// A finished attempt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Attempt {
+pub struct MadeAttempt {
     /// The first is 1.
     pub number: u32,
     pub outcome: Outcome,
@@ -32,16 +32,16 @@ pub struct Attempt {
 
 /// The consequence of an attempt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Next {
+pub enum NextStep {
     Done,
     RetryAt(Timestamp),
-    DeadLetter(Reason),
-    Drop(Reason),
+    DeadLetter(GiveUpReason),
+    Drop(GiveUpReason),
 }
 
 /// Why an event was given up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Reason {
+pub enum GiveUpReason {
     AttemptsExhausted,
     TimeToLiveExceeded,
     BadRequest,
@@ -55,58 +55,58 @@ pub enum Reason {
     /// A dead letter could not be written until its time for that was over.
     DeadLetterUnavailable,
     /// The subscription of a dead letter no longer has a dead-letter destination.
-    DeadLetterHomeless,
+    DeadLetterWithoutDestination,
     /// Deliveries led back to a server so often that there must be a loop. Never a dead letter.
     TooManyHops,
 }
 
-impl Reason {
-    pub const ALL: [Reason; 10] = [
-        Reason::AttemptsExhausted,
-        Reason::TimeToLiveExceeded,
-        Reason::BadRequest,
-        Reason::ClientError,
-        Reason::SubscriptionGone,
-        Reason::Corrupt,
-        Reason::SubscriptionExpired,
-        Reason::DeadLetterUnavailable,
-        Reason::DeadLetterHomeless,
-        Reason::TooManyHops,
+impl GiveUpReason {
+    pub const ALL: [GiveUpReason; 10] = [
+        GiveUpReason::AttemptsExhausted,
+        GiveUpReason::TimeToLiveExceeded,
+        GiveUpReason::BadRequest,
+        GiveUpReason::ClientError,
+        GiveUpReason::SubscriptionGone,
+        GiveUpReason::Corrupt,
+        GiveUpReason::SubscriptionExpired,
+        GiveUpReason::DeadLetterUnavailable,
+        GiveUpReason::DeadLetterWithoutDestination,
+        GiveUpReason::TooManyHops,
     ];
 
     /// The spelling in dead letters, metrics and logs.
     pub fn name(self) -> &'static str {
         match self {
-            Reason::AttemptsExhausted => "MaxDeliveryAttemptsExceeded",
-            Reason::TimeToLiveExceeded => "TimeToLiveExceeded",
-            Reason::BadRequest => "UndeliverableDueToHttpBadRequest",
-            Reason::ClientError => "UndeliverableDueToClientError",
-            Reason::SubscriptionGone => "SubscriptionDeleted",
-            Reason::Corrupt => "StoredEventCorrupt",
-            Reason::SubscriptionExpired => "SubscriptionExpired",
-            Reason::DeadLetterUnavailable => "DeadLetterDestinationUnavailable",
-            Reason::DeadLetterHomeless => "DeadLetterDestinationRemoved",
-            Reason::TooManyHops => "TooManyHops",
+            GiveUpReason::AttemptsExhausted => "MaxDeliveryAttemptsExceeded",
+            GiveUpReason::TimeToLiveExceeded => "TimeToLiveExceeded",
+            GiveUpReason::BadRequest => "UndeliverableDueToHttpBadRequest",
+            GiveUpReason::ClientError => "UndeliverableDueToClientError",
+            GiveUpReason::SubscriptionGone => "SubscriptionDeleted",
+            GiveUpReason::Corrupt => "StoredEventCorrupt",
+            GiveUpReason::SubscriptionExpired => "SubscriptionExpired",
+            GiveUpReason::DeadLetterUnavailable => "DeadLetterDestinationUnavailable",
+            GiveUpReason::DeadLetterWithoutDestination => "DeadLetterDestinationRemoved",
+            GiveUpReason::TooManyHops => "TooManyHops",
         }
     }
 
     /// The reason's number in stored records; never changes.
     pub fn code(self) -> u8 {
-        Reason::ALL
+        GiveUpReason::ALL
             .iter()
             .position(|r| *r == self)
             .expect("every reason is listed") as u8
     }
 
-    pub fn from_code(code: u8) -> Reason {
-        Reason::ALL
+    pub fn from_code(code: u8) -> GiveUpReason {
+        GiveUpReason::ALL
             .get(usize::from(code))
             .copied()
-            .unwrap_or(Reason::ClientError)
+            .unwrap_or(GiveUpReason::ClientError)
     }
 }
 
-impl fmt::Display for Reason {
+impl fmt::Display for GiveUpReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.name())
     }
@@ -114,8 +114,8 @@ impl fmt::Display for Reason {
 
 impl RetryPolicy {
     /// Whether a delivery that is due for an attempt has expired; returns what follows.
-    pub fn expired(&self, published: Timestamp, now: Timestamp) -> Option<Next> {
-        (now.since(published) >= self.time_to_live).then(|| self.give_up(Reason::TimeToLiveExceeded))
+    pub fn expired(&self, published: Timestamp, now: Timestamp) -> Option<NextStep> {
+        (now.since(published) >= self.time_to_live).then(|| self.give_up(GiveUpReason::TimeToLiveExceeded))
     }
 
     /// Decides what follows an attempt that ended at `now`, of an event published at `published`.
@@ -124,26 +124,26 @@ impl RetryPolicy {
         &self,
         profile: &Profile,
         kind: EndpointKind,
-        attempt: Attempt,
+        attempt: MadeAttempt,
         published: Timestamp,
         now: Timestamp,
         chance: f64,
-    ) -> Next {
+    ) -> NextStep {
         if attempt.outcome == Outcome::Success {
-            return Next::Done;
+            return NextStep::Done;
         }
         // Checked before the status: the documents' samples give this reason for a webhook's 404,
         // which is final, with a single attempt allowed.
         if attempt.number >= self.attempts_max {
-            return self.give_up(Reason::AttemptsExhausted);
+            return self.give_up(GiveUpReason::AttemptsExhausted);
         }
         let floor = match profile.rule(attempt.status, kind) {
             StatusRule::RetryAfter(floor) => floor,
             StatusRule::FinalIfDeadLettered(floor) if !self.dead_letter => floor,
             StatusRule::Final | StatusRule::FinalIfDeadLettered(_) => {
                 return self.give_up(match attempt.status {
-                    Some(400) => Reason::BadRequest,
-                    _ => Reason::ClientError,
+                    Some(400) => GiveUpReason::BadRequest,
+                    _ => GiveUpReason::ClientError,
                 });
             }
         };
@@ -155,16 +155,16 @@ impl RetryPolicy {
         let asked = now + attempt.retry_after.unwrap_or_default();
         let due = due.max(asked.min(end));
         if due >= end && profile.time_to_live_rule == TimeToLiveRule::BeforeWaiting {
-            return self.give_up(Reason::TimeToLiveExceeded);
+            return self.give_up(GiveUpReason::TimeToLiveExceeded);
         }
-        Next::RetryAt(due)
+        NextStep::RetryAt(due)
     }
 
-    fn give_up(&self, reason: Reason) -> Next {
+    fn give_up(&self, reason: GiveUpReason) -> NextStep {
         if self.dead_letter || self.safety_net {
-            Next::DeadLetter(reason)
+            NextStep::DeadLetter(reason)
         } else {
-            Next::Drop(reason)
+            NextStep::Drop(reason)
         }
     }
 }
@@ -205,8 +205,8 @@ mod tests {
         }
     }
 
-    fn answered(number: u32, status: u16) -> Attempt {
-        Attempt {
+    fn answered(number: u32, status: u16) -> MadeAttempt {
+        MadeAttempt {
             number,
             outcome: if CLOUD_2021.is_success(status) {
                 Outcome::Success
@@ -218,14 +218,14 @@ mod tests {
         }
     }
 
-    fn decide(attempt: Attempt, dead_letter: bool) -> Next {
+    fn decide(attempt: MadeAttempt, dead_letter: bool) -> NextStep {
         policy(dead_letter).next(&CLOUD_2021, EndpointKind::WebHook, attempt, NOW, NOW, 0.0)
     }
 
     #[test]
     fn the_2021_waits_and_floors() {
         let wait = |number, status, seconds| {
-            let expected = Next::RetryAt(NOW + Duration::from_secs(seconds));
+            let expected = NextStep::RetryAt(NOW + Duration::from_secs(seconds));
             assert_eq!(
                 decide(answered(number, status), false),
                 expected,
@@ -247,15 +247,15 @@ mod tests {
     fn final_statuses_end_it_at_once() {
         for status in [400, 401, 403, 404, 413] {
             let reason = if status == 400 {
-                Reason::BadRequest
+                GiveUpReason::BadRequest
             } else {
-                Reason::ClientError
+                GiveUpReason::ClientError
             };
-            assert_eq!(decide(answered(1, status), false), Next::Drop(reason));
-            assert_eq!(decide(answered(1, status), true), Next::DeadLetter(reason));
+            assert_eq!(decide(answered(1, status), false), NextStep::Drop(reason));
+            assert_eq!(decide(answered(1, status), true), NextStep::DeadLetter(reason));
         }
         for status in 200..=204 {
-            assert_eq!(decide(answered(1, status), true), Next::Done);
+            assert_eq!(decide(answered(1, status), true), NextStep::Done);
         }
     }
 
@@ -268,13 +268,16 @@ mod tests {
         let next = |profile: &Profile, status| {
             net.next(profile, EndpointKind::WebHook, answered(1, status), NOW, NOW, 0.0)
         };
-        assert_eq!(next(&CLOUD_2021, 400), Next::DeadLetter(Reason::BadRequest));
-        assert!(matches!(next(&CLOUD_2018, 400), Next::RetryAt(_)));
+        assert_eq!(
+            next(&CLOUD_2021, 400),
+            NextStep::DeadLetter(GiveUpReason::BadRequest)
+        );
+        assert!(matches!(next(&CLOUD_2018, 400), NextStep::RetryAt(_)));
     }
 
     #[test]
     fn the_last_attempt_is_the_last() {
-        assert!(matches!(decide(answered(29, 500), true), Next::RetryAt(_)));
+        assert!(matches!(decide(answered(29, 500), true), NextStep::RetryAt(_)));
         // Any status: it was the last attempt in any case.
         for status in [400, 401, 403, 404, 413, 500, 503] {
             for attempts_max in [1, 30] {
@@ -287,8 +290,8 @@ mod tests {
                     let next = policy.next(&CLOUD_2021, EndpointKind::WebHook, attempt, NOW, NOW, 0.0);
                     assert_eq!(next, expected, "{status}, attempt {attempts_max}");
                 };
-                check(true, Next::DeadLetter(Reason::AttemptsExhausted));
-                check(false, Next::Drop(Reason::AttemptsExhausted));
+                check(true, NextStep::DeadLetter(GiveUpReason::AttemptsExhausted));
+                check(false, NextStep::Drop(GiveUpReason::AttemptsExhausted));
             }
         }
         let single = RetryPolicy {
@@ -297,20 +300,20 @@ mod tests {
         };
         let answer = answered(1, 200);
         let next = single.next(&CLOUD_2021, EndpointKind::WebHook, answer, NOW, NOW, 0.0);
-        assert_eq!(next, Next::Done);
+        assert_eq!(next, NextStep::Done);
     }
 
     #[test]
     fn retry_after_lengthens_only() {
         let ask = |seconds| {
-            let attempt = Attempt {
+            let attempt = MadeAttempt {
                 retry_after: Some(Duration::from_secs(seconds)),
                 ..answered(1, 503)
             };
             decide(attempt, false)
         };
-        assert_eq!(ask(5), Next::RetryAt(NOW + Duration::from_secs(30)));
-        assert_eq!(ask(90), Next::RetryAt(NOW + Duration::from_secs(90)));
+        assert_eq!(ask(5), NextStep::RetryAt(NOW + Duration::from_secs(30)));
+        assert_eq!(ask(90), NextStep::RetryAt(NOW + Duration::from_secs(90)));
     }
 
     #[test]
@@ -319,19 +322,19 @@ mod tests {
             time_to_live: Duration::from_secs(600),
             ..policy(false)
         };
-        let attempt = Attempt {
+        let attempt = MadeAttempt {
             retry_after: Some(Duration::from_secs(7200)),
             ..answered(1, 429)
         };
         let next = |published| policy.next(&CLOUD_2021, EndpointKind::WebHook, attempt, published, NOW, 0.0);
-        assert_eq!(next(NOW), Next::RetryAt(NOW + Duration::from_secs(600)));
+        assert_eq!(next(NOW), NextStep::RetryAt(NOW + Duration::from_secs(600)));
         assert_eq!(
             policy.expired(NOW, NOW + Duration::from_secs(600)),
-            Some(Next::Drop(Reason::TimeToLiveExceeded))
+            Some(NextStep::Drop(GiveUpReason::TimeToLiveExceeded))
         );
         // The schedule's own step may lie beyond the end: the event is checked then.
         let published = NOW - Duration::from_secs(595);
-        assert_eq!(next(published), Next::RetryAt(NOW + Duration::from_secs(10)));
+        assert_eq!(next(published), NextStep::RetryAt(NOW + Duration::from_secs(10)));
     }
 
     #[test]
@@ -351,9 +354,12 @@ mod tests {
             )
         };
         let old = NOW - Duration::from_secs(50_000);
-        assert_eq!(next(&early, old), Next::DeadLetter(Reason::TimeToLiveExceeded));
-        assert!(matches!(next(&CLOUD_2021, old), Next::RetryAt(_)));
-        assert!(matches!(next(&early, NOW), Next::RetryAt(_)));
+        assert_eq!(
+            next(&early, old),
+            NextStep::DeadLetter(GiveUpReason::TimeToLiveExceeded)
+        );
+        assert!(matches!(next(&CLOUD_2021, old), NextStep::RetryAt(_)));
+        assert!(matches!(next(&early, NOW), NextStep::RetryAt(_)));
     }
 
     /// The defaults of 2018 to 2020 agree with each other only if thirty attempts fit into a day;
@@ -362,7 +368,7 @@ mod tests {
     fn chance_does_not_cost_an_event_its_last_attempt() {
         for position in 0..2000 {
             let (mut at, mut attempts) = (NOW, 1);
-            while let Next::RetryAt(due) = policy(false).next(
+            while let NextStep::RetryAt(due) = policy(false).next(
                 &CLOUD_2018,
                 EndpointKind::WebHook,
                 answered(attempts, 500),
@@ -392,7 +398,7 @@ mod tests {
         #[test]
         fn never_sooner_than_the_step_and_the_floor_and_hardly_later(number in 1u32..30, status in 205u16..600, chance in 0.0f64..=1.0) {
             let next = policy(true).next(&CLOUD_2021, EndpointKind::WebHook, answered(number, status), NOW, NOW, chance);
-            if let Next::RetryAt(at) = next {
+            if let NextStep::RetryAt(at) = next {
                 let step = CLOUD_2021.step(number);
                 let wait = at.since(NOW);
                 prop_assert!(wait >= step.max(Duration::from_secs(10)));

@@ -1,9 +1,9 @@
 //! Topics and event subscriptions: the whole resource model, independent of any API's spelling.
 
-use crate::event::Schema;
-use crate::filter::Filter;
+use crate::event::EventSchema;
+use crate::filter::EventFilter;
 use crate::ids::{Secret, SubscriptionId, TopicId};
-use crate::pause::Pauses;
+use crate::pause::SubscriptionPauses;
 use crate::profile::Profile;
 use crate::time::Timestamp;
 use std::collections::BTreeMap;
@@ -18,7 +18,7 @@ pub struct Topic {
     pub resource_group: String,
     pub location: String,
     pub tags: BTreeMap<String, String>,
-    pub input_schema: Schema,
+    pub input_schema: EventSchema,
     pub mapping: Option<InputMapping>,
     pub keys: [Secret; 2],
     pub local_auth_disabled: bool,
@@ -51,7 +51,7 @@ impl Topic {
             resource_group: String::new(),
             location: String::new(),
             tags: BTreeMap::new(),
-            input_schema: Schema::EventGrid,
+            input_schema: EventSchema::EventGrid,
             mapping: None,
             keys,
             local_auth_disabled: false,
@@ -101,17 +101,17 @@ pub struct DomainTopic {
 /// The sources of a custom event's envelope.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct InputMapping {
-    pub id: Mapped,
-    pub topic: Mapped,
-    pub event_time: Mapped,
-    pub event_type: Mapped,
-    pub subject: Mapped,
-    pub data_version: Mapped,
+    pub id: MappedField,
+    pub topic: MappedField,
+    pub event_time: MappedField,
+    pub event_type: MappedField,
+    pub subject: MappedField,
+    pub data_version: MappedField,
 }
 
 /// A field of the event, a default for events without it, or both.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Mapped {
+pub struct MappedField {
     pub source_field: Option<String>,
     pub default_value: Option<String>,
 }
@@ -125,21 +125,21 @@ pub struct Subscription {
     pub domain_topic: Option<String>,
     pub destination: Destination,
     /// Set when the destination was given with a resource identity.
-    pub identity: Option<Identity>,
-    pub filter: Filter,
+    pub identity: Option<ResourceIdentity>,
+    pub filter: EventFilter,
     pub labels: Vec<String>,
     pub expires: Option<Timestamp>,
-    pub delivery_schema: Schema,
+    pub delivery_schema: EventSchema,
     /// The subscription's own retry settings; missing ones come from its profile.
-    pub retry: RetryChoice,
+    pub retry: SubscriptionRetrySettings,
     pub dead_letter: Option<DeadLetterDestination>,
-    pub dead_letter_identity: Option<Identity>,
+    pub dead_letter_identity: Option<ResourceIdentity>,
     pub profile: Option<String>,
     pub created: Timestamp,
-    pub origin: Origin,
+    pub origin: ResourceOrigin,
     /// Times in which an operator has paused sending. No API sets them along with the other
     /// properties.
-    pub pauses: Pauses,
+    pub pauses: SubscriptionPauses,
     /// Properties that the API only stores and returns, as the text of a JSON object.
     pub extras: Option<String>,
 }
@@ -159,17 +159,17 @@ impl Subscription {
             domain_topic: None,
             destination,
             identity: None,
-            filter: Filter::default(),
+            filter: EventFilter::default(),
             labels: Vec::new(),
             expires: None,
-            delivery_schema: Schema::EventGrid,
-            retry: RetryChoice::default(),
+            delivery_schema: EventSchema::EventGrid,
+            retry: SubscriptionRetrySettings::default(),
             dead_letter: None,
             dead_letter_identity: None,
             profile: None,
             created: Timestamp::MIN,
-            origin: Origin::Config,
-            pauses: Pauses::default(),
+            origin: ResourceOrigin::Config,
+            pauses: SubscriptionPauses::default(),
             extras: None,
         }
     }
@@ -178,25 +178,25 @@ impl Subscription {
 /// The API that created a resource. Decides the spelling of events and the limits, never the retry
 /// rules.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Origin {
+pub enum ResourceOrigin {
     Edge,
     Config,
     Azure,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Identity {
+pub struct ResourceIdentity {
     pub kind: String,
     pub user_assigned: Option<String>,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct RetryChoice {
+pub struct SubscriptionRetrySettings {
     pub attempts_max: Option<u32>,
     pub time_to_live_minutes: Option<u32>,
 }
 
-impl RetryChoice {
+impl SubscriptionRetrySettings {
     pub fn time_to_live(self, profile: &Profile) -> Duration {
         let chosen = self.time_to_live_minutes;
         chosen.map_or(profile.time_to_live, |minutes| {
@@ -228,14 +228,14 @@ pub enum Destination {
         url: String,
         sas_key: Secret,
         topic_name: Option<String>,
-        batching: Batching,
+        batching: BatchSettings,
     },
     EdgeHub {
         output: String,
     },
     AzureFunction {
         resource: String,
-        batching: Batching,
+        batching: BatchSettings,
         attributes: Vec<DeliveryAttribute>,
     },
     StorageQueue {
@@ -244,26 +244,26 @@ pub enum Destination {
         message_ttl_secs: Option<i64>,
     },
     EventHub {
-        resource: Broker,
+        resource: BrokerAddress,
         attributes: Vec<DeliveryAttribute>,
     },
     HybridConnection {
-        resource: Broker,
+        resource: BrokerAddress,
         attributes: Vec<DeliveryAttribute>,
     },
     ServiceBusQueue {
-        resource: Broker,
+        resource: BrokerAddress,
         attributes: Vec<DeliveryAttribute>,
     },
     ServiceBusTopic {
-        resource: Broker,
+        resource: BrokerAddress,
         attributes: Vec<DeliveryAttribute>,
     },
 }
 
 /// A broker's entity: the cloud names it by resource id, the edge module by connection string.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Broker {
+pub enum BrokerAddress {
     Resource(String),
     Connection(Secret),
 }
@@ -272,7 +272,7 @@ pub enum Broker {
 pub struct WebHook {
     /// The full URL with its query string. The query is a secret: it often carries a code.
     pub url: Secret,
-    pub batching: Batching,
+    pub batching: BatchSettings,
     pub attributes: Vec<DeliveryAttribute>,
     pub aad_tenant: Option<String>,
     pub aad_application: Option<String>,
@@ -284,7 +284,7 @@ impl WebHook {
     pub fn new(url: impl Into<String>) -> WebHook {
         WebHook {
             url: Secret::new(url),
-            batching: Batching::default(),
+            batching: BatchSettings::default(),
             attributes: Vec::new(),
             aad_tenant: None,
             aad_application: None,
@@ -295,7 +295,7 @@ impl WebHook {
 
 /// The batch settings of a subscription; either one turns batching on.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Batching {
+pub struct BatchSettings {
     pub events_max: Option<u32>,
     pub preferred_kilobytes: Option<u32>,
 }
@@ -335,24 +335,24 @@ impl Default for BatchDefaults {
 }
 
 impl BatchDefaults {
-    pub fn of(&self, origin: Origin) -> BatchLimits {
+    pub fn of(&self, origin: ResourceOrigin) -> BatchLimits {
         match origin {
-            Origin::Edge => self.edge,
-            Origin::Config | Origin::Azure => self.cloud,
+            ResourceOrigin::Edge => self.edge,
+            ResourceOrigin::Config | ResourceOrigin::Azure => self.cloud,
         }
     }
 }
 
-impl Batching {
+impl BatchSettings {
     /// Either setting turns batching on, with the default for the other one. Without any, a request
     /// has one event.
     pub fn in_force(self, defaults: BatchLimits) -> BatchLimits {
         let events_max = match self {
-            Batching {
+            BatchSettings {
                 events_max: Some(events_max),
                 ..
             } => events_max,
-            Batching {
+            BatchSettings {
                 preferred_kilobytes: Some(_),
                 ..
             } => defaults.events_max,
@@ -410,13 +410,13 @@ impl Destination {
         }
     }
 
-    pub fn batching(&self) -> Batching {
+    pub fn batching(&self) -> BatchSettings {
         match self {
             Destination::WebHook(hook) => hook.batching,
             Destination::AzureFunction { batching, .. } | Destination::EventGrid { batching, .. } => {
                 *batching
             }
-            _ => Batching::default(),
+            _ => BatchSettings::default(),
         }
     }
 }

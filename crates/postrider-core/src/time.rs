@@ -69,11 +69,11 @@ impl Timestamp {
     }
 
     /// The calendar fields in UTC.
-    pub fn civil(self) -> Civil {
+    pub fn civil(self) -> CivilTime {
         let at = jiff::Timestamp::from_nanosecond(i128::from(self.0))
             .expect("64 bits of nanoseconds lie within jiff's range");
         let z = jiff::tz::Offset::UTC.to_datetime(at);
-        Civil {
+        CivilTime {
             year: z.year(),
             month: z.month() as u8,
             day: z.day() as u8,
@@ -87,7 +87,7 @@ impl Timestamp {
 
 /// The calendar fields of a timestamp.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Civil {
+pub struct CivilTime {
     pub year: i16,
     pub month: u8,
     pub day: u8,

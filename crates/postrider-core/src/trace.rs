@@ -4,9 +4,9 @@
 //! CloudEvent. A malformed context counts as absent. Postrider's own ids are derived from values
 //! that never change, so that they can be derived again.
 
-use crate::event::{Batch, Schema};
+use crate::event::{EventSchema, PublishedBatch};
 use crate::ids::{Position, SubscriptionId};
-use crate::json::Raw;
+use crate::json::RawJson;
 use memchr::memmem::Finder;
 use std::borrow::Cow;
 use std::fmt;
@@ -31,15 +31,15 @@ static OWN: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new("\"tracepar
 
 /// A span of a trace: the content of `traceparent`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Context {
+pub struct TraceContext {
     pub trace: u128,
     pub span: u64,
     pub flags: u8,
 }
 
-impl Context {
+impl TraceContext {
     /// None unless it is well-formed. Additions of later versions are ignored.
-    pub fn parse(text: &str) -> Option<Context> {
+    pub fn parse(text: &str) -> Option<TraceContext> {
         let bytes = text.as_bytes();
         let version = hex(bytes.get(..2)?)?;
         let known_length = match version {
@@ -53,7 +53,7 @@ impl Context {
         let trace = hex(&bytes[3..35])?;
         let span = hex(&bytes[36..52])? as u64;
         let flags = hex(&bytes[53..55])? as u8 & KNOWN_FLAGS;
-        (trace != 0 && span != 0).then_some(Context { trace, span, flags })
+        (trace != 0 && span != 0).then_some(TraceContext { trace, span, flags })
     }
 
     /// Whether the originator of the trace wants it recorded.
@@ -68,7 +68,7 @@ impl Context {
 }
 
 /// The form of the header `traceparent`.
-impl fmt::Display for Context {
+impl fmt::Display for TraceContext {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "00-{:032x}-{:016x}-{:02x}", self.trace, self.span, self.flags)
     }
@@ -132,8 +132,8 @@ fn is_value(value: &str) -> bool {
 
 /// The stored form of a request's trace headers: `traceparent`, then a blank and `tracestate` if
 /// there is one.
-pub fn kept<'a>(parent: &str, states: impl IntoIterator<Item = &'a str>) -> Option<String> {
-    let context = Context::parse(parent)?;
+pub fn stored_context<'a>(parent: &str, states: impl IntoIterator<Item = &'a str>) -> Option<String> {
+    let context = TraceContext::parse(parent)?;
     Some(match state(states).filter(|state| !state.is_empty()) {
         Some(state) => format!("{context} {state}"),
         None => context.to_string(),
@@ -142,44 +142,44 @@ pub fn kept<'a>(parent: &str, states: impl IntoIterator<Item = &'a str>) -> Opti
 
 /// The trace context that an event came with.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Carried<'a> {
-    pub context: Context,
+pub struct CarriedContext<'a> {
+    pub context: TraceContext,
     /// `tracestate`; empty if there was none.
     pub state: Cow<'a, str>,
 }
 
-impl<'a> Carried<'a> {
-    /// Reads the form that [`kept`] writes. None also for values that older versions stored without
+impl<'a> CarriedContext<'a> {
+    /// Reads the form that [`stored_context`] writes. None also for values that older versions stored without
     /// a check.
-    pub fn of_request(kept: &'a str) -> Option<Carried<'a>> {
+    pub fn of_request(kept: &'a str) -> Option<CarriedContext<'a>> {
         let (parent, state) = kept.split_once(' ').unwrap_or((kept, ""));
-        Some(Carried {
-            context: Context::parse(parent)?,
+        Some(CarriedContext {
+            context: TraceContext::parse(parent)?,
             state: Cow::Borrowed(state),
         })
     }
 
     /// The context of one event: its own extension attributes, or else its request's headers.
-    pub fn of_event(batch: &'a Batch, index: usize) -> Option<Carried<'a>> {
-        let own = (batch.schema == Schema::CloudEvent)
-            .then(|| Carried::of_attributes(batch.object(index)))
+    pub fn of_event(batch: &'a PublishedBatch, index: usize) -> Option<CarriedContext<'a>> {
+        let own = (batch.schema == EventSchema::CloudEvent)
+            .then(|| CarriedContext::of_attributes(batch.object(index)))
             .flatten();
-        own.or_else(|| Carried::of_request(batch.trace.as_deref()?))
+        own.or_else(|| CarriedContext::of_request(batch.trace.as_deref()?))
     }
 
-    fn of_attributes(event: &'a str) -> Option<Carried<'a>> {
+    fn of_attributes(event: &'a str) -> Option<CarriedContext<'a>> {
         // Most events have none, and every attempt checks this.
         OWN.find(event.as_bytes())?;
         let (mut parent, mut states) = (None, None);
-        for member in Raw::trusted(event).members() {
+        for member in RawJson::trusted(event).members() {
             match member.name {
                 TRACEPARENT => parent = member.value.as_str(),
                 TRACESTATE => states = member.value.as_str(),
                 _ => {}
             }
         }
-        Some(Carried {
-            context: Context::parse(&parent?)?,
+        Some(CarriedContext {
+            context: TraceContext::parse(&parent?)?,
             state: Cow::Owned(state(states.as_deref()).unwrap_or_default()),
         })
     }
@@ -187,38 +187,38 @@ impl<'a> Carried<'a> {
 
 /// The share of the traces begun here that is recorded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Share(u64);
+pub struct TraceShare(u64);
 
-impl Share {
-    pub const ALL: Share = Share(u64::MAX);
+impl TraceShare {
+    pub const ALL: TraceShare = TraceShare(u64::MAX);
 
     /// From 0, none, to 1, all.
-    pub fn new(ratio: f64) -> Share {
+    pub fn new(ratio: f64) -> TraceShare {
         // A float cannot count to the last trace; 1 must mean all.
         if ratio >= 1.0 {
-            return Share::ALL;
+            return TraceShare::ALL;
         }
-        Share((ratio.max(0.0) * u64::MAX as f64) as u64)
+        TraceShare((ratio.max(0.0) * u64::MAX as f64) as u64)
     }
 
     pub fn takes(self, trace: u128) -> bool {
-        self == Share::ALL || (trace as u64) < self.0
+        self == TraceShare::ALL || (trace as u64) < self.0
     }
 }
 
 /// The contexts of the events of one request.
 #[derive(Debug, Default)]
-pub struct Gathered<'a> {
-    first: Option<Carried<'a>>,
+pub struct GatheredContexts<'a> {
+    first: Option<CarriedContext<'a>>,
     /// Contexts that differ from `first` and from each other, up to the limit for links.
-    others: Vec<Context>,
+    others: Vec<TraceContext>,
     /// Whether some event has no context.
     without: bool,
     sampled: bool,
 }
 
-impl<'a> Gathered<'a> {
-    pub fn add(&mut self, carried: Option<Carried<'a>>) {
+impl<'a> GatheredContexts<'a> {
+    pub fn add(&mut self, carried: Option<CarriedContext<'a>>) {
         let Some(carried) = carried else {
             self.without = true;
             return;
@@ -239,7 +239,7 @@ impl<'a> Gathered<'a> {
     }
 
     /// The context of all events, if they have the same.
-    pub fn shared(&self) -> Option<&Carried<'a>> {
+    pub fn shared(&self) -> Option<&CarriedContext<'a>> {
         self.first
             .as_ref()
             .filter(|_| self.others.is_empty() && !self.without)
@@ -254,7 +254,7 @@ impl<'a> Gathered<'a> {
         self.first.is_none()
     }
 
-    pub fn contexts(&self) -> impl Iterator<Item = Context> {
+    pub fn contexts(&self) -> impl Iterator<Item = TraceContext> {
         let first = self.first.iter().map(|carried| carried.context);
         first.chain(self.others.iter().copied())
     }
@@ -262,31 +262,31 @@ impl<'a> Gathered<'a> {
 
 /// The position of one of our spans in its trace.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Standing {
-    pub context: Context,
+pub struct SpanStanding {
+    pub context: TraceContext,
     /// A span of the same trace.
-    pub parent: Option<Context>,
+    pub parent: Option<TraceContext>,
     /// The spans in which the events were produced.
-    pub links: Vec<Context>,
+    pub links: Vec<TraceContext>,
 }
 
 /// Derives the ids of our own spans for a log: the same at every call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Ids {
+pub struct TraceIds {
     /// The log's random identity.
     pub log: u64,
 }
 
-impl Ids {
+impl TraceIds {
     /// The span of a publish request, by the position of its first event.
     pub fn of_publish(self, first: Position) -> u64 {
         self.id(&[1, first.0])
     }
 
     /// The context that a publish request without one begins.
-    pub fn begun(self, first: Position, share: Share) -> Context {
+    pub fn begin_trace(self, first: Position, share: TraceShare) -> TraceContext {
         let trace = wide(self.id(&[2, first.0]), self.id(&[3, first.0]));
-        Context {
+        TraceContext {
             trace,
             span: self.of_publish(first),
             flags: if share.takes(trace) { SAMPLED } else { 0 },
@@ -297,21 +297,21 @@ impl Ids {
     /// first event; `number` is the attempt's number.
     pub fn attempt(
         self,
-        gathered: &Gathered<'_>,
+        gathered: &GatheredContexts<'_>,
         of: SubscriptionId,
         position: Position,
         number: u32,
-    ) -> Standing {
+    ) -> SpanStanding {
         let words = |what: u64| [what, of.0, position.0, u64::from(number)];
         let span = self.id(&words(4));
         let trace = || wide(self.id(&words(5)), self.id(&words(6)));
-        stand(gathered, span, trace)
+        span_standing(gathered, span, trace)
     }
 
     /// The span of a publish request whose events or headers named these contexts.
-    pub fn publish(self, gathered: &Gathered<'_>, first: Position) -> Standing {
-        let begun = self.begun(first, Share::ALL);
-        stand(gathered, begun.span, || begun.trace)
+    pub fn publish(self, gathered: &GatheredContexts<'_>, first: Position) -> SpanStanding {
+        let begun = self.begin_trace(first, TraceShare::ALL);
+        span_standing(gathered, begun.span, || begun.trace)
     }
 
     fn id(self, words: &[u64]) -> u64 {
@@ -333,19 +333,19 @@ fn wide(high: u64, low: u64) -> u128 {
 }
 
 /// A span in the trace that all events share, or else in a new trace.
-fn stand(gathered: &Gathered<'_>, span: u64, trace: impl FnOnce() -> u128) -> Standing {
+fn span_standing(gathered: &GatheredContexts<'_>, span: u64, trace: impl FnOnce() -> u128) -> SpanStanding {
     let links = gathered.contexts().collect();
     match gathered.shared() {
-        Some(shared) => Standing {
-            context: Context {
+        Some(shared) => SpanStanding {
+            context: TraceContext {
                 span,
                 ..shared.context
             },
             parent: Some(shared.context),
             links,
         },
-        None => Standing {
-            context: Context {
+        None => SpanStanding {
+            context: TraceContext {
                 trace: trace(),
                 span,
                 flags: SAMPLED,
@@ -359,7 +359,7 @@ fn stand(gathered: &Gathered<'_>, span: u64, trace: impl FnOnce() -> u128) -> St
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::event::{EventRef, Span};
+    use crate::event::{ByteSpan, EventRef};
     use crate::ids::TopicId;
     use crate::time::Timestamp;
     use proptest::prelude::*;
@@ -370,7 +370,7 @@ mod tests {
     #[test]
     fn traceparent_is_taken_as_the_standard_says() {
         let check = |text: &str, expected: Option<&str>| {
-            let found = Context::parse(text).map(|context| context.to_string());
+            let found = TraceContext::parse(text).map(|context| context.to_string());
             assert_eq!(found.as_deref(), expected, "{text}");
         };
         check(PARENT, Some(PARENT));
@@ -429,19 +429,19 @@ mod tests {
         assert!(kept.len() <= STATE_BYTES_MAX);
     }
 
-    fn batch(schema: Schema, trace: Option<&str>, events: &[&str]) -> Batch {
+    fn batch(schema: EventSchema, trace: Option<&str>, events: &[&str]) -> PublishedBatch {
         let mut body = String::from("[");
         let mut refs = Vec::new();
         for event in events {
             let start = body.len();
             body.push_str(event);
             refs.push(EventRef {
-                object: Span::new(start, body.len()),
+                object: ByteSpan::new(start, body.len()),
                 ..EventRef::default()
             });
             body.push(',');
         }
-        Batch {
+        PublishedBatch {
             topic: TopicId(1),
             schema,
             received: Timestamp::from_secs(1),
@@ -459,7 +459,7 @@ mod tests {
     fn an_event_says_it_better_than_its_request() {
         let check = |schema, request: Option<&str>, event: &str, expected: Option<(&str, &str)>| {
             let batch = batch(schema, request, &[event]);
-            let found = Carried::of_event(&batch, 0);
+            let found = CarriedContext::of_event(&batch, 0);
             let found = found.map(|carried| (carried.context.to_string(), carried.state.into_owned()));
             let expected = expected.map(|(parent, state)| (parent.to_owned(), state.to_owned()));
             assert_eq!(found, expected, "{schema:?} {request:?} {event}");
@@ -467,7 +467,7 @@ mod tests {
         let own = format!(r#"{{"id":"1","traceparent":"{OTHER}","tracestate":"a=\"1\""}}"#);
         let inside = format!(r#"{{"id":"1","data":{{"traceparent":"{OTHER}"}}}}"#);
         let request = format!("{PARENT} r=1");
-        use Schema::{CloudEvent, Custom, EventGrid};
+        use EventSchema::{CloudEvent, Custom, EventGrid};
         check(CloudEvent, None, r#"{"id":"1"}"#, None);
         check(CloudEvent, None, &own, Some((OTHER, "a=\"1\"")));
         check(CloudEvent, Some(&request), &own, Some((OTHER, "a=\"1\"")));
@@ -489,18 +489,21 @@ mod tests {
 
     #[test]
     fn what_is_kept_of_headers_can_be_read_again() {
-        assert_eq!(kept(PARENT, ["a=1", "b=2"]).unwrap(), format!("{PARENT} a=1,b=2"));
-        assert_eq!(kept(PARENT, ["="]).as_deref(), Some(PARENT));
-        assert_eq!(kept(PARENT, []).as_deref(), Some(PARENT));
-        assert_eq!(kept("nonsense", ["a=1"]), None);
+        assert_eq!(
+            stored_context(PARENT, ["a=1", "b=2"]).unwrap(),
+            format!("{PARENT} a=1,b=2")
+        );
+        assert_eq!(stored_context(PARENT, ["="]).as_deref(), Some(PARENT));
+        assert_eq!(stored_context(PARENT, []).as_deref(), Some(PARENT));
+        assert_eq!(stored_context("nonsense", ["a=1"]), None);
     }
 
-    const IDS: Ids = Ids { log: 7 };
+    const IDS: TraceIds = TraceIds { log: 7 };
 
-    fn attempt(carried: &[Option<&'static str>]) -> (Standing, bool) {
-        let mut gathered = Gathered::default();
+    fn attempt(carried: &[Option<&'static str>]) -> (SpanStanding, bool) {
+        let mut gathered = GatheredContexts::default();
         for one in carried {
-            gathered.add(one.and_then(Carried::of_request));
+            gathered.add(one.and_then(CarriedContext::of_request));
         }
         let standing = IDS.attempt(&gathered, SubscriptionId(3), Position(9), 1);
         (standing, gathered.sampled())
@@ -508,7 +511,7 @@ mod tests {
 
     #[test]
     fn an_attempt_joins_the_trace_that_its_events_share() {
-        let parent = Context::parse(PARENT).unwrap();
+        let parent = TraceContext::parse(PARENT).unwrap();
         for carried in [&[Some(PARENT)][..], &[Some(PARENT), Some(PARENT)]] {
             let (standing, sampled) = attempt(carried);
             assert!(sampled);
@@ -523,7 +526,10 @@ mod tests {
 
     #[test]
     fn an_attempt_for_several_traces_begins_its_own_and_names_them() {
-        let (parent, other) = (Context::parse(PARENT).unwrap(), Context::parse(OTHER).unwrap());
+        let (parent, other) = (
+            TraceContext::parse(PARENT).unwrap(),
+            TraceContext::parse(OTHER).unwrap(),
+        );
         let (standing, sampled) = attempt(&[Some(PARENT), Some(OTHER), Some(PARENT)]);
         assert!(sampled);
         assert_eq!((standing.parent, standing.links), (None, vec![parent, other]));
@@ -534,14 +540,14 @@ mod tests {
 
     #[test]
     fn links_are_bounded() {
-        let mut gathered = Gathered::default();
+        let mut gathered = GatheredContexts::default();
         for span in 1..1000 {
-            let context = Context {
+            let context = TraceContext {
                 trace: 1,
                 span,
                 flags: 0,
             };
-            gathered.add(Some(Carried {
+            gathered.add(Some(CarriedContext {
                 context,
                 state: "".into(),
             }));
@@ -553,23 +559,24 @@ mod tests {
     #[test]
     fn a_share_of_the_traces_is_taken() {
         let taken = |ratio: f64| {
-            let share = Share::new(ratio);
+            let share = TraceShare::new(ratio);
             let all = (0..4000).map(Position);
-            all.filter(|first| IDS.begun(*first, share).sampled()).count()
+            all.filter(|first| IDS.begin_trace(*first, share).sampled())
+                .count()
         };
         assert_eq!(
             (taken(0.0), taken(1.0), taken(-1.0), taken(7.0)),
             (0, 4000, 0, 4000)
         );
         assert!((800..1200).contains(&taken(0.25)), "{}", taken(0.25));
-        assert!(Share::ALL.takes(u128::MAX));
+        assert!(TraceShare::ALL.takes(u128::MAX));
     }
 
     // The attempts of events without a context are children of their publish request's span.
     #[test]
     fn a_trace_of_our_own_holds_the_publish_request_and_its_attempts() {
-        let begun = IDS.begun(Position(9), Share::ALL);
-        let published = IDS.publish(&Gathered::default(), Position(9));
+        let begun = IDS.begin_trace(Position(9), TraceShare::ALL);
+        let published = IDS.publish(&GatheredContexts::default(), Position(9));
         assert_eq!(published.context, begun);
         assert_eq!((published.parent, published.links), (None, vec![]));
     }
@@ -577,8 +584,8 @@ mod tests {
     proptest! {
         #[test]
         fn ids_are_the_same_again_and_differ_from_all_others(log in any::<u64>(), of in any::<u64>(), position in any::<u64>(), number in 1u32..40) {
-            let ids = Ids { log };
-            let none = Gathered::default();
+            let ids = TraceIds { log };
+            let none = GatheredContexts::default();
             let at = |of, position, number| ids.attempt(&none, SubscriptionId(of), Position(position), number).context;
             let one = at(of, position, number);
             prop_assert_eq!(one, at(of, position, number));
@@ -586,19 +593,19 @@ mod tests {
                 at(of, position, number + 1),
                 at(of ^ 1, position, number),
                 at(of, position ^ 1, number),
-                ids.begun(Position(position), Share::ALL),
-                Ids { log: log ^ 1 }.attempt(&none, SubscriptionId(of), Position(position), number).context,
+                ids.begin_trace(Position(position), TraceShare::ALL),
+                TraceIds { log: log ^ 1 }.attempt(&none, SubscriptionId(of), Position(position), number).context,
             ];
             for other in others {
                 prop_assert_ne!(one.span, other.span);
                 prop_assert_ne!(one.trace, other.trace);
             }
-            prop_assert_eq!(Context::parse(&one.to_string()), Some(one));
+            prop_assert_eq!(TraceContext::parse(&one.to_string()), Some(one));
         }
 
         #[test]
         fn any_text_is_taken_or_left_but_never_panics(text in ".{0,80}", states in prop::collection::vec("[ -~]{0,300}", 0..4)) {
-            let _ = Context::parse(&text);
+            let _ = TraceContext::parse(&text);
             if let Some(state) = state(states.iter().map(String::as_str)) {
                 prop_assert!(state.len() <= STATE_BYTES_MAX);
                 prop_assert_eq!(super::state([state.as_str()]), Some(state.clone()));

@@ -3,13 +3,13 @@
 //!
 //! Every kind of query has an index, so that the cost of a page depends only on the entries in it.
 
-use crate::database::{ONLY_WHOLE, Reopening, Salvage};
+use crate::database::{ONLY_WHOLE, ReopeningDatabase, Salvage};
 use crate::generations::{FileKind, GENERATIONS, Generations};
 use async_trait::async_trait;
 use postrider_core::ids::SubscriptionId;
-use postrider_core::retry::Reason;
-use postrider_store::record::{Record, decode_marks, encode_marks};
-use postrider_store::{Archive, BlobFilter, BlobId, BlobRecord, Error, Mark, ReplayJob};
+use postrider_core::retry::GiveUpReason;
+use postrider_store::record::{StoredRecord, decode_marks, encode_marks};
+use postrider_store::{Archive, BlobFilter, BlobId, BlobRecord, DeadLetterMark, Error, ReplayJob};
 use redb::{ReadTransaction, ReadableTable, Table, TableDefinition, WriteTransaction};
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -22,7 +22,7 @@ const BLOBS: TableDefinition<u64, &[u8]> = TableDefinition::new("blobs");
 const MARKS: TableDefinition<u64, &[u8]> = TableDefinition::new("marks");
 /// (subscription or any, reason or any, id) → the other keys of the blob. An entry with a reason
 /// exists while the blob has a dead letter of that reason that is not purged.
-const INDEX: TableDefinition<(Option<u64>, Option<u8>, u64), Place> = TableDefinition::new("index");
+const INDEX: TableDefinition<(Option<u64>, Option<u8>, u64), BlobLocation> = TableDefinition::new("index");
 /// (time, id). Times never decrease with the ids: where the clock was set back, the earlier maximum
 /// is used.
 const TIMES: TableDefinition<(u64, u64), ()> = TableDefinition::new("times");
@@ -36,36 +36,36 @@ const JOBS: TableDefinition<u64, &[u8]> = TableDefinition::new("jobs");
 const FACTS: TableDefinition<&str, u64> = TableDefinition::new("facts");
 
 /// The subscription, the time of writing, and the time in `TIMES`.
-type Place = (u64, u64, u64);
+type BlobLocation = (u64, u64, u64);
 
 const CACHE_BYTES: usize = 8 << 20;
 const FILE: &str = FileKind::Archive.file();
 
 pub struct EmbeddedArchive {
-    database: Arc<Reopening>,
-    additions: Arc<Additions>,
+    database: Arc<ReopeningDatabase>,
+    additions: Arc<PendingAdditions>,
 }
 
 /// Blobs that wait to be added. Several are written concurrently; one commit covers all that wait.
 #[derive(Default)]
-struct Additions {
-    waiting: Mutex<Vec<Addition>>,
+struct PendingAdditions {
+    waiting: Mutex<Vec<PendingAddition>>,
     /// Held by the thread that commits; other additions gather in `waiting` meanwhile.
     committing: Mutex<()>,
 }
 
-struct Addition {
+struct PendingAddition {
     blob: BlobRecord,
     reply: oneshot::Sender<Result<BlobId, Error>>,
 }
 
-impl Additions {
-    fn waiting(&self) -> MutexGuard<'_, Vec<Addition>> {
+impl PendingAdditions {
+    fn waiting(&self) -> MutexGuard<'_, Vec<PendingAddition>> {
         self.waiting.lock().expect("no panic holds it")
     }
 
     /// Adds all waiting blobs. Does nothing if another thread has added them already.
-    fn commit(&self, database: &Reopening) {
+    fn commit(&self, database: &ReopeningDatabase) {
         let _turn = self.committing.lock().unwrap_or_else(PoisonError::into_inner);
         let mut additions = std::mem::take(&mut *self.waiting());
         if additions.is_empty() {
@@ -74,15 +74,15 @@ impl Additions {
         let written = reopening(database, |database| {
             let another_waits = || !self.waiting().is_empty();
             database.write_before(another_waits, |txn| {
-                let mut tables = Tables::of(txn)?;
-                for Addition { blob, .. } in &mut additions {
-                    blob.id = BlobId(give_out(txn, "blobs")?);
+                let mut tables = ArchiveTables::of(txn)?;
+                for PendingAddition { blob, .. } in &mut additions {
+                    blob.id = BlobId(allocate_number(txn, "blobs")?);
                     tables.add(blob)?;
                 }
                 Ok(())
             })
         });
-        for Addition { blob, reply } in additions {
+        for PendingAddition { blob, reply } in additions {
             // The caller may have gone away.
             let _ = reply.send(written.clone().map(|()| blob.id));
         }
@@ -90,7 +90,10 @@ impl Additions {
 }
 
 /// Runs `work`. After an error the database is reopened for the next caller.
-fn reopening<T>(database: &Reopening, work: impl FnOnce(&Reopening) -> Result<T, Error>) -> Result<T, Error> {
+fn reopening<T>(
+    database: &ReopeningDatabase,
+    work: impl FnOnce(&ReopeningDatabase) -> Result<T, Error>,
+) -> Result<T, Error> {
     let result = work(database);
     if let Err(Error::Unavailable(_)) = &result
         && let Err(e) = database.reopen()
@@ -108,9 +111,9 @@ impl EmbeddedArchive {
     /// Like `open`, next to other files that record each other's generations.
     pub fn open_with(path: &Path, generations: Arc<Generations>) -> Result<EmbeddedArchive, Error> {
         let kind = FileKind::Archive;
-        let database = Reopening::open("archive", path, CACHE_BYTES, kind, generations)?;
+        let database = ReopeningDatabase::open("archive", path, CACHE_BYTES, kind, generations)?;
         database.write(|txn| {
-            Tables::of(txn)?;
+            ArchiveTables::of(txn)?;
             txn.open_table(JOBS)?;
             txn.open_table(FACTS)?;
             Ok(())
@@ -121,14 +124,14 @@ impl EmbeddedArchive {
         })
     }
 
-    pub(crate) fn database(&self) -> Arc<Reopening> {
+    pub(crate) fn database(&self) -> Arc<ReopeningDatabase> {
         self.database.clone()
     }
 
     /// Runs `work` on a blocking thread.
     async fn with<T: Send + 'static>(
         &self,
-        work: impl FnOnce(&Reopening) -> Result<T, Error> + Send + 'static,
+        work: impl FnOnce(&ReopeningDatabase) -> Result<T, Error> + Send + 'static,
     ) -> Result<T, Error> {
         let database = self.database.clone();
         let done = tokio::task::spawn_blocking(move || reopening(&database, work)).await;
@@ -164,7 +167,7 @@ pub fn rebuild(old: Option<&Salvage>, new: &Path) -> Result<Vec<String>, Error> 
         );
         old.copy_also_older(txn, FACTS, ONLY_WHOLE)?;
         old.copy_also_older(txn, GENERATIONS, ONLY_WHOLE)?;
-        let mut tables = Tables::of(txn)?;
+        let mut tables = ArchiveTables::of(txn)?;
         let mut stored = Vec::new();
         for row in tables.blobs.iter()? {
             let (id, blob) = row?;
@@ -184,18 +187,18 @@ pub fn rebuild(old: Option<&Salvage>, new: &Path) -> Result<Vec<String>, Error> 
 }
 
 /// The blob tables and the tables derived from them, kept consistent.
-struct Tables<'a> {
+struct ArchiveTables<'a> {
     blobs: Table<'a, u64, &'static [u8]>,
     marks: Table<'a, u64, &'static [u8]>,
-    index: Table<'a, (Option<u64>, Option<u8>, u64), Place>,
+    index: Table<'a, (Option<u64>, Option<u8>, u64), BlobLocation>,
     times: Table<'a, (u64, u64), ()>,
     counts: Table<'a, (u64, u8), u64>,
     paths: Table<'a, &'static str, u64>,
 }
 
-impl<'a> Tables<'a> {
-    fn of(txn: &'a WriteTransaction) -> Result<Tables<'a>, redb::Error> {
-        Ok(Tables {
+impl<'a> ArchiveTables<'a> {
+    fn of(txn: &'a WriteTransaction) -> Result<ArchiveTables<'a>, redb::Error> {
+        Ok(ArchiveTables {
             blobs: txn.open_table(BLOBS)?,
             marks: txn.open_table(MARKS)?,
             index: txn.open_table(INDEX)?,
@@ -226,11 +229,11 @@ impl<'a> Tables<'a> {
         self.count(id, place, &[], &blob.marks)
     }
 
-    fn place(&self, id: u64) -> Result<Option<Place>, redb::Error> {
+    fn place(&self, id: u64) -> Result<Option<BlobLocation>, redb::Error> {
         Ok(self.index.get((None, None, id))?.map(|place| place.value()))
     }
 
-    fn mark(&mut self, id: u64, marks: &[Mark]) -> Result<(), redb::Error> {
+    fn mark(&mut self, id: u64, marks: &[DeadLetterMark]) -> Result<(), redb::Error> {
         let Some(place) = self.place(id)? else {
             return Ok(());
         };
@@ -264,7 +267,13 @@ impl<'a> Tables<'a> {
     }
 
     /// Updates everything that is derived from a blob's marks.
-    fn count(&mut self, id: u64, place: Place, before: &[Mark], after: &[Mark]) -> Result<(), redb::Error> {
+    fn count(
+        &mut self,
+        id: u64,
+        place: BlobLocation,
+        before: &[DeadLetterMark],
+        after: &[DeadLetterMark],
+    ) -> Result<(), redb::Error> {
         let of = place.0;
         let mut tally: BTreeMap<u8, (u64, u64)> = BTreeMap::new();
         for mark in before.iter().filter(|mark| !mark.purged) {
@@ -297,7 +306,7 @@ fn path_key(blob: &BlobRecord) -> String {
 }
 
 /// Allocates a number of this kind.
-fn give_out(txn: &WriteTransaction, kind: &str) -> Result<u64, redb::Error> {
+fn allocate_number(txn: &WriteTransaction, kind: &str) -> Result<u64, redb::Error> {
     let mut facts = txn.open_table(FACTS)?;
     let id = facts.get(kind)?.map_or(0, |id| id.value()) + 1;
     facts.insert(kind, id)?;
@@ -305,9 +314,9 @@ fn give_out(txn: &WriteTransaction, kind: &str) -> Result<u64, redb::Error> {
 }
 
 /// A stored blob: the record without marks, and the marks.
-type Stored = (Vec<u8>, Vec<u8>);
+type StoredBlob = (Vec<u8>, Vec<u8>);
 
-fn decode(id: u64, (blob, marks): &Stored) -> Result<BlobRecord, Error> {
+fn decode(id: u64, (blob, marks): &StoredBlob) -> Result<BlobRecord, Error> {
     let blob = BlobRecord::decode(blob).map_err(|e| Error::Corrupt(format!("archive: {e}")))?;
     Ok(BlobRecord {
         id: BlobId(id),
@@ -322,7 +331,7 @@ fn list(
     filter: &BlobFilter,
     after: Option<BlobId>,
     max: usize,
-) -> Result<Vec<(u64, Stored)>, redb::Error> {
+) -> Result<Vec<(u64, StoredBlob)>, redb::Error> {
     let since = filter.since.map_or(0, |since| since.nanos() as u64);
     let mut from = match after {
         None => 0,
@@ -338,7 +347,7 @@ fn list(
     let key = |id| {
         (
             filter.subscription.map(|of| of.0),
-            filter.reason.map(Reason::code),
+            filter.reason.map(GiveUpReason::code),
             id,
         )
     };
@@ -366,7 +375,7 @@ fn list(
 impl Archive for EmbeddedArchive {
     async fn add(&self, blob: BlobRecord) -> Result<BlobId, Error> {
         let (reply, added) = oneshot::channel();
-        self.additions.waiting().push(Addition { blob, reply });
+        self.additions.waiting().push(PendingAddition { blob, reply });
         let (database, additions) = (self.database.clone(), self.additions.clone());
         let committing = tokio::task::spawn_blocking(move || additions.commit(&database));
         committing.await.map_err(|_| Error::Closed)?;
@@ -412,14 +421,14 @@ impl Archive for EmbeddedArchive {
         .await
     }
 
-    async fn counts(&self) -> Result<Vec<(SubscriptionId, Reason, u64)>, Error> {
+    async fn counts(&self) -> Result<Vec<(SubscriptionId, GiveUpReason, u64)>, Error> {
         self.with(|database| {
             database.read(|txn| {
                 let mut counts = Vec::new();
                 for row in txn.open_table(COUNTS)?.iter()? {
                     let (key, count) = row?;
                     let (of, reason) = key.value();
-                    counts.push((SubscriptionId(of), Reason::from_code(reason), count.value()));
+                    counts.push((SubscriptionId(of), GiveUpReason::from_code(reason), count.value()));
                 }
                 Ok(counts)
             })
@@ -427,19 +436,24 @@ impl Archive for EmbeddedArchive {
         .await
     }
 
-    async fn mark(&self, id: BlobId, marks: Vec<Mark>) -> Result<(), Error> {
-        self.write(move |txn| Tables::of(txn)?.mark(id.0, &marks)).await
+    async fn mark(&self, id: BlobId, marks: Vec<DeadLetterMark>) -> Result<(), Error> {
+        self.write(move |txn| ArchiveTables::of(txn)?.mark(id.0, &marks))
+            .await
     }
 
     async fn remove(&self, id: BlobId) -> Result<(), Error> {
-        self.write(move |txn| Tables::of(txn)?.remove(id.0)).await
+        self.write(move |txn| ArchiveTables::of(txn)?.remove(id.0)).await
     }
 
-    async fn put_job(&self, job: ReplayJob, marks: Option<(BlobId, Vec<Mark>)>) -> Result<(), Error> {
+    async fn put_job(
+        &self,
+        job: ReplayJob,
+        marks: Option<(BlobId, Vec<DeadLetterMark>)>,
+    ) -> Result<(), Error> {
         self.write(move |txn| {
             txn.open_table(JOBS)?.insert(job.id, job.encode().as_slice())?;
             match marks {
-                Some((id, marks)) => Tables::of(txn)?.mark(id.0, &marks),
+                Some((id, marks)) => ArchiveTables::of(txn)?.mark(id.0, &marks),
                 None => Ok(()),
             }
         })
@@ -471,7 +485,7 @@ impl Archive for EmbeddedArchive {
     }
 
     async fn next_job(&self) -> Result<u64, Error> {
-        self.write(|txn| give_out(txn, "jobs")).await
+        self.write(|txn| allocate_number(txn, "jobs")).await
     }
 
     async fn numbers(&self) -> Result<(BlobId, u64), Error> {

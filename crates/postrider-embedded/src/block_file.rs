@@ -41,7 +41,7 @@ pub struct BlockFile {
 
 /// The storage backend that redb uses.
 #[derive(Debug)]
-pub struct Backend(pub Arc<BlockFile>);
+pub struct BlockFileBackend(pub Arc<BlockFile>);
 
 fn checksum(number: u64, block: &[u8]) -> [u8; PREFIX] {
     let mut crc = crc32fast::Hasher::new();
@@ -55,7 +55,7 @@ fn checksum(number: u64, block: &[u8]) -> [u8; PREFIX] {
 }
 
 /// Byte offset of a block in the file.
-pub fn place(number: u64) -> u64 {
+pub fn block_offset(number: u64) -> u64 {
     FIRST + number * STORED as u64
 }
 
@@ -73,7 +73,7 @@ fn is_unwritten(stored: &[u8]) -> bool {
 pub fn looks_like_blocks(file: &File) -> bool {
     let whole = |number: &u64| {
         let mut stored = vec![0; STORED];
-        let read = file.read_exact_at(&mut stored, place(*number));
+        let read = file.read_exact_at(&mut stored, block_offset(*number));
         read.is_ok() && holds(*number, &stored) && !is_unwritten(&stored)
     };
     (0..LOOKED_AT).filter(whole).count() > 1
@@ -106,7 +106,7 @@ impl BlockFile {
 
     fn read_stored(&self, first: u64, count: u64) -> io::Result<Vec<u8>> {
         let mut stored = vec![0; count as usize * STORED];
-        self.file.read_exact_at(&mut stored, place(first))?;
+        self.file.read_exact_at(&mut stored, block_offset(first))?;
         Ok(stored)
     }
 
@@ -131,7 +131,7 @@ impl BlockFile {
             // Only the header is read before it is written: any other block of zeros has lost its write.
             let is_lost = number > 0 && is_unwritten(one);
             if strict && (is_lost || !holds(number, one)) {
-                let what = format!("the block at byte {} is damaged", place(number));
+                let what = format!("the block at byte {} is damaged", block_offset(number));
                 return Err(io::Error::new(io::ErrorKind::InvalidData, what));
             }
             blocks.extend_from_slice(&one[PREFIX..]);
@@ -146,7 +146,7 @@ impl BlockFile {
             stored.extend_from_slice(block);
         }
         let _writing = self.writing.lock().expect("no panic holds it");
-        self.file.write_all_at(&stored, place(first))
+        self.file.write_all_at(&stored, block_offset(first))
     }
 
     /// Verifies some blocks from `first` on. Returns the numbers of damaged blocks and the next
@@ -192,7 +192,7 @@ impl BlockFile {
     /// Empties a block that nothing refers to.
     pub fn clear(&self, number: u64) -> io::Result<()> {
         let _writing = self.writing.lock().expect("no panic holds it");
-        self.file.write_all_at(&[0; STORED], place(number))
+        self.file.write_all_at(&[0; STORED], block_offset(number))
     }
 
     /// Copies a plain redb file into this empty one.
@@ -213,7 +213,7 @@ impl BlockFile {
     }
 }
 
-impl StorageBackend for Backend {
+impl StorageBackend for BlockFileBackend {
     fn len(&self) -> io::Result<u64> {
         Ok(self.0.blocks()? * BLOCK as u64)
     }
@@ -230,7 +230,7 @@ impl StorageBackend for Backend {
     }
 
     fn set_len(&self, len: u64) -> io::Result<()> {
-        self.0.file.set_len(place(len.div_ceil(BLOCK as u64)))
+        self.0.file.set_len(block_offset(len.div_ceil(BLOCK as u64)))
     }
 
     fn sync_data(&self) -> io::Result<()> {
@@ -263,7 +263,7 @@ mod tests {
     #[test]
     fn what_is_written_is_read_and_what_lost_its_write_is_an_error() {
         let (blocks, _) = file();
-        let backend = Backend(blocks.clone());
+        let backend = BlockFileBackend(blocks.clone());
         assert_eq!(backend.len().unwrap(), 0);
         backend.set_len(5 * BLOCK as u64).unwrap();
         let mut header = vec![1; BLOCK];
@@ -285,17 +285,17 @@ mod tests {
     #[test]
     fn every_flipped_bit_is_found() {
         let (blocks, file) = file();
-        let backend = Backend(blocks.clone());
+        let backend = BlockFileBackend(blocks.clone());
         backend.set_len(3 * BLOCK as u64).unwrap();
         backend.write(0, &vec![3; 2 * BLOCK]).unwrap();
         for at in [
             FIRST,
             FIRST + 5,
             FIRST + 100,
-            place(1) + 2,
-            place(1) + 4000,
-            place(2),
-            place(2) + 77,
+            block_offset(1) + 2,
+            block_offset(1) + 4000,
+            block_offset(2),
+            block_offset(2) + 77,
         ] {
             let mut byte = [0];
             file.read_exact_at(&mut byte, at).unwrap();
@@ -308,7 +308,7 @@ mod tests {
         }
         // A block copied to another position counts as damaged.
         let one = blocks.read_stored(0, 1).unwrap();
-        file.write_all_at(&one, place(1)).unwrap();
+        file.write_all_at(&one, block_offset(1)).unwrap();
         assert_eq!(blocks.verify_all().unwrap(), [1]);
         blocks.clear(1).unwrap();
         assert_eq!(blocks.verify_all().unwrap(), [0; 0]);

@@ -1,7 +1,7 @@
 //! The catalog in a redb file of its own: it changes rarely and is read as a whole. Its records are
 //! sealed because they contain keys, webhook URLs and delivery secrets.
 
-use crate::database::{ONLY_WHOLE, Reopening, Salvage, Salvaged};
+use crate::database::{ONLY_WHOLE, ReopeningDatabase, Salvage, SalvagedTable};
 use crate::disk::{open_database, replace_file};
 use crate::generations::{FileKind, GENERATIONS, Generations};
 use crate::pages::u64_at;
@@ -9,9 +9,9 @@ use async_trait::async_trait;
 use postrider_core::ids::TopicId;
 use postrider_core::probation::EndpointDelay;
 use postrider_core::subscription::{DomainTopic, Subscription, Topic};
-use postrider_store::record::Record;
+use postrider_store::record::StoredRecord;
 use postrider_store::seal::{KeyId, Keyring, SealError, key_of};
-use postrider_store::{Catalog, Change, Error, Handshake, Loaded};
+use postrider_store::{Catalog, CatalogChange, CatalogContent, Error, Handshake};
 use redb::{
     Database, Key, Range, ReadTransaction, ReadableDatabase, ReadableTable, ReadableTableMetadata,
     StorageError, Table, TableDefinition, TableError, TableHandle, Value, WriteTransaction,
@@ -47,37 +47,37 @@ const MANY_ROWS: usize = 10_000;
 /// The catalog on local files. All requests that arrive during a commit share the next one, because
 /// a flush costs the same for one change and for hundreds.
 pub struct EmbeddedCatalog {
-    shared: Arc<Shared>,
+    shared: Arc<CatalogWriterState>,
     next_id: AtomicU64,
     reserved: tokio::sync::Mutex<u64>,
 }
 
-struct Shared {
-    database: Arc<Reopening>,
+struct CatalogWriterState {
+    database: Arc<ReopeningDatabase>,
     keys: Arc<Keyring>,
-    waiting: Mutex<Waiting>,
+    waiting: Mutex<CatalogWriteQueue>,
 }
 
 #[derive(Default)]
-struct Waiting {
-    requests: VecDeque<Request>,
+struct CatalogWriteQueue {
+    requests: VecDeque<CatalogWriteRequest>,
     /// Whether a writer is active, which will also take what is waiting.
     writing: bool,
 }
 
-struct Request {
-    work: Work,
+struct CatalogWriteRequest {
+    work: CatalogWrite,
     done: oneshot::Sender<Result<(), Error>>,
 }
 
-enum Work {
-    Changes(Vec<Change>),
+enum CatalogWrite {
+    Changes(Vec<CatalogChange>),
     /// Reserves the ids below this one.
     ReserveIds(u64),
 }
 
-fn open_file(path: &Path, generations: Arc<Generations>) -> Result<Reopening, Error> {
-    Reopening::open("catalogue", path, CACHE_BYTES, FileKind::Catalog, generations)
+fn open_file(path: &Path, generations: Arc<Generations>) -> Result<ReopeningDatabase, Error> {
+    ReopeningDatabase::open("catalogue", path, CACHE_BYTES, FileKind::Catalog, generations)
 }
 
 /// Id of the key that a catalog file is sealed under; `None` if there is no file or it is not
@@ -107,7 +107,7 @@ pub fn rewrite_catalog(path: &Path, keys: &Keyring) -> Result<(), Error> {
 fn copy(from: &Database, to: &Database, keys: &Keyring) -> Result<Result<(), Error>, redb::Error> {
     let (from, to) = (from.begin_read()?, to.begin_write()?);
     {
-        let mut tables = Tables::of(&to, keys)?;
+        let mut tables = CatalogTables::of(&to, keys)?;
         let copied = tables.copy_from(&from)?;
         if copied.is_err() {
             return Ok(copied);
@@ -127,13 +127,13 @@ fn copy(from: &Database, to: &Database, keys: &Keyring) -> Result<Result<(), Err
 }
 
 /// The sealing state of a catalog file.
-struct Sealed {
+struct SealingState {
     by: Option<KeyId>,
     /// Whether the file contains records.
     used: bool,
 }
 
-fn sealed(txn: &ReadTransaction) -> Result<Sealed, redb::Error> {
+fn sealed(txn: &ReadTransaction) -> Result<SealingState, redb::Error> {
     let by = match txn.open_table(FACTS) {
         Ok(facts) => facts.get(SEALED_BY)?.map(|id| KeyId(id.value())),
         Err(TableError::TableDoesNotExist(_)) => None,
@@ -143,7 +143,7 @@ fn sealed(txn: &ReadTransaction) -> Result<Sealed, redb::Error> {
     let used = txn
         .list_tables()?
         .any(|table| !recordless.contains(&table.name()));
-    Ok(Sealed { by, used })
+    Ok(SealingState { by, used })
 }
 
 fn unreadable(e: impl Display) -> Error {
@@ -163,7 +163,7 @@ impl EmbeddedCatalog {
         generations: Arc<Generations>,
     ) -> Result<EmbeddedCatalog, Error> {
         let mut database = open_file(path, generations.clone())?;
-        let Sealed { by, used } = database.read(sealed)?;
+        let SealingState { by, used } = database.read(sealed)?;
         if let Some(by) = by {
             keys.require(by)
                 .map_err(|e| Error::Corrupt(format!("{} is {e}", path.display())))?;
@@ -176,13 +176,13 @@ impl EmbeddedCatalog {
         }
         let reserved = database.write(|txn| {
             // Files of older programs lack some of the tables.
-            let mut tables = Tables::of(txn, &keys)?;
+            let mut tables = CatalogTables::of(txn, &keys)?;
             tables.facts.insert(SEALED_BY, keys.current().0)?;
             let reserved = tables.facts.get("reserved_ids")?;
             Ok(reserved.map_or(1, |v| v.value()))
         })?;
         Ok(EmbeddedCatalog {
-            shared: Arc::new(Shared {
+            shared: Arc::new(CatalogWriterState {
                 database: Arc::new(database),
                 keys,
                 waiting: Mutex::default(),
@@ -192,20 +192,20 @@ impl EmbeddedCatalog {
         })
     }
 
-    pub(crate) fn database(&self) -> Arc<Reopening> {
+    pub(crate) fn database(&self) -> Arc<ReopeningDatabase> {
         self.shared.database.clone()
     }
 
     /// Returns once the work is durable. The work is done even if the caller goes away.
-    async fn write(&self, work: Work) -> Result<(), Error> {
+    async fn write(&self, work: CatalogWrite) -> Result<(), Error> {
         let (done, durable) = oneshot::channel();
         let begin = {
             let mut waiting = self.shared.waiting();
-            waiting.requests.push_back(Request { work, done });
+            waiting.requests.push_back(CatalogWriteRequest { work, done });
             !std::mem::replace(&mut waiting.writing, true)
         };
         if begin {
-            let writer = Writer {
+            let writer = CatalogWriter {
                 shared: Some(self.shared.clone()),
             };
             tokio::task::spawn_blocking(move || writer.run());
@@ -214,19 +214,19 @@ impl EmbeddedCatalog {
     }
 }
 
-impl Shared {
-    fn waiting(&self) -> MutexGuard<'_, Waiting> {
+impl CatalogWriterState {
+    fn waiting(&self) -> MutexGuard<'_, CatalogWriteQueue> {
         self.waiting.lock().expect("no panic holds it")
     }
 }
 
 /// The active writer, which commits for as long as requests wait.
-struct Writer {
+struct CatalogWriter {
     /// `None` once the writer has released its role.
-    shared: Option<Arc<Shared>>,
+    shared: Option<Arc<CatalogWriterState>>,
 }
 
-impl Writer {
+impl CatalogWriter {
     fn run(mut self) {
         let mut next = self.take();
         while let Some(requests) = next {
@@ -243,7 +243,7 @@ impl Writer {
 
     /// The requests of the next commit. Returns `None` and releases the role of writer if nothing
     /// waits.
-    fn take(&mut self) -> Option<Vec<Request>> {
+    fn take(&mut self) -> Option<Vec<CatalogWriteRequest>> {
         let shared = self.shared.take()?;
         let mut waiting = shared.waiting();
         let count = waiting.requests.len().min(COMMIT_REQUESTS_MAX);
@@ -257,12 +257,12 @@ impl Writer {
         Some(requests)
     }
 
-    fn commit(&self, requests: &[Request]) -> Result<(), Error> {
+    fn commit(&self, requests: &[CatalogWriteRequest]) -> Result<(), Error> {
         let Some(shared) = &self.shared else {
             return Err(Error::Closed);
         };
         let work = |txn: &WriteTransaction| {
-            let mut tables = Tables::of(txn, &shared.keys)?;
+            let mut tables = CatalogTables::of(txn, &shared.keys)?;
             requests
                 .iter()
                 .try_for_each(|request| tables.apply(&request.work))
@@ -279,10 +279,10 @@ impl Writer {
 }
 
 /// Fails all waiting requests if the writer is dropped early because the runtime shuts down.
-impl Drop for Writer {
+impl Drop for CatalogWriter {
     fn drop(&mut self) {
         if let Some(shared) = &self.shared {
-            *shared.waiting() = Waiting::default();
+            *shared.waiting() = CatalogWriteQueue::default();
         }
     }
 }
@@ -372,13 +372,13 @@ pub fn rebuild(old: Option<&Salvage>, new: &Path, keys: Option<&Keyring>) -> Res
 
 /// Copies the rows of a table, each judged by its seal as far as there are keys. `belongs` tells whether a record stands
 /// under its own key.
-fn copy_sealed<K: Key + 'static, T: Record>(
+fn copy_sealed<K: Key + 'static, T: StoredRecord>(
     old: &Salvage,
     txn: &WriteTransaction,
     keys: Option<&Keyring>,
     table: TableDefinition<K, &'static [u8]>,
     belongs: impl Fn(&[u8], T) -> bool,
-) -> Result<Salvaged, redb::Error> {
+) -> Result<SalvagedTable, redb::Error> {
     old.copy_also_older(txn, table, &|key, value, is_whole| {
         let Some(keys) = keys else { return is_whole };
         match keys.open(table.name(), value) {
@@ -417,7 +417,7 @@ fn sealed_under<K: Key + 'static>(
     Ok(table.first()?.and_then(|row| key_of(row.1.value())))
 }
 
-struct Tables<'a> {
+struct CatalogTables<'a> {
     keys: &'a Keyring,
     topics: Table<'a, u64, &'static [u8]>,
     domain_topics: Table<'a, (u64, &'static str), &'static [u8]>,
@@ -427,9 +427,9 @@ struct Tables<'a> {
     facts: Table<'a, &'static str, u64>,
 }
 
-impl<'a> Tables<'a> {
-    fn of(txn: &'a WriteTransaction, keys: &'a Keyring) -> Result<Tables<'a>, redb::Error> {
-        Ok(Tables {
+impl<'a> CatalogTables<'a> {
+    fn of(txn: &'a WriteTransaction, keys: &'a Keyring) -> Result<CatalogTables<'a>, redb::Error> {
+        Ok(CatalogTables {
             keys,
             topics: txn.open_table(TOPICS)?,
             domain_topics: txn.open_table(DOMAIN_TOPICS)?,
@@ -440,10 +440,10 @@ impl<'a> Tables<'a> {
         })
     }
 
-    fn apply(&mut self, work: &Work) -> Result<(), redb::Error> {
+    fn apply(&mut self, work: &CatalogWrite) -> Result<(), redb::Error> {
         match work {
-            Work::Changes(changes) => changes.iter().try_for_each(|change| self.change(change)),
-            Work::ReserveIds(upto) => {
+            CatalogWrite::Changes(changes) => changes.iter().try_for_each(|change| self.change(change)),
+            CatalogWrite::ReserveIds(upto) => {
                 self.facts.insert("reserved_ids", upto)?;
                 Ok(())
             }
@@ -487,48 +487,48 @@ impl<'a> Tables<'a> {
         Ok(copied)
     }
 
-    fn change(&mut self, change: &Change) -> Result<(), redb::Error> {
+    fn change(&mut self, change: &CatalogChange) -> Result<(), redb::Error> {
         match change {
-            Change::PutTopic(topic) => {
+            CatalogChange::PutTopic(topic) => {
                 let sealed = self.keys.seal(TOPICS.name(), &topic.encode());
                 self.topics.insert(topic.id.0, sealed.as_slice())?;
             }
-            Change::DeleteTopic(TopicId(id)) => {
+            CatalogChange::DeleteTopic(TopicId(id)) => {
                 self.topics.remove(id)?;
             }
-            Change::PutDomainTopic(one) => {
+            CatalogChange::PutDomainTopic(one) => {
                 let key = (one.domain.0, one.name.to_lowercase());
                 let sealed = self.keys.seal(DOMAIN_TOPICS.name(), &one.encode());
                 self.domain_topics
                     .insert((key.0, key.1.as_str()), sealed.as_slice())?;
             }
-            Change::DeleteDomainTopic(domain, name) => {
+            CatalogChange::DeleteDomainTopic(domain, name) => {
                 self.domain_topics
                     .remove((domain.0, name.to_lowercase().as_str()))?;
             }
-            Change::PutSubscription(one) => {
+            CatalogChange::PutSubscription(one) => {
                 let sealed = self.keys.seal(SUBSCRIPTIONS.name(), &one.encode());
                 self.subscriptions.insert(one.id.0, sealed.as_slice())?;
             }
-            Change::DeleteSubscription(id) => {
+            CatalogChange::DeleteSubscription(id) => {
                 self.subscriptions.remove(id.0)?;
             }
-            Change::PutEndpointDelay(one) => {
+            CatalogChange::PutEndpointDelay(one) => {
                 // The path of an endpoint may contain a secret, so the row key is a keyed hash.
                 let name = self.keys.name_of(&one.endpoint);
                 let sealed = self.keys.seal(ENDPOINT_DELAYS.name(), &one.encode());
                 self.endpoint_delays.insert(name.as_str(), sealed.as_slice())?;
             }
-            Change::DeleteEndpointDelay(endpoint) => {
+            CatalogChange::DeleteEndpointDelay(endpoint) => {
                 let name = self.keys.name_of(endpoint);
                 self.endpoint_delays.remove(name.as_str())?;
             }
-            Change::PutHandshake(one) => {
+            CatalogChange::PutHandshake(one) => {
                 let sealed = self.keys.seal(HANDSHAKES.name(), &one.encode());
                 self.handshakes
                     .insert(one.operation.as_str(), sealed.as_slice())?;
             }
-            Change::DeleteHandshake(operation) => {
+            CatalogChange::DeleteHandshake(operation) => {
                 self.handshakes.remove(operation.as_str())?;
             }
         }
@@ -565,25 +565,25 @@ fn reseal(keys: &Keyring, table: &str, stored: &[u8]) -> Result<Vec<u8>, Error> 
 }
 
 /// Decodes every row of a table, in the order of the keys.
-fn rows<K: Key + 'static, T: Record>(
+fn rows<K: Key + 'static, T: StoredRecord>(
     txn: &ReadTransaction,
     keys: &Keyring,
     of: TableDefinition<K, &'static [u8]>,
-) -> Result<Decoded<T>, redb::Error> {
+) -> Result<DecodedRows<T>, redb::Error> {
     let table = txn.open_table(of)?;
     let count = table.len()? as usize;
     decode(keys, of.name(), table.iter()?, count)
 }
 
 /// Decoded rows, or what is wrong with one of them. Unlike an I/O error, this error is permanent.
-type Decoded<T> = Result<Vec<T>, Error>;
+type DecodedRows<T> = Result<Vec<T>, Error>;
 
-fn decode<K: Key + 'static, T: Record>(
+fn decode<K: Key + 'static, T: StoredRecord>(
     keys: &Keyring,
     table: &str,
     range: Range<'_, K, &'static [u8]>,
     count: usize,
-) -> Result<Decoded<T>, redb::Error> {
+) -> Result<DecodedRows<T>, redb::Error> {
     let mut found = Vec::with_capacity(count);
     for row in range {
         let row = row?.1;
@@ -600,11 +600,11 @@ fn decode<K: Key + 'static, T: Record>(
 }
 
 /// Like `rows`, on all processors if there are very many: nothing else runs while a server starts.
-fn many_rows<T: Record + Send>(
+fn many_rows<T: StoredRecord + Send>(
     txn: &ReadTransaction,
     keys: &Keyring,
     of: TableDefinition<u64, &'static [u8]>,
-) -> Result<Decoded<T>, redb::Error> {
+) -> Result<DecodedRows<T>, redb::Error> {
     let table = txn.open_table(of)?;
     let count = table.len()? as usize;
     let ends = (table.first()?, table.last()?);
@@ -629,7 +629,7 @@ fn many_rows<T: Record + Send>(
         let ended = working
             .into_iter()
             .map(|one| one.join().expect("decoding does not panic"));
-        ended.collect::<Result<Vec<Decoded<T>>, redb::Error>>()
+        ended.collect::<Result<Vec<DecodedRows<T>>, redb::Error>>()
     })?;
     let mut found = Vec::with_capacity(count);
     for part in decoded {
@@ -641,12 +641,12 @@ fn many_rows<T: Record + Send>(
     Ok(Ok(found))
 }
 
-fn load(database: &Reopening, keys: &Keyring) -> Result<Loaded, Error> {
+fn load(database: &ReopeningDatabase, keys: &Keyring) -> Result<CatalogContent, Error> {
     database.read(|txn| {
         let topics = many_rows(txn, keys, TOPICS)?;
         let domain_topics = rows(txn, keys, DOMAIN_TOPICS)?;
         let subscriptions = many_rows(txn, keys, SUBSCRIPTIONS)?;
-        let endpoint_delays: Decoded<EndpointDelay> = rows(txn, keys, ENDPOINT_DELAYS)?;
+        let endpoint_delays: DecodedRows<EndpointDelay> = rows(txn, keys, ENDPOINT_DELAYS)?;
         // Their rows are ordered by a keyed hash.
         let endpoint_delays = endpoint_delays.map(|mut delays| {
             delays.sort_by(|a, b| a.endpoint.cmp(&b.endpoint));
@@ -654,7 +654,7 @@ fn load(database: &Reopening, keys: &Keyring) -> Result<Loaded, Error> {
         });
         let handshakes = rows(txn, keys, HANDSHAKES)?;
         let loaded = || {
-            Ok(Loaded {
+            Ok(CatalogContent {
                 topics: topics?,
                 domain_topics: domain_topics?,
                 subscriptions: subscriptions?,
@@ -668,21 +668,21 @@ fn load(database: &Reopening, keys: &Keyring) -> Result<Loaded, Error> {
 
 #[async_trait]
 impl Catalog for EmbeddedCatalog {
-    async fn load(&self) -> Result<Loaded, Error> {
+    async fn load(&self) -> Result<CatalogContent, Error> {
         let shared = self.shared.clone();
         let loaded = tokio::task::spawn_blocking(move || load(&shared.database, &shared.keys));
         loaded.await.map_err(|_| Error::Closed)?
     }
 
-    async fn commit(&self, changes: Vec<Change>) -> Result<(), Error> {
-        self.write(Work::Changes(changes)).await
+    async fn commit(&self, changes: Vec<CatalogChange>) -> Result<(), Error> {
+        self.write(CatalogWrite::Changes(changes)).await
     }
 
     async fn next_id(&self) -> Result<u64, Error> {
         let mut reserved = self.reserved.lock().await;
         if self.next_id.load(Relaxed) >= *reserved {
             let upto = *reserved + ID_BLOCK;
-            self.write(Work::ReserveIds(upto)).await?;
+            self.write(CatalogWrite::ReserveIds(upto)).await?;
             *reserved = upto;
         }
         Ok(self.next_id.fetch_add(1, Relaxed))
@@ -693,7 +693,7 @@ impl Catalog for EmbeddedCatalog {
 mod tests {
     use super::*;
     use postrider_core::outcome::Outcome;
-    use postrider_core::probation::Probation;
+    use postrider_core::probation::ProbationRules;
     use postrider_store::conformance::{self, at};
 
     // A file as the first version wrote it, without the table of endpoint delays.
@@ -721,19 +721,19 @@ mod tests {
             txn.open_table(FACTS).unwrap().insert("reserved_ids", 9).unwrap();
             txn.commit().unwrap();
         }
-        let mut expected = Loaded {
+        let mut expected = CatalogContent {
             domain_topics: vec![domain_topic],
-            ..Loaded::default()
+            ..CatalogContent::default()
         };
         let catalog = EmbeddedCatalog::open(&path, keys()).unwrap();
         assert_eq!(catalog.load().await.unwrap(), expected);
         assert_eq!(catalog.next_id().await.unwrap(), 9);
         expected.endpoint_delays = vec![EndpointDelay {
             endpoint: "https://a/b".into(),
-            delay: Probation::DOCUMENTED.begin(Outcome::Busy, at(1)),
+            delay: ProbationRules::DOCUMENTED.begin(Outcome::Busy, at(1)),
             by: None,
         }];
-        let put = Change::PutEndpointDelay(expected.endpoint_delays[0].clone());
+        let put = CatalogChange::PutEndpointDelay(expected.endpoint_delays[0].clone());
         catalog.commit(vec![put]).await.unwrap();
         assert_eq!(catalog.load().await.unwrap(), expected);
     }
@@ -753,8 +753,8 @@ mod tests {
         }
     }
 
-    fn put(name: impl ToString) -> Vec<Change> {
-        vec![Change::PutDomainTopic(domain_topic(name.to_string()))]
+    fn put(name: impl ToString) -> Vec<CatalogChange> {
+        vec![CatalogChange::PutDomainTopic(domain_topic(name.to_string()))]
     }
 
     async fn names(catalog: &EmbeddedCatalog) -> Vec<String> {
@@ -772,13 +772,13 @@ mod tests {
         let waiting: Vec<_> = (0..count)
             .map(|n| {
                 let (done, durable) = oneshot::channel();
-                let work = Work::Changes(put(n));
-                let request = Request { work, done };
+                let work = CatalogWrite::Changes(put(n));
+                let request = CatalogWriteRequest { work, done };
                 catalog.shared.waiting().requests.push_back(request);
                 durable
             })
             .collect();
-        let mut writer = Writer {
+        let mut writer = CatalogWriter {
             shared: Some(catalog.shared.clone()),
         };
         let first = writer.take().unwrap();
@@ -822,7 +822,7 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let catalog = EmbeddedCatalog::open(&directory.path().join("catalog.redb"), keys()).unwrap();
         catalog.shared.waiting().writing = true;
-        let writer = Writer {
+        let writer = CatalogWriter {
             shared: Some(catalog.shared.clone()),
         };
         let mut waiting = std::pin::pin!(catalog.commit(put("lost")));
@@ -848,7 +848,7 @@ mod tests {
             .collect();
         let changes = ids
             .iter()
-            .map(|id| Change::PutTopic(conformance::topic(*id, "t")));
+            .map(|id| CatalogChange::PutTopic(conformance::topic(*id, "t")));
         catalog.commit(changes.collect()).await.unwrap();
         let loaded = catalog.load().await.unwrap();
         let found: Vec<u64> = loaded.topics.iter().map(|topic| topic.id.0).collect();
@@ -856,16 +856,19 @@ mod tests {
     }
 
     /// A change of every kind, with a secret in each where there can be one.
-    fn all() -> Vec<Change> {
+    fn all() -> Vec<CatalogChange> {
         let mut topic = conformance::topic(1, "t");
         topic.keys = ["hunter2-key", "hunter2-other"].map(postrider_core::ids::Secret::new);
         let delay = EndpointDelay {
             endpoint: "https://a/hunter2-path".into(),
-            delay: Probation::DOCUMENTED.begin(Outcome::Busy, at(1)),
+            delay: ProbationRules::DOCUMENTED.begin(Outcome::Busy, at(1)),
             by: None,
         };
         let mut changes = put("domain-topic");
-        changes.extend([Change::PutTopic(topic), Change::PutEndpointDelay(delay)]);
+        changes.extend([
+            CatalogChange::PutTopic(topic),
+            CatalogChange::PutEndpointDelay(delay),
+        ]);
         changes
     }
 
@@ -887,7 +890,7 @@ mod tests {
             let txn = database.begin_write().unwrap();
             for change in all() {
                 match change {
-                    Change::PutTopic(one) => {
+                    CatalogChange::PutTopic(one) => {
                         let mut table = txn.open_table(TOPICS).unwrap();
                         table.insert(1, one.encode().as_slice()).unwrap();
                         table.insert(2, one.encode().as_slice()).unwrap();
@@ -895,13 +898,13 @@ mod tests {
                             table.remove(2).unwrap();
                         }
                     }
-                    Change::PutDomainTopic(one) => {
+                    CatalogChange::PutDomainTopic(one) => {
                         let mut table = txn.open_table(DOMAIN_TOPICS).unwrap();
                         table
                             .insert((1, one.name.as_str()), one.encode().as_slice())
                             .unwrap();
                     }
-                    Change::PutEndpointDelay(one) => {
+                    CatalogChange::PutEndpointDelay(one) => {
                         let mut table = txn.open_table(ENDPOINT_DELAYS).unwrap();
                         table
                             .insert(one.endpoint.as_str(), one.encode().as_slice())
@@ -937,7 +940,9 @@ mod tests {
         assert!(!holds_secrets(directory.path()));
         let catalog = EmbeddedCatalog::open(&path, keys()).unwrap();
         catalog
-            .commit(vec![Change::DeleteEndpointDelay("https://a/hunter2-path".into())])
+            .commit(vec![CatalogChange::DeleteEndpointDelay(
+                "https://a/hunter2-path".into(),
+            )])
             .await
             .unwrap();
         assert_eq!(catalog.load().await.unwrap().endpoint_delays, []);
@@ -1007,12 +1012,12 @@ mod tests {
         assert_eq!(catalog.load().await.unwrap(), expected);
         drop(catalog);
 
-        let new = Keyring::ephemeral().and_opens_with(Keyring::parse(KEY, "the old one").unwrap());
+        let new = Keyring::ephemeral().with_opening_keys(Keyring::parse(KEY, "the old one").unwrap());
         let new = Arc::new(new);
         for _ in 0..2 {
             let catalog = EmbeddedCatalog::open(&path, new.clone()).unwrap();
             assert_eq!(catalog.load().await.unwrap(), expected);
-            let again = Change::PutEndpointDelay(expected.endpoint_delays[0].clone());
+            let again = CatalogChange::PutEndpointDelay(expected.endpoint_delays[0].clone());
             catalog.commit(vec![again]).await.unwrap();
             assert_eq!(catalog.load().await.unwrap(), expected);
         }

@@ -1,7 +1,7 @@
 //! A redb database that is verified when it is opened and recovers from I/O errors by reopening the
 //! file.
 
-use crate::block_file::{self, Backend, BlockFile, MAGIC, PLAIN_MAGIC};
+use crate::block_file::{self, BlockFile, BlockFileBackend, MAGIC, PLAIN_MAGIC};
 use crate::disk::{erase, overwrite};
 use crate::generations::{FileKind, GENERATIONS, Generations, LOG_IDENTITY};
 use crate::pages::{Commit, Pages, TableRows, u64_at};
@@ -22,7 +22,7 @@ use std::sync::{Arc, RwLock};
 /// last.
 const REPAIR_ROLLED_BACK: std::ops::Range<f64> = 0.2..0.5;
 
-pub struct Reopening {
+pub struct ReopeningDatabase {
     /// Name for messages.
     name: &'static str,
     path: PathBuf,
@@ -47,14 +47,14 @@ fn opened(database: &Option<OpenDatabase>) -> Result<&Database, redb::Error> {
     Ok(&open.database)
 }
 
-impl Reopening {
+impl ReopeningDatabase {
     pub fn open(
         name: &'static str,
         path: &Path,
         cache_bytes: usize,
         kind: FileKind,
         generations: Arc<Generations>,
-    ) -> Result<Reopening, Error> {
+    ) -> Result<ReopeningDatabase, Error> {
         let failed = |why: String| match why.contains("damaged") || why.contains("orrupt") {
             true => Error::Corrupt(damaged(path, &why)),
             false => Error::Unavailable(opening(path, why)),
@@ -63,7 +63,7 @@ impl Reopening {
         if database.rolled_back {
             generations.note_rolled_back(kind);
         }
-        let opened = Reopening {
+        let opened = ReopeningDatabase {
             name,
             path: path.to_owned(),
             cache_bytes,
@@ -134,7 +134,7 @@ impl Reopening {
             Ok((result, generation))
         })?;
         // Announced only now: other files may record a generation only once it is durable.
-        self.generations.committed(self.kind, generation);
+        self.generations.note_commit(self.kind, generation);
         Ok(result)
     }
 
@@ -145,7 +145,7 @@ impl Reopening {
         *database = None;
         let named = |why| Error::Unavailable(opening(&self.path, why));
         // What is damaged is known, and what is not is still of use.
-        let opened = open_blocks_with(&self.path, self.cache_bytes, Opening::Again).map_err(named)?;
+        let opened = open_blocks_with(&self.path, self.cache_bytes, OpeningMode::Again).map_err(named)?;
         if opened.rolled_back {
             self.generations.note_rolled_back(self.kind);
         }
@@ -169,7 +169,7 @@ impl Reopening {
         };
         let (damaged, next) = open.blocks.verify(first)?;
         let file = self.path.file_name().unwrap_or_default().to_string_lossy();
-        let place = |number| format!("{file}: the block at byte {}", block_file::place(number));
+        let place = |number| format!("{file}: the block at byte {}", block_file::block_offset(number));
         let end = match next {
             Some(next) => next,
             None => open.blocks.blocks()?,
@@ -182,7 +182,7 @@ impl Reopening {
     }
 }
 
-/// Outcome of [`Reopening::verify_blocks`].
+/// Outcome of [`ReopeningDatabase::verify_blocks`].
 #[derive(Debug, Default)]
 pub struct VerifiedBlocks {
     pub damaged: Vec<String>,
@@ -224,18 +224,18 @@ fn open_file(path: &Path, create: bool) -> io::Result<File> {
 }
 
 fn open_blocks(path: &Path, cache_bytes: usize) -> Result<OpenDatabase, String> {
-    open_blocks_with(path, cache_bytes, Opening::First)
+    open_blocks_with(path, cache_bytes, OpeningMode::First)
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Opening {
+enum OpeningMode {
     /// Damage of what is in use is an error.
     First,
     /// After an error of a database that was whole when it was opened first.
     Again,
 }
 
-fn open_blocks_with(path: &Path, cache_bytes: usize, opening: Opening) -> Result<OpenDatabase, String> {
+fn open_blocks_with(path: &Path, cache_bytes: usize, opening: OpeningMode) -> Result<OpenDatabase, String> {
     let open = || -> Result<OpenDatabase, String> {
         let told = |e: io::Error| e.to_string();
         let mut magic = [0; MAGIC.len()];
@@ -253,7 +253,7 @@ fn open_blocks_with(path: &Path, cache_bytes: usize, opening: Opening) -> Result
         match plain {
             None => {
                 replace(path, |new| {
-                    let opened = build(new, cache_bytes, Opening::First)?;
+                    let opened = build(new, cache_bytes, OpeningMode::First)?;
                     let txn = opened.database.begin_write().map_err(|e| e.to_string())?;
                     txn.commit().map_err(|e| e.to_string())
                 })?;
@@ -316,12 +316,12 @@ fn replace(path: &Path, fill: impl FnOnce(File) -> Result<(), String>) -> Result
     Ok(())
 }
 
-fn build(file: File, cache_bytes: usize, opening: Opening) -> Result<OpenDatabase, String> {
+fn build(file: File, cache_bytes: usize, opening: OpeningMode) -> Result<OpenDatabase, String> {
     file.try_lock().map_err(|e| e.to_string())?;
     let blocks = Arc::new(BlockFile::new(file).map_err(|e| e.to_string())?);
     let examined = match opening {
-        Opening::First => Some(examine(&blocks)?),
-        Opening::Again => None,
+        OpeningMode::First => Some(examine(&blocks)?),
+        OpeningMode::Again => None,
     };
     // After a crash redb looks for torn pages by its own checksums, and is shown what is there.
     blocks.set_lenient(Pages::of(&blocks).is_some_and(|pages| pages.may_be_torn()));
@@ -336,7 +336,7 @@ fn build(file: File, cache_bytes: usize, opening: Opening) -> Result<OpenDatabas
             }
         }
     });
-    let database = builder.create_with_backend(Backend(blocks.clone()));
+    let database = builder.create_with_backend(BlockFileBackend(blocks.clone()));
     let database = database.map_err(|e| e.to_string())?;
     blocks.set_lenient(false);
     let rolled_back = rolled_back.load(Relaxed);
@@ -396,7 +396,7 @@ fn examine(blocks: &BlockFile) -> Result<Examined, String> {
 
 /// What [`Salvage::copy`] made of a table.
 #[derive(Debug)]
-pub struct Salvaged {
+pub struct SalvagedTable {
     pub copied: u64,
     /// How many rows there were, if that is known.
     all: Option<u64>,
@@ -406,7 +406,7 @@ pub struct Salvaged {
     pub left_out: Vec<Vec<u8>>,
 }
 
-impl Salvaged {
+impl SalvagedTable {
     pub fn is_whole(&self) -> bool {
         self.is_whole
     }
@@ -483,7 +483,7 @@ impl Salvage {
         to: &WriteTransaction,
         definition: TableDefinition<K, V>,
         judge: Judge<'_>,
-    ) -> Result<Salvaged, redb::Error> {
+    ) -> Result<SalvagedTable, redb::Error> {
         self.copy_rows(to, definition, judge, false)
     }
 
@@ -493,7 +493,7 @@ impl Salvage {
         to: &WriteTransaction,
         definition: TableDefinition<K, V>,
         judge: Judge<'_>,
-    ) -> Result<Salvaged, redb::Error> {
+    ) -> Result<SalvagedTable, redb::Error> {
         self.copy_rows(to, definition, judge, true)
     }
 
@@ -503,7 +503,7 @@ impl Salvage {
         definition: TableDefinition<K, V>,
         judge: Judge<'_>,
         also_older: bool,
-    ) -> Result<Salvaged, redb::Error> {
+    ) -> Result<SalvagedTable, redb::Error> {
         let last = self.rows(definition.name());
         let mut is_whole = last.is_complete;
         let mut kept = BTreeMap::new();
@@ -536,7 +536,7 @@ impl Salvage {
         for (key, value) in &kept {
             new.insert(K::from_bytes(key), V::from_bytes(value))?;
         }
-        Ok(Salvaged {
+        Ok(SalvagedTable {
             copied: kept.len() as u64,
             all: last.expected,
             is_whole,
@@ -632,9 +632,9 @@ mod tests {
     const NUMBERS: TableDefinition<u64, u64> = TableDefinition::new("numbers");
     const COUNT: u64 = 30;
 
-    fn open(path: &Path, generations: &Arc<Generations>) -> Result<Reopening, Error> {
+    fn open(path: &Path, generations: &Arc<Generations>) -> Result<ReopeningDatabase, Error> {
         let kind = FileKind::Catalog;
-        Reopening::open("test", path, 1 << 20, kind, generations.clone())
+        ReopeningDatabase::open("test", path, 1 << 20, kind, generations.clone())
     }
 
     // A one-phase commit, as if another one were to follow: the rollback by redb is reported.

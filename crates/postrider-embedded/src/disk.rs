@@ -38,20 +38,20 @@ pub trait DiskFile: Send + Sync {
 }
 
 /// A directory of the local file system.
-pub struct Directory {
+pub struct LocalDirectory {
     path: PathBuf,
 }
 
-impl Directory {
-    pub fn open(path: impl Into<PathBuf>) -> io::Result<Directory> {
+impl LocalDirectory {
+    pub fn open(path: impl Into<PathBuf>) -> io::Result<LocalDirectory> {
         let path = path.into();
         DirBuilder::new().recursive(true).mode(0o700).create(&path)?;
-        Ok(Directory { path })
+        Ok(LocalDirectory { path })
     }
 
     /// Opens a directory for reading only; a missing directory counts as empty.
-    pub fn look_at(path: impl Into<PathBuf>) -> Directory {
-        Directory { path: path.into() }
+    pub fn look_at(path: impl Into<PathBuf>) -> LocalDirectory {
+        LocalDirectory { path: path.into() }
     }
 
     fn file(&self, name: &str, create: bool) -> io::Result<Arc<dyn DiskFile>> {
@@ -61,11 +61,11 @@ impl Directory {
             .create_new(create)
             .mode(0o600)
             .open(self.path.join(name))?;
-        Ok(Arc::new(RealFile(file)))
+        Ok(Arc::new(LocalFile(file)))
     }
 }
 
-impl Disk for Directory {
+impl Disk for LocalDirectory {
     fn open(&self, name: &str) -> io::Result<Arc<dyn DiskFile>> {
         self.file(name, false)
     }
@@ -112,9 +112,9 @@ impl Disk for Directory {
     }
 }
 
-struct RealFile(File);
+struct LocalFile(File);
 
-impl DiskFile for RealFile {
+impl DiskFile for LocalFile {
     fn write_at(&self, slices: &mut [IoSlice<'_>], mut offset: u64) -> io::Result<()> {
         // The kernel accepts at most this many slices per call.
         const SLICES_MAX: usize = 1024;

@@ -5,7 +5,7 @@
 //! subscriptions that it matched, so that even a tiny event for 10 000 of them took 10 000 times 100 KB.
 
 use postrider_core::ids::Position;
-use postrider_store::Entry;
+use postrider_store::LogEntry;
 use rustc_hash::FxHashMap;
 use std::sync::{Arc, Mutex, Weak};
 
@@ -22,20 +22,20 @@ pub struct EntryCache {
 
 #[derive(Default)]
 struct CachedEntries {
-    by_first: FxHashMap<Position, Weak<Entry>>,
+    by_first: FxHashMap<Position, Weak<LogEntry>>,
     forget_at: usize,
 }
 
 impl EntryCache {
     /// The entry whose first event has this position, if it is large and in memory.
-    pub fn find(&self, first: Position) -> Option<Arc<Entry>> {
+    pub fn find(&self, first: Position) -> Option<Arc<LogEntry>> {
         let inner = self.inner.lock().expect("no panic while it is locked");
         inner.by_first.get(&first)?.upgrade()
     }
 
     /// Registers an entry that was read or written. Returns the entry to use: the first one
     /// registered.
-    pub fn share(&self, entry: Arc<Entry>) -> Arc<Entry> {
+    pub fn share(&self, entry: Arc<LogEntry>) -> Arc<LogEntry> {
         if entry.batch.memory_len() < ENTRY_BYTES_MIN {
             return entry;
         }

@@ -110,7 +110,7 @@ impl Generations {
 
     /// A commit is durable. The state database's next checkpoint records the other files' generations: an older copy of
     /// one of them is found out even if nothing is published or delivered after its last change.
-    pub fn committed(&self, kind: FileKind, generation: u64) {
+    pub fn note_commit(&self, kind: FileKind, generation: u64) {
         self.set(kind, generation);
         if kind != FileKind::State
             && let Some(listener) = self.commit_listener.get()
@@ -202,7 +202,7 @@ pub fn mixed(data_dir: &Path, what: &str) -> String {
 
 /// A file that is older than another file has recorded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Older {
+struct OlderFile {
     file: FileKind,
     /// `None` if the file does not exist.
     own: Option<u64>,
@@ -250,7 +250,7 @@ fn refuse_foreign(read: &[Option<KnownGenerations>; 3]) -> Result<(), Error> {
     )))
 }
 
-fn older(known: &[Option<[u64; 3]>; 3]) -> Vec<Older> {
+fn older(known: &[Option<[u64; 3]>; 3]) -> Vec<OlderFile> {
     let mut found = Vec::new();
     for file in FileKind::ALL {
         let own = known[file as usize].map(|known| known[file as usize]);
@@ -259,7 +259,7 @@ fn older(known: &[Option<[u64; 3]>; 3]) -> Vec<Older> {
         if let Some((seen, witness)) = seen.max_by_key(|(seen, _)| *seen)
             && seen > own.unwrap_or(0)
         {
-            found.push(Older {
+            found.push(OlderFile {
                 file,
                 own,
                 seen,

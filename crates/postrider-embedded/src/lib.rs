@@ -13,9 +13,9 @@ mod state;
 mod writer;
 mod settler;
 mod losses;
-pub mod chain;
+pub mod segment_gaps;
 mod recover;
-mod moving;
+mod export;
 mod catalog;
 mod archive;
 pub mod restore;
@@ -32,22 +32,22 @@ use disk::{Disk, DiskFile};
 use entry_cache::EntryCache;
 use generations::Generations;
 use losses::Loss;
-use postrider_core::event::Batch;
+use postrider_core::event::PublishedBatch;
 use postrider_core::ids::{Position, SubscriptionId};
-use postrider_core::retry::Next;
+use postrider_core::retry::NextStep;
 use postrider_core::time::Timestamp;
 use postrider_store::log::LostEvents;
-use postrider_store::moving::Moving;
+use postrider_store::moving::MovableLog;
 use postrider_store::{
-    Backlog, Claim, Entry, Error, EventLog, Health, Letter, LetterKey, LettersWaiting, Listener, Settled,
-    Want,
+    Backlog, Claim, ClaimLimits, DeadLetterKey, Error, EventLog, LogEntry, LogHealth, LogListener,
+    PendingDeadLetter, PendingDeadLetters, Settlement,
 };
-use queue::{DueRetry, HOT_BYTES_MAX, LoadedBytes, Queue, Ready};
-use record::Kind;
+use queue::{DeliveryQueue, DueRetry, HOT_BYTES_MAX, LoadedBytes, ReadyEvent};
+use record::RecordKind;
 use rustc_hash::FxHashMap;
 use segment::Segment;
-use settler::{Settler, ToSettler, Withdrawal};
-use state::{LetterEntry, State, Write};
+use settler::{Settler, SettlerRequest, Withdrawal};
+use state::{DeadLetterRow, StateDatabase, StateWrite};
 use std::collections::hash_map::Entry::{Occupied, Vacant};
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -59,7 +59,7 @@ use std::sync::atomic::{
 use std::sync::{Arc, Mutex, OnceLock, RwLock, mpsc};
 use std::thread::JoinHandle;
 use tokio::sync::{Semaphore, oneshot};
-use writer::{Append, Committed, ToWriter, Writer};
+use writer::{CommittedEntry, LogAppend, LogWriter, WriterRequest};
 
 /// Bytes of publish requests on their way to the disk; beyond it publishers are asked to retry
 /// later.
@@ -85,14 +85,14 @@ const SETTLING_MAX: usize = 1 << 16;
 /// Number of damaged places that are remembered by location; all are counted and logged.
 const CORRUPT_REMEMBERED: usize = 64;
 
-struct Sub {
+struct SubscriptionState {
     of: SubscriptionId,
-    queue: Mutex<Queue>,
+    queue: Mutex<DeliveryQueue>,
 }
 
-struct Shared {
+struct LogShared {
     disk: Arc<dyn Disk>,
-    state: State,
+    state: StateDatabase,
     identity: u64,
     /// The position of the next event.
     next: AtomicU64,
@@ -104,14 +104,14 @@ struct Shared {
     spares: AtomicUsize,
     references: Mutex<FxHashMap<u64, u64>>,
     /// Segments according to the state database.
-    recorded: Mutex<chain::Recorded>,
+    recorded: Mutex<segment_gaps::RecordedSegments>,
     /// For subscriptions with dead letters: when the first was given up, and their number.
     letters: Mutex<BTreeMap<SubscriptionId, (Timestamp, u64)>>,
-    subs: RwLock<FxHashMap<SubscriptionId, Arc<Sub>>>,
+    subs: RwLock<FxHashMap<SubscriptionId, Arc<SubscriptionState>>>,
     /// Due time of each subscription's next retry.
     heads: Mutex<BTreeSet<(Timestamp, SubscriptionId)>>,
-    listed: Mutex<Vec<Arc<Sub>>>,
-    listed_rows: Mutex<Vec<Arc<Sub>>>,
+    listed: Mutex<Vec<Arc<SubscriptionState>>>,
+    listed_rows: Mutex<Vec<Arc<SubscriptionState>>>,
     hot_bytes: AtomicUsize,
     /// Requests that were read for retries which are not claimed yet.
     due_bytes: Arc<AtomicUsize>,
@@ -131,14 +131,14 @@ struct Shared {
     closing: AtomicBool,
     /// Set when nothing is written to the log any more.
     writer_ended: AtomicBool,
-    writer: mpsc::Sender<ToWriter>,
-    listener: OnceLock<Arc<dyn Listener>>,
+    writer: mpsc::Sender<WriterRequest>,
+    listener: OnceLock<Arc<dyn LogListener>>,
 }
 
 /// The event log on local files.
 pub struct EmbeddedLog {
-    shared: Arc<Shared>,
-    settler: mpsc::Sender<ToSettler>,
+    shared: Arc<LogShared>,
+    settler: mpsc::Sender<SettlerRequest>,
     settling: Arc<Semaphore>,
     loading_due: Semaphore,
     loading_lag: Semaphore,
@@ -160,7 +160,7 @@ impl EmbeddedLog {
         generations: Arc<Generations>,
     ) -> Result<EmbeddedLog, Error> {
         let unusable = |e: io::Error| Error::Unavailable(format!("{}: {e}", directory.display()));
-        let disk = disk::Directory::open(directory.join("log")).map_err(unusable)?;
+        let disk = disk::LocalDirectory::open(directory.join("log")).map_err(unusable)?;
         let state = directory.join("state.redb");
         EmbeddedLog::open_all(
             Arc::new(disk),
@@ -199,7 +199,7 @@ impl EmbeddedLog {
         });
         let recovered = recovered.await.map_err(|_| Error::Closed)??;
         let shared = recovered.shared;
-        let writer = Writer {
+        let writer = LogWriter {
             shared: shared.clone(),
             requests: writer_requests,
             committed,
@@ -223,7 +223,7 @@ impl EmbeddedLog {
                 .map_err(|e| Error::Unavailable(format!("starting the {name} thread: {e}")))
         };
         // The settler's first task is to create a spare segment.
-        let _ = to_settler.send(ToSettler::Checkpoint);
+        let _ = to_settler.send(SettlerRequest::Checkpoint);
         let threads = vec![
             thread("log-writer", Box::new(move || writer.run()))?,
             thread("settler", Box::new(move || settler.run()))?,
@@ -254,13 +254,19 @@ impl EmbeddedLog {
 impl Drop for EmbeddedLog {
     fn drop(&mut self) {
         self.shared.closing.store(true, Relaxed);
-        let _ = self.shared.writer.send(ToWriter::Close(oneshot::channel().0));
-        let _ = self.settler.send(ToSettler::Close(oneshot::channel().0));
+        let _ = self
+            .shared
+            .writer
+            .send(WriterRequest::Close(oneshot::channel().0));
+        let _ = self.settler.send(SettlerRequest::Close(oneshot::channel().0));
     }
 }
 
 /// Passes each commit on, first to the subscriptions and then to the publishers that wait for it.
-async fn acknowledge(shared: Arc<Shared>, mut commits: tokio::sync::mpsc::UnboundedReceiver<Vec<Committed>>) {
+async fn acknowledge(
+    shared: Arc<LogShared>,
+    mut commits: tokio::sync::mpsc::UnboundedReceiver<Vec<CommittedEntry>>,
+) {
     while let Some(group) = commits.recv().await {
         for committed in group {
             shared.append_ended(committed.bytes);
@@ -271,13 +277,13 @@ async fn acknowledge(shared: Arc<Shared>, mut commits: tokio::sync::mpsc::Unboun
     }
 }
 
-impl Shared {
-    fn sub(&self, of: SubscriptionId) -> Option<Arc<Sub>> {
+impl LogShared {
+    fn sub(&self, of: SubscriptionId) -> Option<Arc<SubscriptionState>> {
         self.subs.read().expect("no panic holds it").get(&of).cloned()
     }
 
     /// Queues a new entry's events, in order, for every subscription that they matched.
-    fn hand_out(&self, entry: &Arc<Entry>) {
+    fn hand_out(&self, entry: &Arc<LogEntry>) {
         let batch = &entry.batch;
         let mut several = Vec::new();
         let ids = match &*batch.matched {
@@ -300,7 +306,7 @@ impl Shared {
                     let ours = batch.matched.len() == 1 || batch.matched(index).contains(of);
                     if ours && !queue.closed {
                         let room = self.hot_bytes.load(Relaxed) < HOT_BYTES_MAX;
-                        let ready = Ready {
+                        let ready = ReadyEvent {
                             entry: entry.clone(),
                             index: index as u32,
                         };
@@ -394,7 +400,7 @@ impl Shared {
         self.add_corrupt(place);
     }
 
-    /// Whether a place is among those that [`Shared::corrupt`] remembers.
+    /// Whether a place is among those that [`LogShared::corrupt`] remembers.
     fn knows_corrupt(&self, place: &str) -> bool {
         let corrupt = self.corrupt.lock().expect("no panic holds it");
         corrupt.iter().any(|known| known == place)
@@ -406,7 +412,7 @@ impl Shared {
             let mut unrecorded = self.unrecorded_damage.lock().expect("no panic holds it");
             unrecorded.push(Loss::Damage(place));
             // Fails only while the store shuts down.
-            let _ = self.writer.send(ToWriter::CheckpointDue);
+            let _ = self.writer.send(WriterRequest::CheckpointDue);
         }
     }
 
@@ -442,7 +448,7 @@ impl Shared {
     }
 
     /// Changes a queue and updates when its next retry comes due.
-    fn change<T>(&self, sub: &Sub, change: impl FnOnce(&mut Queue) -> T) -> T {
+    fn change<T>(&self, sub: &SubscriptionState, change: impl FnOnce(&mut DeliveryQueue) -> T) -> T {
         let mut queue = sub.queue.lock().expect("no panic holds it");
         let before = queue.retry_head;
         let result = change(&mut queue);
@@ -457,7 +463,7 @@ impl Shared {
     }
 
     /// Changes a queue after a settlement and schedules its progress to be written.
-    fn settled(&self, sub: &Arc<Sub>, change: impl FnOnce(&mut Queue)) {
+    fn settled(&self, sub: &Arc<SubscriptionState>, change: impl FnOnce(&mut DeliveryQueue)) {
         let (list, list_row) = self.change(sub, |queue| {
             if queue.closed {
                 return (false, false);
@@ -478,7 +484,7 @@ impl Shared {
             listed.push(sub.clone());
             if listed.len() == 1 {
                 // The writer may be asleep. One wake-up per progress record is enough.
-                let _ = self.writer.send(ToWriter::Progress);
+                let _ = self.writer.send(WriterRequest::Progress);
             }
         }
     }
@@ -505,7 +511,7 @@ impl Shared {
         let mut listed = std::mem::take(&mut *self.listed.lock().expect("no panic holds it"));
         let mut payload = Vec::new();
         if !listed.is_empty() {
-            let durable = record::Progress {
+            let durable = record::SubscriptionProgress {
                 frontier: Position(self.state.generation()),
                 open: Vec::new(),
             };
@@ -534,7 +540,7 @@ impl Shared {
         (payload, is_all)
     }
 
-    fn take_rows(&self) -> Vec<Arc<Sub>> {
+    fn take_rows(&self) -> Vec<Arc<SubscriptionState>> {
         let rows = std::mem::take(&mut *self.listed_rows.lock().expect("no panic holds it"));
         for sub in &rows {
             sub.queue.lock().expect("no panic holds it").listed_row = false;
@@ -551,7 +557,10 @@ impl Shared {
         // Forget the segments before their files are deleted: a recorded segment without a file
         // counts as a loss.
         let bases: Vec<u64> = done.iter().map(|segment| segment.base.0).collect();
-        let forgotten = self.state.write(&[Write::SegmentsGone(bases.clone())]).is_ok();
+        let forgotten = self
+            .state
+            .write(&[StateWrite::SegmentsGone(bases.clone())])
+            .is_ok();
         if forgotten {
             let mut recorded = self.recorded.lock().expect("no panic holds it");
             recorded.retain(|base, _| !bases.contains(base));
@@ -634,7 +643,12 @@ impl Shared {
 
     /// Reads events of a lagging subscription from the log up to `last`. Returns them and the
     /// position to continue from.
-    fn load(&self, sub: &Sub, from: Position, last: Position) -> io::Result<(Vec<Ready>, Position)> {
+    fn load(
+        &self,
+        sub: &SubscriptionState,
+        from: Position,
+        last: Position,
+    ) -> io::Result<(Vec<ReadyEvent>, Position)> {
         let mut from = from;
         while from <= last {
             let Some(segment) = self.segment_of_or_after(from) else {
@@ -662,7 +676,7 @@ impl Shared {
                 };
                 let queue = sub.queue.lock().expect("no panic holds it");
                 for index in 0..entry.batch.events.len() {
-                    let one = Ready {
+                    let one = ReadyEvent {
                         entry: entry.clone(),
                         index: index as u32,
                     };
@@ -694,7 +708,7 @@ impl Shared {
         &self,
         segment: &Segment,
         found: &[segment::IndexEntry],
-    ) -> io::Result<Vec<Option<Arc<Entry>>>> {
+    ) -> io::Result<Vec<Option<Arc<LogEntry>>>> {
         let cached = |one: &segment::IndexEntry| {
             let first = Position(segment.base.0 + u64::from(one.first));
             self.entries.find(first)
@@ -706,7 +720,7 @@ impl Shared {
         }
         let offsets: Vec<u64> = found.iter().map(|one| u64::from(one.offset)).collect();
         let records = segment.read_many(&offsets, LAG_BYTES)?;
-        let entry = |(offset, record): (u64, Option<segment::Record>)| {
+        let entry = |(offset, record): (u64, Option<segment::VerifiedRecord>)| {
             let (header, payload) = record?;
             self.entry(offset, &header, &payload)
         };
@@ -722,10 +736,15 @@ impl Shared {
         Some(found.1.clone())
     }
 
-    fn entry(&self, offset: u64, header: &record::Header, payload: &bytes::Bytes) -> Option<Arc<Entry>> {
-        (header.kind == Kind::Batch).then_some(())?;
+    fn entry(
+        &self,
+        offset: u64,
+        header: &record::RecordHeader,
+        payload: &bytes::Bytes,
+    ) -> Option<Arc<LogEntry>> {
+        (header.kind == RecordKind::Batch).then_some(())?;
         let batch = record::decode_batch(payload)?;
-        Some(self.entries.share(Arc::new(Entry {
+        Some(self.entries.share(Arc::new(LogEntry {
             batch,
             first: header.first,
             place: offset,
@@ -733,13 +752,13 @@ impl Shared {
     }
 
     /// Loads due retries into memory.
-    fn load_due(&self, sub: &Sub, now: Timestamp) -> Result<LoadedDue, Error> {
+    fn load_due(&self, sub: &SubscriptionState, now: Timestamp) -> Result<LoadedRetries, Error> {
         let held = |due, position| {
             let queue = sub.queue.lock().expect("no panic holds it");
             queue.is_held(due, position)
         };
         let (entries, head) = self.state.due(sub.of, now, DUE_MAX, held)?;
-        let mut loaded = LoadedDue {
+        let mut loaded = LoadedRetries {
             retries: Vec::with_capacity(entries.len()),
             lost: Vec::new(),
             head,
@@ -773,7 +792,7 @@ impl Shared {
                             is_new.then(|| Arc::new(LoadedBytes::new(size, &self.due_bytes)))
                         }
                     };
-                    let ready = Ready {
+                    let ready = ReadyEvent {
                         entry,
                         index: retry.index,
                     };
@@ -797,7 +816,7 @@ impl Shared {
     }
 
     /// Reads the due time of a subscription's next retry if the known one is outdated.
-    fn read_head(&self, sub: &Sub) {
+    fn read_head(&self, sub: &SubscriptionState) {
         loop {
             let changes = sub.queue.lock().expect("no panic holds it").must_read_head();
             let Some(changes) = changes else { return };
@@ -820,12 +839,12 @@ impl Shared {
     fn load_letters(
         &self,
         of: SubscriptionId,
-        mut after: Option<LetterKey>,
+        mut after: Option<DeadLetterKey>,
         until: Timestamp,
-        want: Want,
-    ) -> Result<LoadedLetters, Error> {
-        let mut loaded = LoadedLetters::default();
-        let mut records: FxHashMap<(Position, u32), Option<Arc<Entry>>> = FxHashMap::default();
+        want: ClaimLimits,
+    ) -> Result<LoadedDeadLetters, Error> {
+        let mut loaded = LoadedDeadLetters::default();
+        let mut records: FxHashMap<(Position, u32), Option<Arc<LogEntry>>> = FxHashMap::default();
         let record_bytes_max = LETTER_RECORD_BYTES.max(want.bytes_max);
         let mut record_bytes = 0;
         let mut bytes = 0;
@@ -864,7 +883,7 @@ impl Shared {
                 bytes += size;
                 loaded.letters.push(letter(row, entry.clone()));
             }
-            after = rows.last().map(LetterEntry::key);
+            after = rows.last().map(DeadLetterRow::key);
             if rows.len() < rows_max || loaded.letters.len() == want.events_max {
                 return Ok(loaded);
             }
@@ -872,7 +891,7 @@ impl Shared {
     }
 
     /// Counts dead letters whose events cannot be read any more, and reports their records.
-    fn note_lost(&self, lost: &[LetterEntry]) {
+    fn note_lost(&self, lost: &[DeadLetterRow]) {
         self.corrupt_deliveries.fetch_add(lost.len() as u64, Relaxed);
         for same in lost.chunk_by(|a, b| {
             (a.delivery.segment, a.delivery.offset) == (b.delivery.segment, b.delivery.offset)
@@ -887,7 +906,7 @@ impl Shared {
     }
 
     /// The entry of a retry or a dead letter; `None` if it cannot be read any more.
-    fn read_entry(&self, retry: &state::RetryEntry) -> io::Result<Option<Arc<Entry>>> {
+    fn read_entry(&self, retry: &state::RetryEntry) -> io::Result<Option<Arc<LogEntry>>> {
         let segment = self
             .segments
             .read()
@@ -911,14 +930,14 @@ impl Shared {
 
 /// Dead letters with their events.
 #[derive(Default)]
-struct LoadedLetters {
-    letters: Vec<Letter>,
+struct LoadedDeadLetters {
+    letters: Vec<PendingDeadLetter>,
     /// Dead letters whose event cannot be read any more.
-    lost: Vec<LetterEntry>,
+    lost: Vec<DeadLetterRow>,
 }
 
 /// Due retries loaded into memory.
-struct LoadedDue {
+struct LoadedRetries {
     retries: Vec<DueRetry>,
     /// Retries whose event cannot be read any more.
     lost: Vec<state::RetryEntry>,
@@ -926,7 +945,7 @@ struct LoadedDue {
     head: Option<Timestamp>,
 }
 
-fn fresh_claim(ready: Ready) -> Claim {
+fn fresh_claim(ready: ReadyEvent) -> Claim {
     Claim {
         entry: ready.entry,
         index: ready.index,
@@ -936,8 +955,8 @@ fn fresh_claim(ready: Ready) -> Claim {
     }
 }
 
-fn letter(row: &LetterEntry, entry: Arc<Entry>) -> Letter {
-    Letter {
+fn letter(row: &DeadLetterRow, entry: Arc<LogEntry>) -> PendingDeadLetter {
+    PendingDeadLetter {
         entry,
         index: row.delivery.index,
         attempts_made: row.delivery.attempts_made,
@@ -959,7 +978,7 @@ fn retry_claim(due: DueRetry) -> Claim {
 
 impl EmbeddedLog {
     /// Loads from the disk what claiming needs next. Returns false when there is nothing to load.
-    async fn load(&self, sub: &Arc<Sub>, now: Timestamp) -> Result<bool, Error> {
+    async fn load(&self, sub: &Arc<SubscriptionState>, now: Timestamp) -> Result<bool, Error> {
         let (range, due) = {
             let mut queue = sub.queue.lock().expect("no panic holds it");
             if queue.closed {
@@ -1000,7 +1019,7 @@ impl EmbeddedLog {
                             .corrupt_deliveries
                             .fetch_add(loaded.lost.len() as u64, Relaxed);
                         // Fails only while the store shuts down.
-                        let _ = settler.send(ToSettler::Lost(sub.clone(), loaded.lost));
+                        let _ = settler.send(SettlerRequest::Lost(sub.clone(), loaded.lost));
                     }
                     Ok(_) => {}
                     Err(e) => {
@@ -1032,7 +1051,7 @@ impl EmbeddedLog {
 
 #[async_trait]
 impl EventLog for EmbeddedLog {
-    async fn append(&self, batch: Batch) -> Result<Position, Error> {
+    async fn append(&self, batch: PublishedBatch) -> Result<Position, Error> {
         if let Some(reason) = self.shared.refusing() {
             return Err(Error::Unavailable(reason));
         }
@@ -1041,7 +1060,7 @@ impl EventLog for EmbeddedLog {
         crc.update(&head);
         crc.update(&batch.body);
         let (done, on_disk) = oneshot::channel();
-        let append = Box::new(Append {
+        let append = Box::new(LogAppend {
             head,
             payload_crc: crc.finalize(),
             batch,
@@ -1055,14 +1074,19 @@ impl EventLog for EmbeddedLog {
                 APPENDING_BYTES_MAX >> 20
             )));
         }
-        if self.shared.writer.send(ToWriter::Append(append)).is_err() {
+        if self.shared.writer.send(WriterRequest::Append(append)).is_err() {
             self.shared.append_ended(bytes);
             return Err(Error::Closed);
         }
         on_disk.await.map_err(|_| Error::Closed)?
     }
 
-    async fn claim(&self, of: SubscriptionId, now: Timestamp, want: Want) -> Result<Vec<Claim>, Error> {
+    async fn claim(
+        &self,
+        of: SubscriptionId,
+        now: Timestamp,
+        want: ClaimLimits,
+    ) -> Result<Vec<Claim>, Error> {
         let Some(sub) = self.shared.sub(of) else {
             return Ok(Vec::new());
         };
@@ -1089,11 +1113,12 @@ impl EventLog for EmbeddedLog {
         }
     }
 
-    async fn settle(&self, of: SubscriptionId, settled: Vec<Settled>) -> Result<(), Error> {
+    async fn settle(&self, of: SubscriptionId, settled: Vec<Settlement>) -> Result<(), Error> {
         let Some(sub) = self.shared.sub(of) else {
             return Ok(());
         };
-        let at_once = |s: &Settled| s.claim.due.is_none() && matches!(s.next, Next::Done | Next::Drop(_));
+        let at_once =
+            |s: &Settlement| s.claim.due.is_none() && matches!(s.next, NextStep::Done | NextStep::Drop(_));
         let mut recorded = Vec::new();
         if settled.iter().any(at_once) {
             let mut freed = 0;
@@ -1116,7 +1141,7 @@ impl EventLog for EmbeddedLog {
         let count = recorded.len().min(SETTLING_MAX) as u32;
         let permit = self.settling.clone().acquire_many_owned(count).await;
         let permit = permit.map_err(|_| Error::Closed)?;
-        let message = ToSettler::Settle(sub, recorded, permit);
+        let message = SettlerRequest::Settle(sub, recorded, permit);
         self.settler.send(message).map_err(|_| Error::Closed)
     }
 
@@ -1140,7 +1165,7 @@ impl EventLog for EmbeddedLog {
             permit,
         };
         self.settler
-            .send(ToSettler::Withdraw(withdrawal))
+            .send(SettlerRequest::Withdraw(withdrawal))
             .map_err(|_| Error::Closed)?;
         done.await.map_err(|_| Error::Closed)
     }
@@ -1148,7 +1173,7 @@ impl EventLog for EmbeddedLog {
     async fn flush(&self) -> Result<(), Error> {
         let (reply, done) = oneshot::channel();
         self.settler
-            .send(ToSettler::Flush(reply))
+            .send(SettlerRequest::Flush(reply))
             .map_err(|_| Error::Closed)?;
         done.await.map_err(|_| Error::Closed)
     }
@@ -1163,7 +1188,7 @@ impl EventLog for EmbeddedLog {
             return;
         }
         for claim in claims {
-            let ready = Ready {
+            let ready = ReadyEvent {
                 entry: claim.entry,
                 index: claim.index,
             };
@@ -1195,16 +1220,16 @@ impl EventLog for EmbeddedLog {
         self.shared.hot_bytes.fetch_add(bytes, Relaxed);
     }
 
-    fn rest(&self, of: SubscriptionId) {
+    fn release_memory(&self, of: SubscriptionId) {
         if let Some(sub) = self.shared.sub(of) {
-            let bytes = self.shared.change(&sub, Queue::rest);
+            let bytes = self.shared.change(&sub, DeliveryQueue::rest);
             self.shared.hot_bytes.fetch_sub(bytes, Relaxed);
         }
     }
 
-    fn letters_waiting(&self) -> Vec<LettersWaiting> {
+    fn pending_dead_letters(&self) -> Vec<PendingDeadLetters> {
         let letters = self.shared.letters.lock().expect("no panic holds it");
-        let waiting = letters.iter().map(|(of, (oldest, count))| LettersWaiting {
+        let waiting = letters.iter().map(|(of, (oldest, count))| PendingDeadLetters {
             of: *of,
             oldest: *oldest,
             count: *count,
@@ -1215,10 +1240,10 @@ impl EventLog for EmbeddedLog {
     async fn letters(
         &self,
         of: SubscriptionId,
-        after: Option<LetterKey>,
+        after: Option<DeadLetterKey>,
         until: Timestamp,
-        want: Want,
-    ) -> Result<Vec<Letter>, Error> {
+        want: ClaimLimits,
+    ) -> Result<Vec<PendingDeadLetter>, Error> {
         let Some(sub) = self.shared.sub(of) else {
             return Ok(Vec::new());
         };
@@ -1229,10 +1254,10 @@ impl EventLog for EmbeddedLog {
                 return Ok((loaded.letters, None));
             }
             shared.note_lost(&loaded.lost);
-            let lost = loaded.lost.iter().map(LetterEntry::key).collect();
+            let lost = loaded.lost.iter().map(DeadLetterRow::key).collect();
             let (reply, done) = oneshot::channel();
             settler
-                .send(ToSettler::LettersDone(sub, lost, reply))
+                .send(SettlerRequest::LettersDone(sub, lost, reply))
                 .map_err(|_| Error::Closed)?;
             Ok((loaded.letters, Some(done)))
         });
@@ -1243,14 +1268,14 @@ impl EventLog for EmbeddedLog {
         Ok(letters)
     }
 
-    async fn letters_done(&self, of: SubscriptionId, letters: Vec<LetterKey>) -> Result<(), Error> {
+    async fn dead_letters_done(&self, of: SubscriptionId, letters: Vec<DeadLetterKey>) -> Result<(), Error> {
         let sub = self.shared.sub(of).filter(|_| !letters.is_empty());
         let Some(sub) = sub else {
             return Ok(());
         };
         let (reply, done) = oneshot::channel();
         self.settler
-            .send(ToSettler::LettersDone(sub, letters, reply))
+            .send(SettlerRequest::LettersDone(sub, letters, reply))
             .map_err(|_| Error::Closed)?;
         done.await.map_err(|_| Error::Closed)
     }
@@ -1281,20 +1306,20 @@ impl EventLog for EmbeddedLog {
             if subs.contains_key(&of) {
                 return Ok(());
             }
-            let progress = record::Progress {
+            let progress = record::SubscriptionProgress {
                 frontier: Position(self.shared.next.load(Relaxed)),
                 open: Vec::new(),
             };
-            let sub = Arc::new(Sub {
+            let sub = Arc::new(SubscriptionState {
                 of,
-                queue: Mutex::new(Queue::new(progress)),
+                queue: Mutex::new(DeliveryQueue::new(progress)),
             });
             subs.insert(of, sub.clone());
             sub
         };
         let (reply, done) = oneshot::channel();
         self.settler
-            .send(ToSettler::Open(sub, reply))
+            .send(SettlerRequest::Open(sub, reply))
             .map_err(|_| Error::Closed)?;
         done.await.map_err(|_| Error::Closed)
     }
@@ -1307,7 +1332,7 @@ impl EventLog for EmbeddedLog {
         };
         let (reply, done) = oneshot::channel();
         self.settler
-            .send(ToSettler::Forget(sub, reply))
+            .send(SettlerRequest::Forget(sub, reply))
             .map_err(|_| Error::Closed)?;
         done.await.map_err(|_| Error::Closed)
     }
@@ -1326,9 +1351,9 @@ impl EventLog for EmbeddedLog {
         })
     }
 
-    fn health(&self) -> Health {
+    fn health(&self) -> LogHealth {
         let segments = self.shared.segments.read().expect("no panic holds it");
-        Health {
+        LogHealth {
             refusing: self.shared.refusing(),
             corrupt: self.shared.corrupt.lock().expect("no panic holds it").clone(),
             corrupt_records: self.shared.corrupt_records.load(Relaxed),
@@ -1350,24 +1375,24 @@ impl EventLog for EmbeddedLog {
         self.shared.identity
     }
 
-    fn listen(&self, listener: Arc<dyn Listener>) {
+    fn listen(&self, listener: Arc<dyn LogListener>) {
         if self.shared.listener.set(listener).is_err() {
             tracing::warn!("the log has a listener already; the second one is ignored");
         }
     }
 
-    fn moving(&self) -> Option<&dyn Moving> {
+    fn as_movable(&self) -> Option<&dyn MovableLog> {
         Some(self)
     }
 
     async fn close(&self) -> Result<(), Error> {
         self.shared.closing.store(true, Relaxed);
         let (reply, done) = oneshot::channel();
-        if self.shared.writer.send(ToWriter::Close(reply)).is_ok() {
+        if self.shared.writer.send(WriterRequest::Close(reply)).is_ok() {
             let _ = done.await;
         }
         let (reply, done) = oneshot::channel();
-        if self.settler.send(ToSettler::Close(reply)).is_ok() {
+        if self.settler.send(SettlerRequest::Close(reply)).is_ok() {
             let _ = done.await;
         }
         let acknowledging = self.acknowledging.lock().expect("no panic holds it").take();
@@ -1430,7 +1455,7 @@ mod tests {
         log.append(events(&[("a", &subs)])).await.unwrap();
         for of in &subs[..2] {
             let claims = claim_all(&log, sub(*of), at(0)).await;
-            let retry = settled(&claims[0], Next::RetryAt(at(5)));
+            let retry = settled(&claims[0], NextStep::RetryAt(at(5)));
             log.settle(sub(*of), vec![retry]).await.unwrap();
         }
         log.flush().await.unwrap();
@@ -1449,17 +1474,19 @@ mod tests {
             log.append(events(&[("a", &[1])])).await.unwrap();
         }
         let claims = claim_all(&log, sub(1), at(0)).await;
-        let retries = claims.iter().map(|claim| settled(claim, Next::RetryAt(at(5))));
+        let retries = claims
+            .iter()
+            .map(|claim| settled(claim, NextStep::RetryAt(at(5))));
         log.settle(sub(1), retries.collect()).await.unwrap();
         log.flush().await.unwrap();
-        let one = Want {
+        let one = ClaimLimits {
             events_max: 1,
             ..WANT
         };
         let counted = || log.shared.due_bytes.load(Relaxed);
         let first = log.claim(sub(1), at(5), one).await.unwrap();
         assert_eq!(counted(), 2 * first[0].entry.batch.memory_len());
-        log.rest(sub(1));
+        log.release_memory(sub(1));
         assert_eq!(counted(), 0);
         log.shared.due_bytes.store(DUE_BYTES_MAX + 1, Relaxed);
         for _ in 0..2 {
@@ -1472,7 +1499,7 @@ mod tests {
     #[tokio::test]
     async fn a_withdrawn_retry_lets_its_segment_go() {
         let directory = tempfile::tempdir().unwrap();
-        let disk = Arc::new(disk::Directory::open(directory.path().join("log")).unwrap());
+        let disk = Arc::new(disk::LocalDirectory::open(directory.path().join("log")).unwrap());
         let state = directory.path().join("state.redb");
         let log = EmbeddedLog::open_on(disk, &state, 7, 8 << 10).await.unwrap();
         log.open_subscription(sub(1)).await.unwrap();
@@ -1486,8 +1513,8 @@ mod tests {
             let all = claims.iter().map(|claim| settled(claim, next));
             log.settle(sub(1), all.collect()).await.unwrap();
         };
-        settle_all(retries, Next::RetryAt(at(5))).await;
-        settle_all(done, Next::Done).await;
+        settle_all(retries, NextStep::RetryAt(at(5))).await;
+        settle_all(done, NextStep::Done).await;
         eventually("the other segments are gone", || log.health().segments == 2).await;
         let waiting = retries.iter().map(|claim| (at(5), claim.position()));
         let ended = log.withdraw(sub(1), waiting.collect()).await.unwrap();
@@ -1496,7 +1523,7 @@ mod tests {
         eventually("the last segment is gone", || log.health().segments == 1).await;
         log.close().await.unwrap();
         drop(log);
-        let known = State::open(&state, 7).unwrap().recover().unwrap();
+        let known = StateDatabase::open(&state, 7).unwrap().recover().unwrap();
         assert!(known.references.is_empty() && known.retries.is_empty());
     }
 }

@@ -1,10 +1,10 @@
 //! The queue of one subscription: events in memory, events still in the log, claims, retries.
 
-use crate::record::Progress;
+use crate::record::SubscriptionProgress;
 use crate::state::RetryEntry;
 use postrider_core::ids::Position;
 use postrider_core::time::Timestamp;
-use postrider_store::{Backlog, Entry, Want};
+use postrider_store::{Backlog, ClaimLimits, LogEntry};
 use rustc_hash::FxHashSet;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
@@ -18,12 +18,12 @@ pub const HOT_BYTES_MAX: usize = 48 << 20;
 
 /// An event in memory, ready to be claimed.
 #[derive(Clone, Debug)]
-pub struct Ready {
-    pub entry: Arc<Entry>,
+pub struct ReadyEvent {
+    pub entry: Arc<LogEntry>,
     pub index: u32,
 }
 
-impl Ready {
+impl ReadyEvent {
     pub fn position(&self) -> Position {
         Position(self.entry.first.0 + u64::from(self.index))
     }
@@ -42,7 +42,7 @@ impl Ready {
         batch.body.len() + std::mem::size_of_val(&*batch.events)
     }
 
-    pub fn is_of_entry(&self, other: &Ready) -> bool {
+    pub fn is_of_entry(&self, other: &ReadyEvent) -> bool {
         self.entry.first == other.entry.first
     }
 }
@@ -53,7 +53,7 @@ pub type RetryKey = (Timestamp, Position);
 /// A due retry with its event.
 #[derive(Clone, Debug)]
 pub struct DueRetry {
-    pub ready: Ready,
+    pub ready: ReadyEvent,
     pub retry: RetryEntry,
     /// Set for a retry whose request was read from the log for it.
     pub loaded: Option<Arc<LoadedBytes>>,
@@ -90,7 +90,7 @@ impl DueRetry {
 }
 
 #[derive(Debug)]
-pub struct Queue {
+pub struct DeliveryQueue {
     /// Everything below is claimed or settled, except for the positions in `open`.
     frontier: Position,
     /// First attempts that are claimed, or were claimed when the server stopped, and are not
@@ -99,7 +99,7 @@ pub struct Queue {
     /// The part of `open` that is not held since a restart or a release; these are offered again.
     lapsed: BTreeSet<Position>,
     /// Ordered by position.
-    hot: VecDeque<Ready>,
+    hot: VecDeque<ReadyEvent>,
     /// Bytes of the publish requests that events in `hot` belong to, each counted once.
     hot_bytes: usize,
     /// Every matching event below has been in `hot`, or cannot be read.
@@ -145,10 +145,10 @@ pub struct Queue {
     resting: bool,
 }
 
-impl Queue {
-    pub fn new(progress: Progress) -> Queue {
+impl DeliveryQueue {
+    pub fn new(progress: SubscriptionProgress) -> DeliveryQueue {
         let open = progress.open.iter().map(|position| (*position, Timestamp::MAX));
-        Queue {
+        DeliveryQueue {
             frontier: progress.frontier,
             open: open.collect(),
             lapsed: progress.open.into_iter().collect(),
@@ -221,7 +221,7 @@ impl Queue {
     }
 
     /// Keeps a new event in memory if there is room. Returns the bytes that takes.
-    pub fn push(&mut self, ready: Ready, room: bool) -> usize {
+    pub fn push(&mut self, ready: ReadyEvent, room: bool) -> usize {
         let position = ready.position();
         if position < self.frontier {
             // Published before the subscription was opened.
@@ -246,7 +246,7 @@ impl Queue {
     }
 
     /// Inserts an event into `hot`. Returns the bytes that takes.
-    fn put_hot(&mut self, at: usize, ready: Ready) -> usize {
+    fn put_hot(&mut self, at: usize, ready: ReadyEvent) -> usize {
         let before = at.checked_sub(1).and_then(|before| self.hot.get(before));
         let mut neighbours = before.into_iter().chain(self.hot.get(at));
         let bytes = match neighbours.any(|other| other.is_of_entry(&ready)) {
@@ -259,7 +259,7 @@ impl Queue {
     }
 
     /// Removes the first event from `hot`. Also returns the bytes that frees.
-    fn take_hot(&mut self) -> Option<(Ready, usize)> {
+    fn take_hot(&mut self) -> Option<(ReadyEvent, usize)> {
         let first = self.hot.pop_front()?;
         let bytes = match self.hot.front() {
             Some(next) if next.is_of_entry(&first) => 0,
@@ -277,7 +277,7 @@ impl Queue {
     }
 
     /// Adds what was read from the log between `from` and `upto`. Returns the bytes that takes.
-    pub fn loaded(&mut self, ready: Vec<Ready>, from: Position, upto: Position) -> usize {
+    pub fn loaded(&mut self, ready: Vec<ReadyEvent>, from: Position, upto: Position) -> usize {
         if self.closed {
             return 0;
         }
@@ -288,7 +288,11 @@ impl Queue {
         // Events that were expected and not found can never be offered: their records are damaged.
         let lapsed: Vec<Position> = self.lapsed.range(from..upto).copied().collect();
         for position in lapsed {
-            if self.hot.binary_search_by_key(&position, Ready::position).is_err() {
+            if self
+                .hot
+                .binary_search_by_key(&position, ReadyEvent::position)
+                .is_err()
+            {
                 self.lapsed.remove(&position);
                 self.open.remove(&position);
             }
@@ -355,7 +359,7 @@ impl Queue {
     }
 
     /// Claims due retries and first attempts. Returns them and the bytes that frees.
-    pub fn claim(&mut self, now: Timestamp, want: Want) -> (Vec<DueRetry>, Vec<Ready>, usize) {
+    pub fn claim(&mut self, now: Timestamp, want: ClaimLimits) -> (Vec<DueRetry>, Vec<ReadyEvent>, usize) {
         self.resting = false;
         let mut events = 0;
         let mut bytes = 0;
@@ -404,7 +408,7 @@ impl Queue {
 
     /// Puts unattempted claims of first attempts back in their old order. Returns the bytes that
     /// takes.
-    pub fn release(&mut self, ready: Vec<Ready>) -> usize {
+    pub fn release(&mut self, ready: Vec<ReadyEvent>) -> usize {
         let mut bytes = 0;
         for ready in ready {
             let position = ready.position();
@@ -428,9 +432,9 @@ impl Queue {
     }
 
     /// The progress as if these first attempts were settled as well.
-    pub fn progress(&self, without: &FxHashSet<Position>) -> Progress {
+    pub fn progress(&self, without: &FxHashSet<Position>) -> SubscriptionProgress {
         let open = self.open.keys().filter(|p| !without.contains(p));
-        Progress {
+        SubscriptionProgress {
             frontier: self.frontier,
             open: open.copied().collect(),
         }
@@ -468,7 +472,7 @@ impl Queue {
         lost: &mut Vec<RetryEntry>,
         head: Option<Timestamp>,
     ) {
-        let Queue {
+        let DeliveryQueue {
             held, withdrawing, ..
         } = self;
         let mut take = |key: RetryKey| !withdrawing.contains(&key) && held.insert(key);
@@ -525,7 +529,7 @@ impl Queue {
                 self.held.remove(&key);
             }
         }
-        let Queue { due, withdrawing, .. } = self;
+        let DeliveryQueue { due, withdrawing, .. } = self;
         due.retain(|one| !withdrawing.contains(&one.key()));
         self.head_changes += 1;
         begun
@@ -608,7 +612,7 @@ impl Queue {
     /// Relies on positions being in the order of reception, except for requests received at the
     /// same moment.
     fn oldest(&self) -> Option<Timestamp> {
-        let next = self.hot.front().map(Ready::received).or(self.lag_since);
+        let next = self.hot.front().map(ReadyEvent::received).or(self.lag_since);
         let waiting = next.filter(|_| self.waiting > 0);
         let open = self.open.first_key_value().map(|(_, received)| *received);
         let claimed = open.filter(|received| *received != Timestamp::MAX);
@@ -640,13 +644,13 @@ mod tests {
     use super::*;
     use postrider_store::conformance::{WANT, at, events};
 
-    fn ready(position: u64) -> Ready {
-        let entry = Entry {
+    fn ready(position: u64) -> ReadyEvent {
+        let entry = LogEntry {
             batch: events(&[("x", &[1])]),
             first: Position(position),
             place: 0,
         };
-        Ready {
+        ReadyEvent {
             entry: Arc::new(entry),
             index: 0,
         }
@@ -669,14 +673,14 @@ mod tests {
         }
     }
 
-    fn queue(frontier: u64, open: &[u64]) -> Queue {
-        Queue::new(Progress {
+    fn queue(frontier: u64, open: &[u64]) -> DeliveryQueue {
+        DeliveryQueue::new(SubscriptionProgress {
             frontier: Position(frontier),
             open: open.iter().copied().map(Position).collect(),
         })
     }
 
-    fn claim(queue: &mut Queue) -> Vec<u64> {
+    fn claim(queue: &mut DeliveryQueue) -> Vec<u64> {
         let (_, fresh, _) = queue.claim(at(0), WANT);
         fresh.iter().map(|ready| ready.position().0).collect()
     }
@@ -705,13 +709,13 @@ mod tests {
     fn events_in_memory_are_counted_with_their_requests() {
         let request = |position: u64, events_of: usize| {
             let text = "x".repeat(1 << 20);
-            let entry = Entry {
+            let entry = LogEntry {
                 batch: events(&[(text.as_str(), &[]), ("x", &[1]), ("y", &[1])]),
                 first: Position(position),
                 place: 0,
             };
             let entry = Arc::new(entry);
-            (1..=events_of).map(move |index| Ready {
+            (1..=events_of).map(move |index| ReadyEvent {
                 entry: entry.clone(),
                 index: index as u32,
             })
@@ -729,7 +733,7 @@ mod tests {
             "{taken}"
         );
         // Claim one by one, release in another order, and claim again.
-        let one = Want {
+        let one = ClaimLimits {
             events_max: 1,
             ..WANT
         };
@@ -744,7 +748,7 @@ mod tests {
         claimed.rotate_left(1);
         assert_eq!(queue.release(claimed), taken / 3);
         assert_eq!(queue.hot_bytes, taken);
-        let all = Want {
+        let all = ClaimLimits {
             events_max: 100,
             bytes_max: usize::MAX / 2,
             ..WANT

@@ -5,7 +5,7 @@
 //! damaged one.
 
 use postrider_core::ids::{Position, SubscriptionId};
-pub use postrider_store::record::batch::{Reader, decode_batch, encode_batch_head, put};
+pub use postrider_store::record::batch::{VarintReader, decode_batch, encode_batch_head, put};
 
 pub const HEADER_LEN: usize = 40;
 pub const MAGIC: [u8; 4] = *b"PRr1";
@@ -13,7 +13,7 @@ pub const MAGIC: [u8; 4] = *b"PRr1";
 pub const PAYLOAD_MAX: usize = 64 << 20;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub enum RecordKind {
     /// A publish request.
     Batch,
     /// Progress of subscriptions.
@@ -21,8 +21,8 @@ pub enum Kind {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Header {
-    pub kind: Kind,
+pub struct RecordHeader {
+    pub kind: RecordKind,
     pub payload_len: u32,
     pub payload_crc: u32,
     /// Position of the first event; for other records, the position of the next event.
@@ -36,13 +36,13 @@ pub struct Header {
     pub ends_commit: bool,
 }
 
-impl Header {
+impl RecordHeader {
     pub fn encode(&self) -> [u8; HEADER_LEN] {
         let mut out = [0; HEADER_LEN];
         out[0..4].copy_from_slice(&MAGIC);
         out[4] = match self.kind {
-            Kind::Batch => 1,
-            Kind::Progress => 2,
+            RecordKind::Batch => 1,
+            RecordKind::Progress => 2,
         };
         out[5] = u8::from(self.ends_commit);
         out[8..12].copy_from_slice(&self.payload_len.to_le_bytes());
@@ -56,7 +56,7 @@ impl Header {
     }
 
     /// `None` unless the bytes are a header with a valid checksum.
-    pub fn decode(bytes: &[u8]) -> Option<Header> {
+    pub fn decode(bytes: &[u8]) -> Option<RecordHeader> {
         let bytes: &[u8; HEADER_LEN] = bytes.get(..HEADER_LEN)?.try_into().ok()?;
         if bytes[0..4] != MAGIC {
             return None;
@@ -66,10 +66,10 @@ impl Header {
         if u32_at(36) != crc32fast::hash(&bytes[..36]) || u32_at(8) as usize > PAYLOAD_MAX {
             return None;
         }
-        Some(Header {
+        Some(RecordHeader {
             kind: match bytes[4] {
-                1 => Kind::Batch,
-                2 => Kind::Progress,
+                1 => RecordKind::Batch,
+                2 => RecordKind::Progress,
                 _ => return None,
             },
             payload_len: u32_at(8),
@@ -92,12 +92,12 @@ pub const STATE_GENERATION: SubscriptionId = SubscriptionId(0);
 
 /// Progress of a subscription: everything below `frontier` is settled except for `open`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Progress {
+pub struct SubscriptionProgress {
     pub frontier: Position,
     pub open: Vec<Position>,
 }
 
-impl Progress {
+impl SubscriptionProgress {
     /// Appends the encoded progress of a subscription.
     pub fn encode(&self, of: SubscriptionId, out: &mut Vec<u8>) {
         put(out, of.0);
@@ -111,7 +111,7 @@ impl Progress {
     }
 
     /// Reads the progress of a subscription; `None` at the end or if the bytes are invalid.
-    pub fn decode(reader: &mut Reader<'_>) -> Option<(SubscriptionId, Progress)> {
+    pub fn decode(reader: &mut VarintReader<'_>) -> Option<(SubscriptionId, SubscriptionProgress)> {
         let of = SubscriptionId(reader.number()?);
         let frontier = Position(reader.number()?);
         let count = reader.count()?;
@@ -121,7 +121,7 @@ impl Progress {
             last = last.wrapping_add(reader.number()?);
             open.push(Position(last));
         }
-        Some((of, Progress { frontier, open }))
+        Some((of, SubscriptionProgress { frontier, open }))
     }
 }
 
@@ -133,19 +133,19 @@ mod tests {
     proptest! {
         #[test]
         fn progress_survives(of in any::<u64>(), frontier in any::<u64>(), open in prop::collection::btree_set(any::<u64>(), 0..20)) {
-            let progress = Progress { frontier: Position(frontier), open: open.into_iter().map(Position).collect() };
+            let progress = SubscriptionProgress { frontier: Position(frontier), open: open.into_iter().map(Position).collect() };
             let mut out = Vec::new();
             progress.encode(SubscriptionId(of), &mut out);
-            let mut reader = Reader::new(&out);
-            prop_assert_eq!(Progress::decode(&mut reader), Some((SubscriptionId(of), progress)));
+            let mut reader = VarintReader::new(&out);
+            prop_assert_eq!(SubscriptionProgress::decode(&mut reader), Some((SubscriptionId(of), progress)));
             prop_assert!(reader.is_empty());
         }
     }
 
     #[test]
     fn a_header_is_checked() {
-        let header = Header {
-            kind: Kind::Batch,
+        let header = RecordHeader {
+            kind: RecordKind::Batch,
             payload_len: 5,
             payload_crc: 7,
             first: Position(9),
@@ -154,11 +154,11 @@ mod tests {
             ends_commit: true,
         };
         let bytes = header.encode();
-        assert_eq!(Header::decode(&bytes), Some(header));
+        assert_eq!(RecordHeader::decode(&bytes), Some(header));
         for at in 0..HEADER_LEN {
             let mut damaged = bytes;
             damaged[at] ^= 1;
-            assert_eq!(Header::decode(&damaged), None, "byte {at}");
+            assert_eq!(RecordHeader::decode(&damaged), None, "byte {at}");
         }
     }
 }

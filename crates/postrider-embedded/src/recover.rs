@@ -1,23 +1,23 @@
 //! Recovery: builds the state in memory from the files, and repairs what a crash interrupted.
 
-use crate::chain::{self, ExpectedEnd, Gap};
 use crate::disk::{Disk, DryDisk};
 use crate::entry_cache::EntryCache;
 use crate::generations::{self, FileKind, Generations};
 use crate::losses::Loss;
-use crate::queue::Queue;
-use crate::record::{self, Kind, Progress, Reader, STATE_GENERATION};
+use crate::queue::DeliveryQueue;
+use crate::record::{self, RecordKind, STATE_GENERATION, SubscriptionProgress, VarintReader};
 use crate::segment::{
-    Damage, Head, POSITIONS_MAX, SPARE_NAMES, Segment, base_of, index_base_of, index_name, log_name,
-    orphan_name, retired_base_of, retired_name, scan_is_empty,
+    POSITIONS_MAX, SPARE_NAMES, Segment, SegmentDamage, SegmentHead, base_of, index_base_of, index_name,
+    log_name, orphan_name, retired_base_of, retired_name, scan_is_empty,
 };
-use crate::state::{Recovered, RetryEntry, State, Write};
-use crate::writer::ToWriter;
-use crate::{Shared, Sub};
+use crate::segment_gaps::{self, ExpectedEnd, SegmentGap};
+use crate::state::{RecoveredState, RetryEntry, StateDatabase, StateWrite};
+use crate::writer::WriterRequest;
+use crate::{LogShared, SubscriptionState};
 use postrider_core::ids::{Position, SubscriptionId};
 use postrider_core::time::Timestamp;
 use postrider_store::log::{LostDeliveries, LostEvents};
-use postrider_store::{Error, LetterKey};
+use postrider_store::{DeadLetterKey, Error};
 use rustc_hash::{FxHashMap, FxHashSet};
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -26,7 +26,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, OnceLock, RwLock, mpsc};
 
 pub struct Recovery {
-    pub shared: Arc<Shared>,
+    pub shared: Arc<LogShared>,
     /// A new, empty segment to write to.
     pub segment: Arc<Segment>,
     pub commit: u64,
@@ -37,15 +37,16 @@ pub fn recover(
     state: &Path,
     fresh_identity: u64,
     generations: Arc<Generations>,
-    writer: mpsc::Sender<ToWriter>,
+    writer: mpsc::Sender<WriterRequest>,
 ) -> Result<Recovery, Error> {
     let directory = state.parent().unwrap_or(state);
-    let state = State::open_with(state, fresh_identity, generations.clone())?;
+    let state = StateDatabase::open_with(state, fresh_identity, generations.clone())?;
     let known = state.recover()?;
     generations.set_identity(known.identity);
     let unreadable = |e: io::Error| Error::Unavailable(format!("reading the log: {e}"));
-    let mut progress: FxHashMap<SubscriptionId, Progress> = known.cursors.iter().cloned().collect();
-    let mut found = Found::default();
+    let mut progress: FxHashMap<SubscriptionId, SubscriptionProgress> =
+        known.cursors.iter().cloned().collect();
+    let mut found = FoundSegments::default();
     found.check_heads(&*disk, &known)?;
     found.check_generation(&state, directory)?;
     found.open_all(&*disk, &known, &mut progress)?;
@@ -56,13 +57,13 @@ pub fn recover(
     let next = found.next.max(known.next.0).max(frontier);
 
     // The checkpoint below makes the log's own progress records obsolete.
-    writes.extend(progress.iter().map(|(of, p)| Write::Cursor(*of, p.clone())));
+    writes.extend(progress.iter().map(|(of, p)| StateWrite::Cursor(*of, p.clone())));
     let there = found.segments.iter().filter(|one| one.end() > one.base);
-    let recorded: chain::Recorded = there.map(|one| (one.base.0, one.end().0)).collect();
+    let recorded: segment_gaps::RecordedSegments = there.map(|one| (one.base.0, one.end().0)).collect();
     let gone = known.segments.keys().filter(|base| !recorded.contains_key(base));
-    writes.push(Write::SegmentsGone(gone.copied().collect()));
-    writes.push(Write::Segments(recorded.clone().into_iter().collect()));
-    writes.push(Write::Facts {
+    writes.push(StateWrite::SegmentsGone(gone.copied().collect()));
+    writes.push(StateWrite::Segments(recorded.clone().into_iter().collect()));
+    writes.push(StateWrite::Facts {
         next: Position(next),
         replay_from: Position(next),
     });
@@ -77,7 +78,7 @@ pub fn recover(
     let new_damage = found.corrupt.iter().filter(|place| !known_damage(place));
     losses.extend(new_damage.cloned().map(Loss::Damage));
     if !losses.is_empty() {
-        writes.push(Write::Losses(losses));
+        writes.push(StateWrite::Losses(losses));
     }
     state.write(&writes)?;
     let earlier = known.losses;
@@ -90,9 +91,9 @@ pub fn recover(
     generations.listen({
         let writer = writer.clone();
         // Fails only while the store shuts down.
-        move || drop(writer.send(ToWriter::CheckpointDue))
+        move || drop(writer.send(WriterRequest::CheckpointDue))
     });
-    let shared = Arc::new(Shared {
+    let shared = Arc::new(LogShared {
         disk,
         state,
         identity: known.identity,
@@ -141,7 +142,7 @@ pub fn recover(
         shared.remember_corrupt(place);
     }
     for one in &lost {
-        let what = chain::describe(one);
+        let what = segment_gaps::describe(one);
         tracing::error!(
             "{what}; they were acknowledged and are not delivered. Their files can be put back from a backup of \
              the whole data directory only"
@@ -152,7 +153,7 @@ pub fn recover(
     }
     for loss in earlier {
         let what = match loss {
-            Loss::Events(lost) => chain::describe(&lost),
+            Loss::Events(lost) => segment_gaps::describe(&lost),
             Loss::Damage(place) => place,
         };
         tracing::warn!(%what, "lost or damaged earlier; \"postrider restore --forget-losses\" ends this report");
@@ -199,11 +200,11 @@ pub struct Examination {
 /// database. Nobody may be writing the log.
 pub fn examine(state: &Path, disk: Arc<dyn Disk>) -> Result<Examination, Error> {
     let directory = state.parent().unwrap_or(state);
-    let state = State::open(state, 0)?;
+    let state = StateDatabase::open(state, 0)?;
     let known = state.recover()?;
     let mut progress = known.cursors.iter().cloned().collect();
     let disk = DryDisk::over(disk);
-    let mut found = Found::default();
+    let mut found = FoundSegments::default();
     let mut look = || {
         found.check_heads(&disk, &known)?;
         found.check_generation(&state, directory)?;
@@ -226,27 +227,27 @@ pub fn examine(state: &Path, disk: Arc<dyn Disk>) -> Result<Examination, Error> 
 }
 
 #[derive(Default)]
-struct Found {
+struct FoundSegments {
     segments: Vec<Segment>,
     next: u64,
     commit: u64,
     corrupt: Vec<String>,
     /// Lost events, each with the index of the lost segment if there is one.
-    gaps: Vec<(Gap, Option<Segment>)>,
+    gaps: Vec<(SegmentGap, Option<Segment>)>,
     /// Damaged places within segments that held events, each with the index that says whose, if there is one.
-    damaged: Vec<(Gap, Option<Segment>, String)>,
+    damaged: Vec<(SegmentGap, Option<Segment>, String)>,
     retired: Vec<Position>,
     /// The latest generation of the state database that the log has recorded.
     generation: u64,
 }
 
-impl Found {
+impl FoundSegments {
     /// Opens every segment by its index if that suffices, otherwise by reading it.
     fn open_all(
         &mut self,
         disk: &dyn Disk,
-        known: &Recovered,
-        progress: &mut FxHashMap<SubscriptionId, Progress>,
+        known: &RecoveredState,
+        progress: &mut FxHashMap<SubscriptionId, SubscriptionProgress>,
     ) -> Result<(), Error> {
         let unreadable = |e: io::Error| Error::Unavailable(format!("reading the log: {e}"));
         let names = disk.names().map_err(unreadable)?;
@@ -266,7 +267,7 @@ impl Found {
             let segment = match sealed {
                 Some(segment) => segment,
                 None => {
-                    let expected = chain::expected_end(&recorded, &present, base.0, known.next.0);
+                    let expected = segment_gaps::expected_end(&recorded, &present, base.0, known.next.0);
                     let scanned = self.scan(
                         disk,
                         base,
@@ -279,10 +280,10 @@ impl Found {
                     // With its head, the active segment has lost all of its events.
                     if recorded.get(&base.0) == Some(&base.0)
                         && segment.end() == base
-                        && chain::is_headless(disk, base, known.identity).map_err(unreadable)?
+                        && segment_gaps::is_headless(disk, base, known.identity).map_err(unreadable)?
                     {
                         self.gaps.retain(|(gap, _)| gap.base != base);
-                        let gap = chain::whole_segment(&recorded, &present, base.0, known.next.0);
+                        let gap = segment_gaps::whole_segment(&recorded, &present, base.0, known.next.0);
                         self.gaps.push((gap, None));
                     }
                     segment
@@ -296,7 +297,7 @@ impl Found {
     }
 
     /// Checks the heads of all segments before anything is changed.
-    fn check_heads(&mut self, disk: &dyn Disk, known: &Recovered) -> Result<(), Error> {
+    fn check_heads(&mut self, disk: &dyn Disk, known: &RecoveredState) -> Result<(), Error> {
         let unreadable = |e: io::Error| Error::Unavailable(format!("reading the log: {e}"));
         settle_spares(disk, known.identity).map_err(unreadable)?;
         let names = disk.names().map_err(unreadable)?;
@@ -308,7 +309,7 @@ impl Found {
 
     /// The log records a generation of the state database only once it is durable there, so a lower
     /// one means an older copy.
-    fn check_generation(&self, state: &State, directory: &Path) -> Result<(), Error> {
+    fn check_generation(&self, state: &StateDatabase, directory: &Path) -> Result<(), Error> {
         let (own, seen) = (state.generation(), self.generation);
         if seen <= own {
             return Ok(());
@@ -321,20 +322,20 @@ impl Found {
     fn find_missing(
         &mut self,
         disk: &dyn Disk,
-        known: &Recovered,
-        recorded: &chain::Recorded,
+        known: &RecoveredState,
+        recorded: &segment_gaps::RecordedSegments,
         present: &BTreeSet<u64>,
         names: &[String],
-        progress: &FxHashMap<SubscriptionId, Progress>,
+        progress: &FxHashMap<SubscriptionId, SubscriptionProgress>,
     ) -> io::Result<()> {
-        let mut gaps = chain::missing(recorded, present, known.next.0);
+        let mut gaps = segment_gaps::missing(recorded, present, known.next.0);
         if recorded.is_empty() && present.is_empty() && known.next.0 > 0 && self.retired.is_empty() {
             // The whole log is missing, and the state database predates the recording of segments.
             let lowest = progress
                 .values()
                 .map(|p| p.open.first().copied().unwrap_or(p.frontier));
             let from = lowest.min().unwrap_or(known.next).0;
-            gaps.push(Gap {
+            gaps.push(SegmentGap {
                 base: Position(from),
                 from,
                 to: known.next.0,
@@ -353,13 +354,13 @@ impl Found {
             // A program that did not record segments may have left the index of a deleted one.
             let unrecorded = recorded.is_empty() && !self.retired.contains(&base);
             let needed = |index: &Segment| {
-                let gap = Gap {
+                let gap = SegmentGap {
                     base,
                     from: base.0,
                     to: index.end().0,
                     end_known: true,
                 };
-                chain::losses(gap, Some(index), progress).map(|lost| (gap, !lost.is_empty()))
+                segment_gaps::losses(gap, Some(index), progress).map(|lost| (gap, !lost.is_empty()))
             };
             let lost = match index.as_ref().filter(|_| unrecorded).map(needed).transpose()? {
                 Some((gap, true)) => {
@@ -394,17 +395,17 @@ impl Found {
     /// it.
     fn account(
         &mut self,
-        state: &State,
-        known: &Recovered,
-        progress: &mut FxHashMap<SubscriptionId, Progress>,
-    ) -> Result<(Vec<LostEvents>, Vec<Write>), Error> {
+        state: &StateDatabase,
+        known: &RecoveredState,
+        progress: &mut FxHashMap<SubscriptionId, SubscriptionProgress>,
+    ) -> Result<(Vec<LostEvents>, Vec<StateWrite>), Error> {
         let unreadable = |e: io::Error| Error::Unavailable(format!("reading the log: {e}"));
         let mut lost = Vec::new();
         let gaps = std::mem::take(&mut self.gaps).into_iter();
-        let gaps = gaps.map(|(gap, index)| (gap, index, chain::cause(gap)));
+        let gaps = gaps.map(|(gap, index)| (gap, index, segment_gaps::cause(gap)));
         for (gap, index, cause) in gaps.chain(std::mem::take(&mut self.damaged)) {
-            let deliveries = chain::losses(gap, index.as_ref(), progress).map_err(unreadable)?;
-            chain::settle_lost(gap, progress);
+            let deliveries = segment_gaps::losses(gap, index.as_ref(), progress).map_err(unreadable)?;
+            segment_gaps::settle_lost(gap, progress);
             lost.push(LostEvents {
                 from: Position(gap.from),
                 to: Position(gap.to),
@@ -438,7 +439,7 @@ impl Found {
         if lost.is_empty() && known.references.keys().all(|base| ends.contains_key(base)) {
             return Ok((lost, writes));
         }
-        let mut letters: BTreeMap<SubscriptionId, Vec<LetterKey>> = BTreeMap::new();
+        let mut letters: BTreeMap<SubscriptionId, Vec<DeadLetterKey>> = BTreeMap::new();
         for (of, delivery, reason) in state.open_within(Position(0)..Position(u64::MAX))? {
             if !is_lost(&delivery) {
                 continue;
@@ -456,7 +457,7 @@ impl Found {
                             from,
                             to,
                             end_known: true,
-                            cause: chain::cause(Gap {
+                            cause: segment_gaps::cause(SegmentGap {
                                 base: delivery.segment,
                                 from: delivery.segment.0,
                                 to: to.0,
@@ -488,13 +489,13 @@ impl Found {
                     segment,
                     ..
                 } = delivery;
-                writes.push(Write::RemoveRetry(of, due, position, segment));
+                writes.push(StateWrite::RemoveRetry(of, due, position, segment));
             }
         }
         writes.extend(
             letters
                 .into_iter()
-                .map(|(of, keys)| Write::RemoveLetters(of, keys)),
+                .map(|(of, keys)| StateWrite::RemoveLetters(of, keys)),
         );
         Ok((lost, writes))
     }
@@ -504,7 +505,7 @@ impl Found {
         let name = log_name(base);
         let unreadable = |e: io::Error| Error::Unavailable(format!("reading {name}: {e}"));
         let file = disk.open(&name).map_err(unreadable)?;
-        match Head::read(&*file).map_err(unreadable)? {
+        match SegmentHead::read(&*file).map_err(unreadable)? {
             Some(head) if head.base != base || head.identity != identity => {
                 let empty = scan_is_empty(&*file).map_err(unreadable)?;
                 if empty && head.base == base {
@@ -534,7 +535,7 @@ impl Found {
                 // The head may not have reached the disk before the first commit.
                 let empty = scan_is_empty(&*file).map_err(unreadable)?;
                 if !empty {
-                    self.corrupt.push(chain::headless(base));
+                    self.corrupt.push(segment_gaps::headless(base));
                 }
                 Ok(())
             }
@@ -545,7 +546,7 @@ impl Found {
         &mut self,
         disk: &dyn Disk,
         base: Position,
-        recorded: &chain::Recorded,
+        recorded: &segment_gaps::RecordedSegments,
         names: &[String],
     ) -> io::Result<Option<Segment>> {
         let segment = Segment::open_fitting(disk, base, recorded)?;
@@ -565,7 +566,7 @@ impl Found {
         limit: Option<Position>,
         (known_next, replay_from): (Position, Position),
         expected_end: Option<ExpectedEnd>,
-        progress: &mut FxHashMap<SubscriptionId, Progress>,
+        progress: &mut FxHashMap<SubscriptionId, SubscriptionProgress>,
     ) -> io::Result<Segment> {
         let mut unreadable = Vec::new();
         let mut generation = 0;
@@ -575,13 +576,13 @@ impl Found {
             base,
             before,
             |segment, offset, header, payload| match header.kind {
-                Kind::Batch => match record::decode_batch(payload) {
+                RecordKind::Batch => match record::decode_batch(payload) {
                     Some(batch) => segment.index_batch(offset, header.first, &batch),
                     None => unreadable.push(offset),
                 },
-                Kind::Progress => {
-                    let mut reader = Reader::new(payload);
-                    while let Some((of, newer)) = Progress::decode(&mut reader) {
+                RecordKind::Progress => {
+                    let mut reader = VarintReader::new(payload);
+                    while let Some((of, newer)) = SubscriptionProgress::decode(&mut reader) {
                         if of == STATE_GENERATION {
                             generation = generation.max(newer.frontier.0);
                         }
@@ -616,7 +617,7 @@ impl Found {
                 if index.is_some() {
                     disk.rename(&index_name(base), &orphan_name(base))?;
                 }
-                let mut gap = Gap {
+                let mut gap = SegmentGap {
                     base,
                     from: reported,
                     to: end,
@@ -636,7 +637,7 @@ impl Found {
         let mut counted = base.0;
         for damage in &damages {
             let (from, to) = (damage.events.start, damage.events.end);
-            let what = chain::place_text(base, damage);
+            let what = segment_gaps::place_text(base, damage);
             let acknowledged = limit.unwrap_or(known_next).0;
             if damage.torn && from >= acknowledged {
                 tracing::warn!(place = %what, "a commit was cut short; it was never acknowledged");
@@ -644,7 +645,7 @@ impl Found {
             }
             // Somebody may have seen these events: their positions are not given out again.
             self.next = self.next.max(to);
-            let gap = Gap {
+            let gap = SegmentGap {
                 base,
                 from: from.max(counted),
                 to,
@@ -662,7 +663,7 @@ impl Found {
                 continue;
             }
             let index = Segment::open_index(disk, base)?.filter(|index| index.end().0 >= to);
-            let Damage { from, to, .. } = damage;
+            let SegmentDamage { from, to, .. } = damage;
             let cause = format!("damaged record: {name} at bytes {from} to {to}");
             self.damaged.push((gap, index, cause));
         }
@@ -703,7 +704,7 @@ fn settle_spares(disk: &dyn Disk, identity: u64) -> io::Result<()> {
             Err(e) if e.kind() == io::ErrorKind::NotFound => continue,
             file => file?,
         };
-        if let Some(head) = Head::read(&*file)?
+        if let Some(head) = SegmentHead::read(&*file)?
             && head.identity == identity
             // If a segment of that name exists, it was started after the spare had failed.
             && disk.open(&log_name(head.base)).is_err_and(|e| e.kind() == io::ErrorKind::NotFound)
@@ -715,11 +716,11 @@ fn settle_spares(disk: &dyn Disk, identity: u64) -> io::Result<()> {
 }
 
 /// Merges two states of progress: a position is open only if it is open according to both.
-fn merge(a: &Progress, b: &Progress) -> Progress {
+fn merge(a: &SubscriptionProgress, b: &SubscriptionProgress) -> SubscriptionProgress {
     let (low, high) = if a.frontier <= b.frontier { (a, b) } else { (b, a) };
     let low_open: FxHashSet<Position> = low.open.iter().copied().collect();
     let open = high.open.iter().copied();
-    Progress {
+    SubscriptionProgress {
         frontier: high.frontier,
         open: open
             .filter(|p| *p >= low.frontier || low_open.contains(p))
@@ -727,11 +728,11 @@ fn merge(a: &Progress, b: &Progress) -> Progress {
     }
 }
 
-impl Shared {
+impl LogShared {
     /// Builds the subscriptions' queues from their progress and the content of the segments.
     fn restore(
         &self,
-        progress: FxHashMap<SubscriptionId, Progress>,
+        progress: FxHashMap<SubscriptionId, SubscriptionProgress>,
         retries: &[(SubscriptionId, Timestamp, u64)],
     ) -> io::Result<()> {
         let segments: Vec<Arc<Segment>> = {
@@ -763,12 +764,12 @@ impl Shared {
                 }
             }
         }
-        let mut ages = Ages::default();
+        let mut ages = ReceptionTimes::default();
         let mut subs = self.subs.write().expect("no panic holds it");
         for (of, progress) in progress {
             self.redelivered.fetch_add(progress.open.len() as u64, Relaxed);
             let interrupted = !progress.open.is_empty();
-            let mut queue = Queue::new(progress);
+            let mut queue = DeliveryQueue::new(progress);
             match waiting.get(&of) {
                 Some((count, last)) => {
                     let since = ages.first_from(&segments, of, queue.lowest());
@@ -780,7 +781,7 @@ impl Shared {
             }
             subs.insert(
                 of,
-                Arc::new(Sub {
+                Arc::new(SubscriptionState {
                     of,
                     queue: Mutex::new(queue),
                 }),
@@ -800,9 +801,9 @@ impl Shared {
 
 /// Reception times of records; a record that is the first of many subscriptions is read once.
 #[derive(Default)]
-struct Ages(FxHashMap<(Position, u32), Option<Timestamp>>);
+struct ReceptionTimes(FxHashMap<(Position, u32), Option<Timestamp>>);
 
-impl Ages {
+impl ReceptionTimes {
     /// When the first event of a subscription at or after `from` was received. `None` if it cannot
     /// be read, since the value is only displayed.
     fn first_from(

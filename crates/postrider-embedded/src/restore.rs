@@ -2,12 +2,12 @@
 //! operator's explicit request.
 
 use crate::database::{Salvage, damaged_blocks, is_refused, read_generations};
-use crate::disk::{Directory, Disk};
+use crate::disk::{Disk, LocalDirectory};
 use crate::generations::{self, FileKind};
-use crate::record::{Kind, Progress, Reader, STATE_GENERATION};
-use crate::segment::{Head, Segment, base_of, log_name};
-use crate::state::{State, Write};
-use crate::{archive, catalog, chain};
+use crate::record::{RecordKind, STATE_GENERATION, SubscriptionProgress, VarintReader};
+use crate::segment::{Segment, SegmentHead, base_of, log_name};
+use crate::state::{StateDatabase, StateWrite};
+use crate::{archive, catalog, segment_gaps};
 use postrider_core::ids::Position;
 use postrider_store::Error;
 use postrider_store::seal::Keyring;
@@ -18,12 +18,12 @@ use std::path::{Path, PathBuf};
 fn seen_by_log(log: &dyn Disk) -> io::Result<u64> {
     let mut seen = 0;
     for base in log.names()?.iter().filter_map(|name| base_of(name)) {
-        let head = Head::read(&*log.open(&log_name(base))?)?;
+        let head = SegmentHead::read(&*log.open(&log_name(base))?)?;
         seen = seen.max(head.map_or(0, |head| head.generation));
         Segment::open_scanned(log, base, Position(u64::MAX), |_, _, header, payload| {
-            if header.kind == Kind::Progress {
-                let mut reader = Reader::new(payload);
-                while let Some((of, progress)) = Progress::decode(&mut reader) {
+            if header.kind == RecordKind::Progress {
+                let mut reader = VarintReader::new(payload);
+                while let Some((of, progress)) = SubscriptionProgress::decode(&mut reader) {
                     if of == STATE_GENERATION {
                         seen = seen.max(progress.frontier.0);
                     }
@@ -42,7 +42,7 @@ fn replace_missing_state(data_dir: &Path, log: &dyn Disk) -> Result<Vec<String>,
     let is_there = std::fs::metadata(&path).is_ok_and(|file| file.len() > 0);
     let names = log.names().map_err(failed)?;
     let has_identity = |name: &String| {
-        let head = base_of(name).map(|base| Head::read(&*log.open(&log_name(base))?));
+        let head = base_of(name).map(|base| SegmentHead::read(&*log.open(&log_name(base))?));
         head.transpose().map(|head| head.flatten().is_some())
     };
     let mut any = false;
@@ -55,7 +55,7 @@ fn replace_missing_state(data_dir: &Path, log: &dyn Disk) -> Result<Vec<String>,
     let new = with_suffix(&path, ".salvaged");
     remove_if_there(&new).map_err(failed)?;
     let mut told = vec!["state.redb is missing and is made anew of what the log knows".to_owned()];
-    told.extend(State::rebuild(None, &new, log)?);
+    told.extend(StateDatabase::rebuild(None, &new, log)?);
     put_in_place(data_dir, &new, &path).map_err(failed)?;
     Ok(told)
 }
@@ -78,9 +78,9 @@ pub fn forget_losses(data_dir: &Path) -> Result<Vec<String>, Error> {
     if !std::fs::metadata(&path).is_ok_and(|file| file.len() > 0) {
         return Ok(Vec::new());
     }
-    let known = chain::known_losses(&path)?;
+    let known = segment_gaps::known_losses(&path)?;
     if !known.is_empty() {
-        State::open(&path, 0)?.write(&[Write::ForgetLosses])?;
+        StateDatabase::open(&path, 0)?.write(&[StateWrite::ForgetLosses])?;
     }
     let told = known.iter().map(|one| format!("no longer reported: {one}"));
     Ok(told.collect())
@@ -88,7 +88,7 @@ pub fn forget_losses(data_dir: &Path) -> Result<Vec<String>, Error> {
 
 /// Accepts the files as they are, even if some are older. Returns descriptions of the consequences.
 pub fn accept_mixed_files(data_dir: &Path) -> Result<Vec<String>, Error> {
-    let log = Directory::look_at(data_dir.join("log"));
+    let log = LocalDirectory::look_at(data_dir.join("log"));
     let mut told = replace_missing_state(data_dir, &log)?;
     told.extend(generations::accept_mixed(data_dir)?);
     let seen = seen_by_log(&log).map_err(|e| Error::Unavailable(format!("reading the log: {e}")))?;
@@ -108,7 +108,7 @@ pub fn accept_mixed_files(data_dir: &Path) -> Result<Vec<String>, Error> {
 /// catalogue's records. Returns what is lost, in words.
 pub fn accept_damage(data_dir: &Path, keys: Option<&Keyring>) -> Result<Vec<String>, Error> {
     let mut told = Vec::new();
-    let log = Directory::look_at(data_dir.join("log"));
+    let log = LocalDirectory::look_at(data_dir.join("log"));
     for kind in FileKind::ALL {
         let path = data_dir.join(kind.file());
         let failed = |e: io::Error| Error::Unavailable(format!("{}: {e}", path.display()));
@@ -134,7 +134,7 @@ pub fn accept_damage(data_dir: &Path, keys: Option<&Keyring>) -> Result<Vec<Stri
         }
         remove_if_there(&new).map_err(failed)?;
         let lost = match kind {
-            FileKind::State => State::rebuild(old.as_ref(), &new, &log)?,
+            FileKind::State => StateDatabase::rebuild(old.as_ref(), &new, &log)?,
             FileKind::Catalog => catalog::rebuild(old.as_ref(), &new, keys)?,
             FileKind::Archive => archive::rebuild(old.as_ref(), &new)?,
         };
@@ -165,12 +165,12 @@ fn with_suffix(path: &Path, suffix: &str) -> PathBuf {
 mod tests {
     use super::*;
     use crate::catalog::EmbeddedCatalog;
-    use crate::record::Progress;
+    use crate::record::SubscriptionProgress;
     use crate::state::RetryEntry;
     use postrider_core::ids::SubscriptionId;
     use postrider_core::time::Timestamp;
     use postrider_store::conformance::{at, sub, topic};
-    use postrider_store::{Catalog, Change};
+    use postrider_store::{Catalog, CatalogChange};
     use std::collections::BTreeSet;
     use std::sync::Arc;
 
@@ -181,7 +181,7 @@ mod tests {
     type Row = (u64, u64, u64);
 
     fn rows(path: &Path) -> (BTreeSet<Row>, BTreeSet<u64>) {
-        let state = State::open(path, 7).unwrap();
+        let state = StateDatabase::open(path, 7).unwrap();
         let open = state.open_within(Position(0)..Position(u64::MAX)).unwrap();
         let open = open
             .iter()
@@ -220,17 +220,17 @@ mod tests {
     }
 
     fn state_of_many(path: &Path, close: bool) -> (BTreeSet<Row>, Vec<u8>) {
-        let state = State::open(path, 7).unwrap();
+        let state = StateDatabase::open(path, 7).unwrap();
         for of in 1..=SUBSCRIPTIONS {
             let position = |n: u64| 100 + of * RETRIES + n;
-            let mut writes: Vec<Write> = (0..RETRIES)
-                .map(|n| Write::PutRetry(sub(of), retry(position(n))))
+            let mut writes: Vec<StateWrite> = (0..RETRIES)
+                .map(|n| StateWrite::PutRetry(sub(of), retry(position(n))))
                 .collect();
-            let progress = Progress {
+            let progress = SubscriptionProgress {
                 frontier: Position(5000),
                 open: Vec::new(),
             };
-            writes.push(Write::Cursor(SubscriptionId(of), progress));
+            writes.push(StateWrite::Cursor(SubscriptionId(of), progress));
             state.write(&writes).unwrap();
         }
         let killed = std::fs::read(path).unwrap();
@@ -284,7 +284,7 @@ mod tests {
         {
             let catalog = EmbeddedCatalog::open(&path, keys.clone()).unwrap();
             for id in 1..=SUBSCRIPTIONS {
-                let put = Change::PutTopic(topic(id, &format!("topic-{id}")));
+                let put = CatalogChange::PutTopic(topic(id, &format!("topic-{id}")));
                 catalog.commit(vec![put]).await.unwrap();
             }
         }
@@ -331,7 +331,7 @@ mod tests {
         let path = directory.path().join("catalog.redb");
         let keys = Arc::new(Keyring::ephemeral());
         let catalog = EmbeddedCatalog::open(&path, keys.clone()).unwrap();
-        let put = Change::PutTopic(topic(1, "orders"));
+        let put = CatalogChange::PutTopic(topic(1, "orders"));
         catalog.commit(vec![put]).await.unwrap();
         drop(catalog);
         let whole = std::fs::read(&path).unwrap();
@@ -355,7 +355,7 @@ mod tests {
             zeroed[16 + block * BLOCK..][..BLOCK].fill(0);
             std::fs::write(&path, &zeroed).unwrap();
             // A panic over pages that make no sense would say "the file is damaged" instead.
-            if let Err(e) = State::open(&path, 7) {
+            if let Err(e) = StateDatabase::open(&path, 7) {
                 refused += 1;
                 assert!(e.to_string().contains("damaged blocks of"), "{e}");
                 assert_eq!(std::fs::read(&path).unwrap(), zeroed, "block {block}");

@@ -6,9 +6,9 @@
 
 use crate::archive::EmbeddedArchive;
 use crate::catalog::EmbeddedCatalog;
-use crate::database::Reopening;
+use crate::database::ReopeningDatabase;
 use crate::segment::{FIRST_RECORD, ReadError, Segment, index_name};
-use crate::{Shared, chain};
+use crate::{LogShared, segment_gaps};
 use std::io;
 use std::sync::Arc;
 
@@ -17,14 +17,14 @@ const STEP_BYTES: u64 = 1 << 20;
 
 /// Repeated verification of the log and the databases, round after round.
 pub struct Scrub {
-    log: Arc<Shared>,
-    databases: Vec<Arc<Reopening>>,
-    next: ScrubPlace,
+    log: Arc<LogShared>,
+    databases: Vec<Arc<ReopeningDatabase>>,
+    next: ScrubCursor,
 }
 
 /// Where the next step begins.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum ScrubPlace {
+enum ScrubCursor {
     /// In the segment with this base, or else in the first one after it.
     Log {
         base: u64,
@@ -36,7 +36,7 @@ enum ScrubPlace {
     },
 }
 
-const ROUND_START: ScrubPlace = ScrubPlace::Log { base: 0, offset: 0 };
+const ROUND_START: ScrubCursor = ScrubCursor::Log { base: 0, offset: 0 };
 
 /// Outcome of a step.
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -50,7 +50,7 @@ pub struct ScrubStep {
 }
 
 impl Scrub {
-    pub(crate) fn new(log: Arc<Shared>, catalog: &EmbeddedCatalog, archive: &EmbeddedArchive) -> Scrub {
+    pub(crate) fn new(log: Arc<LogShared>, catalog: &EmbeddedCatalog, archive: &EmbeddedArchive) -> Scrub {
         let databases = vec![log.state.database(), catalog.database(), archive.database()];
         Scrub {
             log,
@@ -64,18 +64,18 @@ impl Scrub {
     /// file.
     pub fn step(&mut self) -> io::Result<ScrubStep> {
         match self.next {
-            ScrubPlace::Log { base, offset } => self.step_log(base, offset),
-            ScrubPlace::Database { number, block } => self.step_database(number, block),
+            ScrubCursor::Log { base, offset } => self.step_log(base, offset),
+            ScrubCursor::Database { number, block } => self.step_database(number, block),
         }
     }
 
     fn step_log(&mut self, base: u64, offset: u64) -> io::Result<ScrubStep> {
         let Some(segment) = self.closed_segment(base) else {
-            self.next = ScrubPlace::Database { number: 0, block: 0 };
+            self.next = ScrubCursor::Database { number: 0, block: 0 };
             return Ok(ScrubStep::default());
         };
         // Advance first: after a failure below, the next step must not repeat this one.
-        self.next = ScrubPlace::Log {
+        self.next = ScrubCursor::Log {
             base: segment.base.0 + 1,
             offset: 0,
         };
@@ -95,7 +95,7 @@ impl Scrub {
         step.bytes = bytes;
         match next {
             NextRecord::At(offset) => {
-                self.next = ScrubPlace::Log {
+                self.next = ScrubCursor::Log {
                     base: segment.base.0,
                     offset,
                 };
@@ -124,10 +124,10 @@ impl Scrub {
     }
 
     fn verify_head(&self, segment: &Arc<Segment>) -> io::Result<bool> {
-        if !chain::is_headless(&*self.log.disk, segment.base, self.log.identity)? {
+        if !segment_gaps::is_headless(&*self.log.disk, segment.base, self.log.identity)? {
             return Ok(false);
         }
-        Ok(self.log.is_current(segment) && self.report(chain::headless(segment.base)))
+        Ok(self.log.is_current(segment) && self.report(segment_gaps::headless(segment.base)))
     }
 
     fn read_records(&self, segment: &Segment, from: u64) -> io::Result<RecordsRead> {
@@ -162,7 +162,7 @@ impl Scrub {
         for damage in scan.damage.iter().filter(|damage| damage.from < segment.bytes()) {
             let mut damage = damage.clone();
             damage.events.end = damage.events.end.min(limit.0);
-            reported += u64::from(self.report(chain::place_text(segment.base, &damage)));
+            reported += u64::from(self.report(segment_gaps::place_text(segment.base, &damage)));
         }
         Ok(reported)
     }
@@ -175,13 +175,13 @@ impl Scrub {
                 ..ScrubStep::default()
             });
         };
-        self.next = ScrubPlace::Database {
+        self.next = ScrubCursor::Database {
             number: number + 1,
             block: 0,
         };
         let verified = database.verify_blocks(block)?;
         if let Some(block) = verified.next {
-            self.next = ScrubPlace::Database { number, block };
+            self.next = ScrubCursor::Database { number, block };
         }
         let damaged = verified.damaged.into_iter();
         Ok(ScrubStep {

@@ -1,11 +1,11 @@
 //! A segment, one file of the log: a sequence of records, and an index from subscriptions to
 //! records.
 
-use crate::chain::Recorded;
 use crate::disk::{Disk, DiskFile};
-use crate::record::{HEADER_LEN, Header, MAGIC};
+use crate::record::{HEADER_LEN, MAGIC, RecordHeader};
+use crate::segment_gaps::RecordedSegments;
 use bytes::Bytes;
-use postrider_core::event::Batch;
+use postrider_core::event::PublishedBatch;
 use postrider_core::ids::{Position, SubscriptionId};
 use rustc_hash::FxHashMap;
 use std::fmt;
@@ -79,7 +79,7 @@ pub struct IndexEntry {
 
 /// A row of the index table: the entries of one subscription in the segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct IndexLine {
+pub struct SubscriptionIndex {
     pub of: SubscriptionId,
     start: u32,
     count: u32,
@@ -88,7 +88,7 @@ pub struct IndexLine {
     pub matches: u32,
 }
 
-enum Index {
+enum SegmentIndex {
     /// The segment is active, or its index file is not written yet.
     Open {
         entries: FxHashMap<SubscriptionId, (Vec<IndexEntry>, u32)>,
@@ -96,7 +96,7 @@ enum Index {
     },
     /// The index is in its file; only the table is in memory, ordered by subscription.
     Sealed {
-        lines: Vec<IndexLine>,
+        lines: Vec<SubscriptionIndex>,
         file: Arc<dyn DiskFile>,
         entries_at: u64,
     },
@@ -111,7 +111,7 @@ pub struct Segment {
     bytes: AtomicU64,
     /// Whether bytes after the last good record may exist, which must not be read again.
     tail: AtomicBool,
-    index: Mutex<Index>,
+    index: Mutex<SegmentIndex>,
 }
 
 impl fmt::Debug for Segment {
@@ -122,7 +122,7 @@ impl fmt::Debug for Segment {
 
 /// A range of a segment whose content differs from what was written there.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Damage {
+pub struct SegmentDamage {
     pub from: u64,
     pub to: u64,
     /// Whether only the segment's last commit is affected; unless the commit is known to have been
@@ -134,17 +134,17 @@ pub struct Damage {
 
 /// Result of a scan.
 #[derive(Debug, Default)]
-pub struct Scan {
+pub struct SegmentScan {
     /// Offset of the next record.
     pub end: u64,
     pub next: Position,
     pub commit: u64,
-    pub damage: Vec<Damage>,
+    pub damage: Vec<SegmentDamage>,
 }
 
 /// Head of a segment, before the first record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Head {
+pub struct SegmentHead {
     pub base: Position,
     pub identity: u64,
     /// The first commit that can be in the segment.
@@ -153,7 +153,7 @@ pub struct Head {
     pub generation: u64,
 }
 
-impl Head {
+impl SegmentHead {
     fn encode(&self) -> [u8; FIRST_RECORD as usize] {
         let mut out = [0; FIRST_RECORD as usize];
         out[0..8].copy_from_slice(SEGMENT_MAGIC);
@@ -171,11 +171,11 @@ impl Head {
     }
 
     /// `None` if the checksum is invalid: the bytes are damaged or never reached the disk.
-    pub fn read(file: &dyn DiskFile) -> io::Result<Option<Head>> {
+    pub fn read(file: &dyn DiskFile) -> io::Result<Option<SegmentHead>> {
         let mut bytes = [0; FIRST_RECORD as usize];
         file.read_at(&mut bytes, 0)?;
         let u64_at = |at: usize| u64::from_le_bytes(bytes[at..at + 8].try_into().expect("eight bytes"));
-        let head = Head {
+        let head = SegmentHead {
             base: Position(u64_at(8)),
             identity: u64_at(16),
             commit: u64_at(24),
@@ -187,7 +187,7 @@ impl Head {
 
 impl Segment {
     /// Creates an empty segment. The file becomes durable with the directory's sync.
-    pub fn create(disk: &dyn Disk, head: Head) -> io::Result<Segment> {
+    pub fn create(disk: &dyn Disk, head: SegmentHead) -> io::Result<Segment> {
         Segment::begin(disk.create(&log_name(head.base))?, head)
     }
 
@@ -197,14 +197,14 @@ impl Segment {
         disk: &dyn Disk,
         name: &str,
         spare: Arc<dyn DiskFile>,
-        head: Head,
+        head: SegmentHead,
     ) -> io::Result<Segment> {
         let segment = Segment::begin(spare, head)?;
         disk.rename(name, &log_name(head.base))?;
         Ok(segment)
     }
 
-    fn begin(file: Arc<dyn DiskFile>, head: Head) -> io::Result<Segment> {
+    fn begin(file: Arc<dyn DiskFile>, head: SegmentHead) -> io::Result<Segment> {
         file.write_at(&mut [IoSlice::new(&head.encode())], 0)?;
         // The head is durable before any record, so that later damage differs from an interrupted
         // write.
@@ -219,7 +219,7 @@ impl Segment {
             end: AtomicU64::new(base.0),
             bytes: AtomicU64::new(FIRST_RECORD),
             tail: AtomicBool::new(false),
-            index: Mutex::new(Index::Open {
+            index: Mutex::new(SegmentIndex::Open {
                 entries: FxHashMap::default(),
                 total: 0,
             }),
@@ -238,7 +238,11 @@ impl Segment {
     }
 
     /// Like `open_sealed`, but only if the index fits the file: its length, and the recorded end.
-    pub fn open_fitting(disk: &dyn Disk, base: Position, recorded: &Recorded) -> io::Result<Option<Segment>> {
+    pub fn open_fitting(
+        disk: &dyn Disk,
+        base: Position,
+        recorded: &RecordedSegments,
+    ) -> io::Result<Option<Segment>> {
         let Some(segment) = Segment::open_sealed(disk, base)? else {
             return Ok(None);
         };
@@ -271,7 +275,7 @@ impl Segment {
         let segment = Segment::over(base, index.clone());
         segment.end.store(end, Relaxed);
         segment.bytes.store(used, Relaxed);
-        *segment.index.lock().expect("no panic holds it") = Index::Sealed {
+        *segment.index.lock().expect("no panic holds it") = SegmentIndex::Sealed {
             lines,
             file: index,
             entries_at,
@@ -286,8 +290,8 @@ impl Segment {
         disk: &dyn Disk,
         base: Position,
         limit: Position,
-        mut found: impl FnMut(&Segment, u64, &Header, &Bytes),
-    ) -> io::Result<(Segment, Scan)> {
+        mut found: impl FnMut(&Segment, u64, &RecordHeader, &Bytes),
+    ) -> io::Result<(Segment, SegmentScan)> {
         let file = disk.open(&log_name(base))?;
         let segment = Segment::over(base, file.clone());
         let scan = scan(&*file, base, limit, |offset, header, payload| {
@@ -309,7 +313,7 @@ impl Segment {
     /// Whether the segment's index has been written to its own file.
     pub fn is_sealed(&self) -> bool {
         let index = self.index.lock().expect("no panic holds it");
-        matches!(*index, Index::Sealed { .. })
+        matches!(*index, SegmentIndex::Sealed { .. })
     }
 
     /// Notes that a write failed half-way or was interrupted by a crash.
@@ -324,9 +328,9 @@ impl Segment {
     }
 
     /// Adds an appended record to the index.
-    pub fn index_batch(&self, offset: u64, first: Position, batch: &Batch) {
+    pub fn index_batch(&self, offset: u64, first: Position, batch: &PublishedBatch) {
         let mut index = self.index.lock().expect("no panic holds it");
-        let Index::Open { entries, total } = &mut *index else {
+        let SegmentIndex::Open { entries, total } = &mut *index else {
             debug_assert!(false, "a sealed segment takes no records");
             return;
         };
@@ -352,8 +356,8 @@ impl Segment {
 
     pub fn index_is_full(&self) -> bool {
         match &*self.index.lock().expect("no panic holds it") {
-            Index::Open { total, .. } => *total >= INDEX_ENTRIES_MAX,
-            Index::Sealed { .. } => true,
+            SegmentIndex::Open { total, .. } => *total >= INDEX_ENTRIES_MAX,
+            SegmentIndex::Sealed { .. } => true,
         }
     }
 
@@ -368,7 +372,7 @@ impl Segment {
         }
         let bytes = {
             let index = self.index.lock().expect("no panic holds it");
-            let Index::Open { entries, .. } = &*index else {
+            let SegmentIndex::Open { entries, .. } = &*index else {
                 return Ok(());
             };
             write_index(entries, self.base, self.end().0, self.bytes())
@@ -388,7 +392,7 @@ impl Segment {
         let ReadIndex {
             lines, entries_at, ..
         } = read_index(&bytes).expect("just written");
-        *self.index.lock().expect("no panic holds it") = Index::Sealed {
+        *self.index.lock().expect("no panic holds it") = SegmentIndex::Sealed {
             lines,
             file,
             entries_at,
@@ -419,14 +423,14 @@ impl Segment {
     pub fn subscriptions(&self) -> Vec<(SubscriptionId, Position, u64)> {
         let position = |last: u32| Position(self.base.0 + u64::from(last));
         match &*self.index.lock().expect("no panic holds it") {
-            Index::Open { entries, .. } => entries
+            SegmentIndex::Open { entries, .. } => entries
                 .iter()
                 .map(|(of, (list, last))| {
                     let matches = list.iter().map(|e| u64::from(e.matches)).sum();
                     (*of, position(*last), matches)
                 })
                 .collect(),
-            Index::Sealed { lines, .. } => lines
+            SegmentIndex::Sealed { lines, .. } => lines
                 .iter()
                 .map(|line| (line.of, position(line.last), u64::from(line.matches)))
                 .collect(),
@@ -440,11 +444,11 @@ impl Segment {
     ) -> Option<SubscriptionId> {
         let position = |last: u32| Position(self.base.0 + u64::from(last));
         match &*self.index.lock().expect("no panic holds it") {
-            Index::Open { entries, .. } => entries
+            SegmentIndex::Open { entries, .. } => entries
                 .iter()
                 .find(|(of, (_, last))| wanted(**of, position(*last)))
                 .map(|(of, _)| *of),
-            Index::Sealed { lines, .. } => lines
+            SegmentIndex::Sealed { lines, .. } => lines
                 .iter()
                 .find(|line| wanted(line.of, position(line.last)))
                 .map(|line| line.of),
@@ -461,13 +465,13 @@ impl Segment {
         };
         let index = self.index.lock().expect("no panic holds it");
         match &*index {
-            Index::Open { entries, .. } => {
+            SegmentIndex::Open { entries, .. } => {
                 let Some((list, _)) = entries.get(&of) else {
                     return Ok(Vec::new());
                 };
                 Ok(list[start(list)..].iter().take(max).copied().collect())
             }
-            Index::Sealed {
+            SegmentIndex::Sealed {
                 lines,
                 file,
                 entries_at,
@@ -483,10 +487,10 @@ impl Segment {
     }
 
     /// Reads and verifies the record at `offset`.
-    pub fn read(&self, offset: u64) -> Result<Record, ReadError> {
+    pub fn read(&self, offset: u64) -> Result<VerifiedRecord, ReadError> {
         let mut head = [0; HEADER_LEN];
         let got = self.file.read_at(&mut head, offset)?;
-        let header = Header::decode(&head[..got]).ok_or(ReadError::Damaged)?;
+        let header = RecordHeader::decode(&head[..got]).ok_or(ReadError::Damaged)?;
         let mut payload = vec![0; header.payload_len as usize];
         let got = self.file.read_at(&mut payload, offset + HEADER_LEN as u64)?;
         if got < payload.len() || crc32fast::hash(&payload) != header.payload_crc {
@@ -496,7 +500,11 @@ impl Segment {
     }
 
     /// Reads many records with few calls: `offsets` must ascend, and neighbours are read together.
-    pub fn read_many(&self, offsets: &[u64], bytes_max: usize) -> io::Result<Vec<(u64, Option<Record>)>> {
+    pub fn read_many(
+        &self,
+        offsets: &[u64],
+        bytes_max: usize,
+    ) -> io::Result<Vec<(u64, Option<VerifiedRecord>)>> {
         let mut found = Vec::with_capacity(offsets.len());
         let mut at = 0;
         let mut total = 0;
@@ -514,7 +522,7 @@ impl Segment {
             let mut in_window = false;
             while at < offsets.len() {
                 let from = (offsets[at] - start) as usize;
-                let Some(header) = window.get(from..).and_then(Header::decode) else {
+                let Some(header) = window.get(from..).and_then(RecordHeader::decode) else {
                     break;
                 };
                 let end = from + header.record_len();
@@ -548,7 +556,7 @@ impl Segment {
 }
 
 /// A header and its payload, both verified.
-pub type Record = (Header, Bytes);
+pub type VerifiedRecord = (RecordHeader, Bytes);
 
 #[derive(Debug)]
 pub enum ReadError {
@@ -604,7 +612,7 @@ fn write_index(
 }
 
 struct ReadIndex {
-    lines: Vec<IndexLine>,
+    lines: Vec<SubscriptionIndex>,
     entries_at: u64,
     end: u64,
     used: u64,
@@ -628,7 +636,7 @@ fn read_index(bytes: &[u8]) -> Option<ReadIndex> {
     let mut lines = Vec::with_capacity(count.min(bytes.len() / LINE_LEN));
     for i in 0..count {
         let at = head_len + i * LINE_LEN;
-        lines.push(IndexLine {
+        lines.push(SubscriptionIndex {
             of: SubscriptionId(u64_at(at)?),
             start: u32_at(at + 8)?,
             count: u32_at(at + 12)?,
@@ -648,7 +656,7 @@ fn read_index(bytes: &[u8]) -> Option<ReadIndex> {
 fn read_entries(
     file: &dyn DiskFile,
     entries_at: u64,
-    line: IndexLine,
+    line: SubscriptionIndex,
     from: u64,
     max: usize,
 ) -> io::Result<Vec<IndexEntry>> {
@@ -686,11 +694,11 @@ fn scan(
     file: &dyn DiskFile,
     base: Position,
     limit: Position,
-    mut found: impl FnMut(u64, &Header, &Bytes),
-) -> io::Result<Scan> {
+    mut found: impl FnMut(u64, &RecordHeader, &Bytes),
+) -> io::Result<SegmentScan> {
     let len = file.size()?;
-    let head = Head::read(file)?;
-    let mut result = Scan {
+    let head = SegmentHead::read(file)?;
+    let mut result = SegmentScan {
         end: FIRST_RECORD,
         next: base,
         commit: 0,
@@ -699,17 +707,17 @@ fn scan(
     // For each damaged place, the earliest commit that it can belong to.
     let mut concerned = Vec::new();
     let mut expected = head.map_or(0, |head| head.commit);
-    let mut window = Window::new(file, len);
+    let mut window = ScanWindow::new(file, len);
     let mut at = FIRST_RECORD;
     while at < len {
-        let Some(header) = Header::decode(window.get(at, HEADER_LEN)?) else {
+        let Some(header) = RecordHeader::decode(window.get(at, HEADER_LEN)?) else {
             // Nothing is readable here; later records are still used.
             let next = window.find_header(at + 1)?;
             if next.is_none() && window.is_zero_from(at)? {
                 break;
             }
             let (to, first) = next.map_or((len, result.next), |(to, header)| (to, header.first));
-            result.damage.push(Damage {
+            result.damage.push(SegmentDamage {
                 from: at,
                 to,
                 torn: false,
@@ -734,7 +742,7 @@ fn scan(
             result.next = after;
             result.end = end;
         } else {
-            result.damage.push(Damage {
+            result.damage.push(SegmentDamage {
                 from: at,
                 to: end.min(len),
                 torn: false,
@@ -755,20 +763,20 @@ fn scan(
 
 /// Whether a segment contains no record, valid or damaged.
 pub fn scan_is_empty(file: &dyn DiskFile) -> io::Result<bool> {
-    Window::new(file, file.size()?).is_zero_from(FIRST_RECORD)
+    ScanWindow::new(file, file.size()?).is_zero_from(FIRST_RECORD)
 }
 
 /// The part of a file that is in memory during a scan.
-struct Window<'a> {
+struct ScanWindow<'a> {
     file: &'a dyn DiskFile,
     len: u64,
     start: u64,
     bytes: Vec<u8>,
 }
 
-impl<'a> Window<'a> {
-    fn new(file: &'a dyn DiskFile, len: u64) -> Window<'a> {
-        Window {
+impl<'a> ScanWindow<'a> {
+    fn new(file: &'a dyn DiskFile, len: u64) -> ScanWindow<'a> {
+        ScanWindow {
             file,
             len,
             start: 0,
@@ -792,7 +800,7 @@ impl<'a> Window<'a> {
     }
 
     /// The next place from `at` on with a header whose checksum is valid.
-    fn find_header(&mut self, mut at: u64) -> io::Result<Option<(u64, Header)>> {
+    fn find_header(&mut self, mut at: u64) -> io::Result<Option<(u64, RecordHeader)>> {
         while at + HEADER_LEN as u64 <= self.len {
             self.get(at, HEADER_LEN)?;
             let bytes = &self.bytes[(at - self.start) as usize..];
@@ -802,7 +810,7 @@ impl<'a> Window<'a> {
             // The magic may cross the boundary of two windows.
             let found = memchr::memmem::find(bytes, &MAGIC).unwrap_or(bytes.len() - (MAGIC.len() - 1));
             at += found as u64;
-            if let Some(header) = Header::decode(self.get(at, HEADER_LEN)?) {
+            if let Some(header) = RecordHeader::decode(self.get(at, HEADER_LEN)?) {
                 return Ok(Some((at, header)));
             }
             if self.get(at, MAGIC.len())? == MAGIC {

@@ -1,13 +1,13 @@
 //! The only writer of the state database: retries, dead letters, due times and progress.
 
-use crate::queue::{Queue, RetryKey};
+use crate::queue::{DeliveryQueue, RetryKey};
 use crate::segment::Segment;
-use crate::state::{LetterEntry, RetryEntry, Write};
-use crate::{Shared, Sub};
+use crate::state::{DeadLetterRow, RetryEntry, StateWrite};
+use crate::{LogShared, SubscriptionState};
 use postrider_core::ids::{Position, SubscriptionId};
-use postrider_core::retry::Next;
+use postrider_core::retry::NextStep;
 use postrider_core::time::Timestamp;
-use postrider_store::{Error, LetterKey, Settled};
+use postrider_store::{DeadLetterKey, Error, Settlement};
 use rustc_hash::{FxHashMap, FxHashSet};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -22,16 +22,16 @@ const COMMIT_REQUESTS_MAX: usize = 8192;
 /// Delay before a failed commit is repeated.
 const RETRY_EVERY: Duration = Duration::from_millis(250);
 
-pub enum ToSettler {
-    Settle(Arc<Sub>, Vec<Settled>, OwnedSemaphorePermit),
+pub enum SettlerRequest {
+    Settle(Arc<SubscriptionState>, Vec<Settlement>, OwnedSemaphorePermit),
     Withdraw(Withdrawal),
-    Open(Arc<Sub>, oneshot::Sender<()>),
+    Open(Arc<SubscriptionState>, oneshot::Sender<()>),
     /// Closes a subscription; replies with the number of deliveries that drops.
-    Forget(Arc<Sub>, oneshot::Sender<u64>),
+    Forget(Arc<SubscriptionState>, oneshot::Sender<u64>),
     /// Retries whose events cannot be read any more.
-    Lost(Arc<Sub>, Vec<RetryEntry>),
+    Lost(Arc<SubscriptionState>, Vec<RetryEntry>),
     /// Dead letters that are written, or whose events cannot be read any more.
-    LettersDone(Arc<Sub>, Vec<LetterKey>, oneshot::Sender<()>),
+    LettersDone(Arc<SubscriptionState>, Vec<DeadLetterKey>, oneshot::Sender<()>),
     Seal(Arc<Segment>),
     Checkpoint,
     /// Commits immediately, including the progress of first attempts.
@@ -41,19 +41,19 @@ pub enum ToSettler {
 
 /// Retries to end if they still wait; the reply contains those that did.
 pub struct Withdrawal {
-    pub sub: Arc<Sub>,
+    pub sub: Arc<SubscriptionState>,
     pub waiting: Vec<RetryKey>,
     pub reply: oneshot::Sender<Vec<Position>>,
     pub permit: OwnedSemaphorePermit,
 }
 
 pub struct Settler {
-    pub shared: Arc<Shared>,
-    pub requests: Receiver<ToSettler>,
+    pub shared: Arc<LogShared>,
+    pub requests: Receiver<SettlerRequest>,
 }
 
 /// Update of the memory once the commit is on disk.
-enum After {
+enum CommitEffect {
     /// The consequence of a first attempt is recorded.
     Complete(Position),
     /// A retry entry has been removed.
@@ -62,19 +62,22 @@ enum After {
 }
 
 /// A subscription affected by this commit.
-struct Touched {
-    sub: Arc<Sub>,
-    after: Vec<After>,
+struct TouchedSubscription {
+    sub: Arc<SubscriptionState>,
+    after: Vec<CommitEffect>,
     /// First attempts settled by this commit.
     done: FxHashSet<Position>,
 }
 
 /// `None` for a closed subscription: nobody would ever remove what is recorded for it now.
-fn touch(touched: &mut FxHashMap<SubscriptionId, Touched>, sub: Arc<Sub>) -> Option<&mut Touched> {
+fn touch(
+    touched: &mut FxHashMap<SubscriptionId, TouchedSubscription>,
+    sub: Arc<SubscriptionState>,
+) -> Option<&mut TouchedSubscription> {
     if sub.queue.lock().expect("no panic holds it").closed {
         return None;
     }
-    Some(touched.entry(sub.of).or_insert_with(|| Touched {
+    Some(touched.entry(sub.of).or_insert_with(|| TouchedSubscription {
         sub,
         after: Vec::new(),
         done: FxHashSet::default(),
@@ -98,7 +101,7 @@ impl Settler {
             } else {
                 match self.requests.recv_timeout(RETRY_EVERY) {
                     Ok(message) => Some(message),
-                    Err(RecvTimeoutError::Timeout) => Some(ToSettler::Checkpoint),
+                    Err(RecvTimeoutError::Timeout) => Some(SettlerRequest::Checkpoint),
                     Err(RecvTimeoutError::Disconnected) => None,
                 }
             };
@@ -108,15 +111,15 @@ impl Settler {
             let mut batch = vec![first];
             while batch.len() < COMMIT_REQUESTS_MAX {
                 match batch.last() {
-                    Some(ToSettler::Close(_)) => break,
+                    Some(SettlerRequest::Close(_)) => break,
                     // A caller waits for these, so commit now, with everything that is queued
                     // already.
                     Some(
-                        ToSettler::Flush(_)
-                        | ToSettler::Open(..)
-                        | ToSettler::Forget(..)
-                        | ToSettler::LettersDone(..)
-                        | ToSettler::Withdraw(_),
+                        SettlerRequest::Flush(_)
+                        | SettlerRequest::Open(..)
+                        | SettlerRequest::Forget(..)
+                        | SettlerRequest::LettersDone(..)
+                        | SettlerRequest::Withdraw(_),
                     ) => until_commit = Duration::ZERO,
                     _ => {}
                 }
@@ -135,9 +138,9 @@ impl Settler {
     }
 
     /// Records a batch of requests. Returns true if it was the last one.
-    fn commit(&self, batch: Vec<ToSettler>, unsealed: &mut Vec<Arc<Segment>>) -> bool {
+    fn commit(&self, batch: Vec<SettlerRequest>, unsealed: &mut Vec<Arc<Segment>>) -> bool {
         let mut writes = Vec::new();
-        let mut touched: FxHashMap<SubscriptionId, Touched> = FxHashMap::default();
+        let mut touched: FxHashMap<SubscriptionId, TouchedSubscription> = FxHashMap::default();
         let mut permits = Vec::new();
         let mut replies = Vec::new();
         let mut withdrawals = Vec::new();
@@ -148,7 +151,7 @@ impl Settler {
         let mut close = false;
         for message in batch {
             match message {
-                ToSettler::Settle(sub, settled, permit) => {
+                SettlerRequest::Settle(sub, settled, permit) => {
                     permits.push(permit);
                     if let Some(touched) = touch(&mut touched, sub) {
                         for one in &settled {
@@ -156,47 +159,47 @@ impl Settler {
                         }
                     }
                 }
-                ToSettler::Lost(sub, retries) => {
+                SettlerRequest::Lost(sub, retries) => {
                     if let Some(touched) = touch(&mut touched, sub) {
                         for one in retries {
-                            writes.push(Write::RemoveRetry(
+                            writes.push(StateWrite::RemoveRetry(
                                 touched.sub.of,
                                 one.due,
                                 one.position,
                                 one.segment,
                             ));
-                            touched.after.push(After::LetGo(one.due, one.position));
+                            touched.after.push(CommitEffect::LetGo(one.due, one.position));
                         }
                     }
                 }
-                ToSettler::LettersDone(sub, letters, reply) => {
-                    writes.push(Write::RemoveLetters(sub.of, letters));
+                SettlerRequest::LettersDone(sub, letters, reply) => {
+                    writes.push(StateWrite::RemoveLetters(sub.of, letters));
                     replies.push(reply);
                     letters_done = true;
                 }
-                ToSettler::Withdraw(withdrawal) => withdrawals.push(withdrawal),
-                ToSettler::Open(sub, reply) => {
+                SettlerRequest::Withdraw(withdrawal) => withdrawals.push(withdrawal),
+                SettlerRequest::Open(sub, reply) => {
                     let progress = sub
                         .queue
                         .lock()
                         .expect("no panic holds it")
                         .progress(&FxHashSet::default());
-                    writes.push(Write::Cursor(sub.of, progress));
+                    writes.push(StateWrite::Cursor(sub.of, progress));
                     replies.push(reply);
                 }
-                ToSettler::Forget(sub, reply) => {
+                SettlerRequest::Forget(sub, reply) => {
                     forgotten.push((sub, reply));
                 }
-                ToSettler::Seal(segment) => {
+                SettlerRequest::Seal(segment) => {
                     unsealed.push(segment);
                     checkpoint = true;
                 }
-                ToSettler::Checkpoint => checkpoint = true,
-                ToSettler::Flush(reply) => {
+                SettlerRequest::Checkpoint => checkpoint = true,
+                SettlerRequest::Flush(reply) => {
                     replies.push(reply);
                     flush = true;
                 }
-                ToSettler::Close(reply) => {
+                SettlerRequest::Close(reply) => {
                     replies.push(reply);
                     checkpoint = true;
                     close = true;
@@ -211,10 +214,12 @@ impl Settler {
             // repeat the attempts.
             let queue = touched.sub.queue.lock().expect("no panic holds it");
             if !queue.closed {
-                writes.push(Write::Cursor(touched.sub.of, queue.progress(&touched.done)));
+                writes.push(StateWrite::Cursor(touched.sub.of, queue.progress(&touched.done)));
             }
         }
-        let letters_added = writes.iter().any(|write| matches!(write, Write::PutLetter(..)));
+        let letters_added = writes
+            .iter()
+            .any(|write| matches!(write, StateWrite::PutLetter(..)));
         let mut released = false;
         if !writes.is_empty() {
             match self.write_until_done(&writes, close) {
@@ -227,9 +232,9 @@ impl Settler {
             self.shared.settled(&touched.sub, |queue| {
                 for one in touched.after {
                     match one {
-                        After::Complete(position) => freed += queue.complete(position),
-                        After::LetGo(due, position) => queue.let_go(due, position),
-                        After::RetryAdded(due, position) => queue.retry_added(due, position),
+                        CommitEffect::Complete(position) => freed += queue.complete(position),
+                        CommitEffect::LetGo(due, position) => queue.let_go(due, position),
+                        CommitEffect::RetryAdded(due, position) => queue.retry_added(due, position),
                     }
                 }
             });
@@ -240,7 +245,7 @@ impl Settler {
             return close;
         }
         if letters_added && let Some(listener) = self.shared.listener.get() {
-            listener.letters_added();
+            listener.dead_letters_added();
         }
         // Sweep now if space may be released: without events there may be no checkpoint for a long
         // time.
@@ -287,7 +292,12 @@ impl Settler {
                 return false;
             };
             for one in &retries {
-                writes.push(Write::RemoveRetry(sub.of, one.due, one.position, one.segment));
+                writes.push(StateWrite::RemoveRetry(
+                    sub.of,
+                    one.due,
+                    one.position,
+                    one.segment,
+                ));
             }
             found.push((sub, begun, retries, reply, permit));
         }
@@ -312,14 +322,14 @@ impl Settler {
 
     /// Closes subscriptions, after earlier settlements are recorded, so that their retries and dead
     /// letters are counted.
-    fn forget(&self, forgotten: Vec<(Arc<Sub>, oneshot::Sender<u64>)>, closing: bool) -> bool {
+    fn forget(&self, forgotten: Vec<(Arc<SubscriptionState>, oneshot::Sender<u64>)>, closing: bool) -> bool {
         if forgotten.is_empty() {
             return true;
         }
         let mut writes = Vec::new();
         let mut replies = Vec::new();
         for (sub, reply) in forgotten {
-            let (dropped, bytes) = self.shared.change(&sub, Queue::close);
+            let (dropped, bytes) = self.shared.change(&sub, DeliveryQueue::close);
             self.shared
                 .subs
                 .write()
@@ -328,7 +338,7 @@ impl Settler {
             self.shared.hot_bytes.fetch_sub(bytes, Relaxed);
             let letters = self.shared.letters.lock().expect("no panic holds it");
             let letters = letters.get(&sub.of).map_or(0, |waiting| waiting.1);
-            writes.push(Write::Forget(sub.of));
+            writes.push(StateWrite::Forget(sub.of));
             replies.push((reply, dropped + letters));
         }
         let written = self.write_until_done(&writes, closing).is_some();
@@ -341,8 +351,8 @@ impl Settler {
     }
 
     /// Adds what a settled claim means for the disk and, after the commit, for the memory.
-    fn record(&self, touched: &mut Touched, settled: &Settled, writes: &mut Vec<Write>) {
-        let Touched { sub, after, done } = touched;
+    fn record(&self, touched: &mut TouchedSubscription, settled: &Settlement, writes: &mut Vec<StateWrite>) {
+        let TouchedSubscription { sub, after, done } = touched;
         let claim = &settled.claim;
         let position = claim.position();
         let Some(segment) = self.shared.segment_of(position) else {
@@ -360,31 +370,31 @@ impl Settler {
         };
         match claim.due {
             Some(due) => {
-                writes.push(Write::RemoveRetry(sub.of, due, position, segment.base));
-                after.push(After::LetGo(due, position));
+                writes.push(StateWrite::RemoveRetry(sub.of, due, position, segment.base));
+                after.push(CommitEffect::LetGo(due, position));
             }
             None => {
                 done.insert(position);
-                after.push(After::Complete(position));
+                after.push(CommitEffect::Complete(position));
             }
         }
         match settled.next {
-            Next::RetryAt(due) => {
-                writes.push(Write::PutRetry(sub.of, RetryEntry { due, ..entry }));
-                after.push(After::RetryAdded(due, position));
+            NextStep::RetryAt(due) => {
+                writes.push(StateWrite::PutRetry(sub.of, RetryEntry { due, ..entry }));
+                after.push(CommitEffect::RetryAdded(due, position));
             }
-            Next::DeadLetter(reason) => {
+            NextStep::DeadLetter(reason) => {
                 let delivery = RetryEntry {
-                    due: settled.letter_since(),
+                    due: settled.dead_letter_since(),
                     ..entry
                 };
-                writes.push(Write::PutLetter(sub.of, LetterEntry { delivery, reason }));
+                writes.push(StateWrite::PutLetter(sub.of, DeadLetterRow { delivery, reason }));
             }
-            Next::Done | Next::Drop(_) => {}
+            NextStep::Done | NextStep::Drop(_) => {}
         }
     }
 
-    fn write_progress(&self, writes: &mut Vec<Write>) {
+    fn write_progress(&self, writes: &mut Vec<StateWrite>) {
         // Determine where to replay from before reading the progress: settlements in between are
         // then in both.
         let replay_from = self.shared.last_segment_base();
@@ -392,23 +402,23 @@ impl Settler {
         for sub in self.shared.take_rows() {
             let queue = sub.queue.lock().expect("no panic holds it");
             if !queue.closed {
-                writes.push(Write::Cursor(sub.of, queue.progress(&FxHashSet::default())));
+                writes.push(StateWrite::Cursor(sub.of, queue.progress(&FxHashSet::default())));
             }
         }
-        writes.push(Write::Segments(self.shared.take_unrecorded()));
+        writes.push(StateWrite::Segments(self.shared.take_unrecorded()));
         if let Some(empty) = self.shared.empty_at_end() {
-            writes.push(Write::SegmentsGone(vec![empty]));
+            writes.push(StateWrite::SegmentsGone(vec![empty]));
         }
         let damage = self.shared.take_unrecorded_damage();
         if !damage.is_empty() {
-            writes.push(Write::Losses(damage));
+            writes.push(StateWrite::Losses(damage));
         }
-        writes.push(Write::Facts { next, replay_from });
+        writes.push(StateWrite::Facts { next, replay_from });
     }
 
     /// Returns whether there are segments that nothing refers to any more; `None` like
     /// `until_done`.
-    fn write_until_done(&self, writes: &[Write], closing: bool) -> Option<bool> {
+    fn write_until_done(&self, writes: &[StateWrite], closing: bool) -> Option<bool> {
         let changed = self.until_done(closing, || self.shared.state.write(writes))?;
         self.shared.note_letters(changed.letters);
         self.shared.note_oldest_retries(changed.oldest_retries);

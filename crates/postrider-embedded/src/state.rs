@@ -1,23 +1,23 @@
 //! The state database in redb, for small and ordered data: retries by due time, pending dead
 //! letters, and the progress of subscriptions.
 
-use crate::chain::Recorded;
-use crate::database::{ONLY_WHOLE, Reopening, Salvage};
+use crate::database::{ONLY_WHOLE, ReopeningDatabase, Salvage};
 use crate::disk::Disk;
 use crate::generations::GENERATIONS;
 use crate::generations::{FileKind, Generations};
 use crate::losses::{LOSSES_MAX, Loss};
 use crate::pages::{count_by_id, u64_at};
 use crate::queue::RetryKey;
-use crate::record::{Header, Kind, Progress, Reader, decode_batch};
-use crate::segment::{Head, Segment, base_of, log_name};
+use crate::record::{RecordHeader, RecordKind, SubscriptionProgress, VarintReader, decode_batch};
+use crate::segment::{Segment, SegmentHead, base_of, log_name};
+use crate::segment_gaps::RecordedSegments;
 use bytes::Bytes;
 use postrider_core::ids::{Position, SubscriptionId};
 use postrider_core::outcome::Outcome;
-use postrider_core::retry::Reason;
+use postrider_core::retry::GiveUpReason;
 use postrider_core::time::Timestamp;
 use postrider_store::log::LastAttempt;
-use postrider_store::{Error, LetterKey};
+use postrider_store::{DeadLetterKey, Error};
 use redb::{Key, ReadTransaction, ReadableTable, Table, TableDefinition, TableHandle};
 use rustc_hash::FxHashMap;
 use std::borrow::Borrow;
@@ -121,14 +121,14 @@ impl RetryEntry {
 
 /// A delivery that was given up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct LetterEntry {
+pub struct DeadLetterRow {
     /// The delivery; its `due` is the time at which it was given up.
     pub delivery: RetryEntry,
-    pub reason: Reason,
+    pub reason: GiveUpReason,
 }
 
-impl LetterEntry {
-    pub fn key(&self) -> LetterKey {
+impl DeadLetterRow {
+    pub fn key(&self) -> DeadLetterKey {
         (self.delivery.due, self.delivery.position)
     }
 
@@ -139,28 +139,28 @@ impl LetterEntry {
         out
     }
 
-    fn decode(decided: u64, position: u64, bytes: &[u8]) -> Option<LetterEntry> {
+    fn decode(decided: u64, position: u64, bytes: &[u8]) -> Option<DeadLetterRow> {
         let (reason, delivery) = bytes.split_last()?;
-        Some(LetterEntry {
+        Some(DeadLetterRow {
             delivery: RetryEntry::decode(decided, position, delivery)?,
-            reason: Reason::from_code(*reason),
+            reason: GiveUpReason::from_code(*reason),
         })
     }
 }
 
 /// A retry, or a dead letter with its reason.
-pub type OpenRow = (SubscriptionId, RetryEntry, Option<Reason>);
+pub type OpenDeliveryRow = (SubscriptionId, RetryEntry, Option<GiveUpReason>);
 
 /// A change to be recorded. All changes of a list become durable together.
 #[derive(Clone, Debug)]
-pub enum Write {
+pub enum StateWrite {
     PutRetry(SubscriptionId, RetryEntry),
     RemoveRetry(SubscriptionId, Timestamp, Position, Position),
-    PutLetter(SubscriptionId, LetterEntry),
+    PutLetter(SubscriptionId, DeadLetterRow),
     /// Removes dead letters. Their keys should be close together, because the whole range is
     /// scanned.
-    RemoveLetters(SubscriptionId, Vec<LetterKey>),
-    Cursor(SubscriptionId, Progress),
+    RemoveLetters(SubscriptionId, Vec<DeadLetterKey>),
+    Cursor(SubscriptionId, SubscriptionProgress),
     /// Segments that were started, or closed with this end.
     Segments(Vec<(u64, u64)>),
     /// Segments whose files may be deleted.
@@ -179,11 +179,11 @@ pub enum Write {
 
 /// The content of the state database at a start.
 #[derive(Debug, Default)]
-pub struct Recovered {
+pub struct RecoveredState {
     pub identity: u64,
     pub next: Position,
     pub replay_from: Position,
-    pub cursors: Vec<(SubscriptionId, Progress)>,
+    pub cursors: Vec<(SubscriptionId, SubscriptionProgress)>,
     /// For subscriptions with retries: the earliest due time and the number of retries.
     pub retries: Vec<(SubscriptionId, Timestamp, u64)>,
     /// For subscriptions with retries: when the event of the oldest was received.
@@ -191,14 +191,14 @@ pub struct Recovered {
     /// For subscriptions with dead letters: when the first was given up, and their number.
     pub letters: Vec<(SubscriptionId, Timestamp, u64)>,
     pub references: FxHashMap<u64, u64>,
-    pub segments: Recorded,
+    pub segments: RecordedSegments,
     /// Losses found in this process or earlier ones, in that order.
     pub losses: Vec<Loss>,
 }
 
 /// Derived values that a list of writes has changed.
 #[derive(Debug, Default)]
-pub struct Changed {
+pub struct StateChanges {
     /// Segments with the number of rows that refer to them now.
     pub references: FxHashMap<u64, u64>,
     /// Subscriptions with the time their first dead letter was given up, and the number of dead
@@ -208,8 +208,8 @@ pub struct Changed {
     pub oldest_retries: FxHashMap<SubscriptionId, Option<Timestamp>>,
 }
 
-pub struct State {
-    database: Arc<Reopening>,
+pub struct StateDatabase {
+    database: Arc<ReopeningDatabase>,
 }
 
 /// The range of all keys of a subscription.
@@ -260,19 +260,19 @@ fn is_complete(txn: &ReadTransaction) -> Result<bool, redb::Error> {
     Ok(complete && there(FACTS.name()) && txn.open_table(FACTS)?.get("identity")?.is_some())
 }
 
-impl State {
+impl StateDatabase {
     /// Makes a state database of what can be read of a damaged one, and of the log. Subscriptions of which retries,
     /// letters or progress are lost begin at the oldest event that the log still holds: at least once. Returns what
     /// was lost and what follows, in words.
     pub fn rebuild(old: Option<&Salvage>, new: &Path, log: &dyn Disk) -> Result<Vec<String>, Error> {
-        let held = Held::of(log)?;
+        let held = LogContents::of(log)?;
         let known = old.and_then(|old| u64_at(old.rows(FACTS.name()).whole.get(b"identity".as_slice())?, 0));
         let Some(identity) = known.or(held.identity) else {
             return Err(Error::Corrupt(
                 "neither the state database nor the log says which log this is: put back a backup".into(),
             ));
         };
-        let state = State::open(new, identity)?;
+        let state = StateDatabase::open(new, identity)?;
         state.database.write(|txn| {
             let mut told = Vec::new();
             let mut rewound: BTreeSet<u64> = BTreeSet::new();
@@ -312,24 +312,24 @@ impl State {
         })
     }
 
-    pub fn database(&self) -> Arc<Reopening> {
+    pub fn database(&self) -> Arc<ReopeningDatabase> {
         self.database.clone()
     }
 
-    pub fn open(path: &Path, fresh_identity: u64) -> Result<State, Error> {
-        State::open_with(path, fresh_identity, Arc::default())
+    pub fn open(path: &Path, fresh_identity: u64) -> Result<StateDatabase, Error> {
+        StateDatabase::open_with(path, fresh_identity, Arc::default())
     }
 
     pub fn open_with(
         path: &Path,
         fresh_identity: u64,
         generations: Arc<Generations>,
-    ) -> Result<State, Error> {
+    ) -> Result<StateDatabase, Error> {
         let kind = FileKind::State;
-        let database = Reopening::open("state database", path, CACHE_BYTES, kind, generations)?;
+        let database = ReopeningDatabase::open("state database", path, CACHE_BYTES, kind, generations)?;
         // Not by every start: an older copy that is refused stays as old as it is.
         if database.read(is_complete)? {
-            return Ok(State {
+            return Ok(StateDatabase {
                 database: Arc::new(database),
             });
         }
@@ -348,7 +348,7 @@ impl State {
             }
             take_over_dead_letters(txn)
         })?;
-        Ok(State {
+        Ok(StateDatabase {
             database: Arc::new(database),
         })
     }
@@ -363,19 +363,19 @@ impl State {
         self.database.reopen()
     }
 
-    pub fn recover(&self) -> Result<Recovered, Error> {
+    pub fn recover(&self) -> Result<RecoveredState, Error> {
         self.database.read(|txn| {
             let facts = txn.open_table(FACTS)?;
             let fact = |name| Ok::<_, redb::Error>(facts.get(name)?.map_or(0, |v| v.value()));
-            let mut out = Recovered {
+            let mut out = RecoveredState {
                 identity: fact("identity")?,
                 next: Position(fact("next")?),
                 replay_from: Position(fact("replay_from")?),
-                ..Recovered::default()
+                ..RecoveredState::default()
             };
             for row in txn.open_table(CURSORS)?.iter()? {
                 let (of, bytes) = row?;
-                let progress = Progress::decode(&mut Reader::new(bytes.value()));
+                let progress = SubscriptionProgress::decode(&mut VarintReader::new(bytes.value()));
                 out.cursors.push((
                     SubscriptionId(of.value()),
                     progress.map(|(_, p)| p).unwrap_or_default(),
@@ -450,7 +450,7 @@ impl State {
 
     /// Retries and dead letters of all subscriptions with events at these positions, by position
     /// and subscription.
-    pub fn open_within(&self, positions: std::ops::Range<Position>) -> Result<Vec<OpenRow>, Error> {
+    pub fn open_within(&self, positions: std::ops::Range<Position>) -> Result<Vec<OpenDeliveryRow>, Error> {
         self.database.read(|txn| {
             let within = |position: u64| positions.contains(&Position(position));
             let mut found = Vec::new();
@@ -466,7 +466,7 @@ impl State {
                 let (key, value) = row?;
                 let (of, decided, position) = key.value();
                 if within(position) {
-                    let letter = LetterEntry::decode(decided, position, value.value());
+                    let letter = DeadLetterRow::decode(decided, position, value.value());
                     found.extend(letter.map(|one| (SubscriptionId(of), one.delivery, Some(one.reason))));
                 }
             }
@@ -495,11 +495,11 @@ impl State {
     pub fn letters(
         &self,
         of: SubscriptionId,
-        after: Option<LetterKey>,
+        after: Option<DeadLetterKey>,
         until: Timestamp,
         max: usize,
-    ) -> Result<Vec<LetterEntry>, Error> {
-        let key = |(decided, position): LetterKey| (of.0, decided.nanos() as u64, position.0);
+    ) -> Result<Vec<DeadLetterRow>, Error> {
+        let key = |(decided, position): DeadLetterKey| (of.0, decided.nanos() as u64, position.0);
         let from = after.map_or(Bound::Included((of.0, 0, 0)), |after| Bound::Excluded(key(after)));
         let to = key((until, Position(u64::MAX)));
         if max == 0 || after.is_some_and(|after| key(after) >= to) {
@@ -511,13 +511,13 @@ impl State {
             for row in table.range((from, Bound::Included(to)))?.take(max) {
                 let (key, value) = row?;
                 let (_, decided, position) = key.value();
-                found.extend(LetterEntry::decode(decided, position, value.value()));
+                found.extend(DeadLetterRow::decode(decided, position, value.value()));
             }
             Ok(found)
         })
     }
 
-    pub fn has_letter(&self, of: SubscriptionId, (decided, position): LetterKey) -> Result<bool, Error> {
+    pub fn has_letter(&self, of: SubscriptionId, (decided, position): DeadLetterKey) -> Result<bool, Error> {
         self.database.read(|txn| {
             let table = txn.open_table(LETTERS)?;
             Ok(table.get((of.0, decided.nanos() as u64, position.0))?.is_some())
@@ -525,7 +525,7 @@ impl State {
     }
 
     /// Records a list of changes, all or none.
-    pub fn write(&self, writes: &[Write]) -> Result<Changed, Error> {
+    pub fn write(&self, writes: &[StateWrite]) -> Result<StateChanges, Error> {
         self.database.write(|txn| {
             let mut retries = txn.open_table(RETRIES)?;
             let mut counts = txn.open_table(RETRY_COUNTS)?;
@@ -543,7 +543,7 @@ impl State {
             let mut refer_by: FxHashMap<u64, i64> = FxHashMap::default();
             for write in writes {
                 match write {
-                    Write::PutRetry(of, entry) => {
+                    StateWrite::PutRetry(of, entry) => {
                         let key = (of.0, entry.due.nanos() as u64, entry.position.0);
                         let value = entry.encode();
                         let before = retries.insert(key, value.as_slice())?;
@@ -558,7 +558,7 @@ impl State {
                             *age_by.entry((of.0, second)).or_default() += 1;
                         }
                     }
-                    Write::RemoveRetry(of, due, position, segment) => {
+                    StateWrite::RemoveRetry(of, due, position, segment) => {
                         if let Some(value) = retries.remove((of.0, due.nanos() as u64, position.0))? {
                             *count_by.entry(of.0).or_default() -= 1;
                             *refer_by.entry(segment.0).or_default() -= 1;
@@ -567,7 +567,7 @@ impl State {
                             }
                         }
                     }
-                    Write::PutLetter(of, letter) => {
+                    StateWrite::PutLetter(of, letter) => {
                         let (decided, position) = letter.key();
                         let key = (of.0, decided.nanos() as u64, position.0);
                         if letters.insert(key, letter.encode().as_slice())?.is_none() {
@@ -575,19 +575,19 @@ impl State {
                             *refer_by.entry(letter.delivery.segment.0).or_default() += 1;
                         }
                     }
-                    Write::RemoveLetters(of, keys) => {
+                    StateWrite::RemoveLetters(of, keys) => {
                         let (removed, of_segments) = remove_letters(&mut letters, of.0, keys)?;
                         *letters_by.entry(of.0).or_default() -= removed;
                         for (segment, by) in of_segments {
                             *refer_by.entry(segment).or_default() -= by;
                         }
                     }
-                    Write::Cursor(of, progress) => {
+                    StateWrite::Cursor(of, progress) => {
                         let mut bytes = Vec::new();
                         progress.encode(*of, &mut bytes);
                         cursors.insert(of.0, bytes.as_slice())?;
                     }
-                    Write::Forget(of) => {
+                    StateWrite::Forget(of) => {
                         cursors.remove(of.0)?;
                         counts.remove(of.0)?;
                         count_by.remove(&of.0);
@@ -604,12 +604,12 @@ impl State {
                             let (key, value) = row?;
                             let (_, decided, position) = key.value();
                             *letters_by.entry(of.0).or_default() -= 1;
-                            if let Some(letter) = LetterEntry::decode(decided, position, value.value()) {
+                            if let Some(letter) = DeadLetterRow::decode(decided, position, value.value()) {
                                 *refer_by.entry(letter.delivery.segment.0).or_default() -= 1;
                             }
                         }
                     }
-                    Write::Losses(losses) => {
+                    StateWrite::Losses(losses) => {
                         let mut table = txn.open_table(LOSSES)?;
                         for loss in losses {
                             let last = table.last()?.map_or(0, |row| row.0.value());
@@ -618,26 +618,26 @@ impl State {
                             }
                         }
                     }
-                    Write::ForgetLosses => {
+                    StateWrite::ForgetLosses => {
                         txn.open_table(LOSSES)?.retain(|_, _| false)?;
                     }
-                    Write::Segments(begun) => {
+                    StateWrite::Segments(begun) => {
                         for (base, end) in begun {
                             segments.insert(base, end)?;
                         }
                     }
-                    Write::SegmentsGone(bases) => {
+                    StateWrite::SegmentsGone(bases) => {
                         for base in bases {
                             segments.remove(base)?;
                         }
                     }
-                    Write::Facts { next, replay_from } => {
+                    StateWrite::Facts { next, replay_from } => {
                         facts.insert("next", next.0)?;
                         facts.insert("replay_from", replay_from.0)?;
                     }
                 }
             }
-            let mut changed = Changed::default();
+            let mut changed = StateChanges::default();
             for ((of, second), by) in age_by {
                 if by != 0 {
                     add(&mut ages, (of, second), by)?;
@@ -668,16 +668,16 @@ impl State {
 }
 
 /// The content of the log's files, without the state database.
-struct Held {
+struct LogContents {
     identity: Option<u64>,
     next: u64,
     subscriptions: BTreeSet<u64>,
 }
 
-impl Held {
-    fn of(log: &dyn Disk) -> Result<Held, Error> {
+impl LogContents {
+    fn of(log: &dyn Disk) -> Result<LogContents, Error> {
         let unreadable = |e: io::Error| Error::Unavailable(format!("reading the log: {e}"));
-        let mut held = Held {
+        let mut held = LogContents {
             identity: None,
             next: 0,
             subscriptions: BTreeSet::new(),
@@ -689,11 +689,11 @@ impl Held {
             .filter_map(|name| base_of(name))
         {
             let file = log.open(&log_name(base)).map_err(unreadable)?;
-            held.identity = held
-                .identity
-                .or(Head::read(&*file).map_err(unreadable)?.map(|head| head.identity));
-            let index = |segment: &Segment, offset, header: &Header, payload: &Bytes| {
-                if header.kind == Kind::Batch
+            held.identity = held.identity.or(SegmentHead::read(&*file)
+                .map_err(unreadable)?
+                .map(|head| head.identity));
+            let index = |segment: &Segment, offset, header: &RecordHeader, payload: &Bytes| {
+                if header.kind == RecordKind::Batch
                     && let Some(batch) = decode_batch(payload)
                 {
                     segment.index_batch(offset, header.first, &batch);
@@ -723,14 +723,14 @@ fn short_of(old: &Salvage, rows: &str, counts: &str) -> Option<BTreeSet<u64>> {
 /// Lets these subscriptions begin at the oldest event in the log.
 fn rewind(
     txn: &redb::WriteTransaction,
-    held: &Held,
+    held: &LogContents,
     rewound: &BTreeSet<u64>,
     told: &mut Vec<String>,
 ) -> Result<(), redb::Error> {
     let mut cursors = txn.open_table(CURSORS)?;
     for of in rewound {
         let mut bytes = Vec::new();
-        Progress::default().encode(SubscriptionId(*of), &mut bytes);
+        SubscriptionProgress::default().encode(SubscriptionId(*of), &mut bytes);
         cursors.insert(of, bytes.as_slice())?;
     }
     let mut facts = txn.open_table(FACTS)?;
@@ -788,7 +788,7 @@ fn recount(txn: &redb::WriteTransaction) -> Result<(), redb::Error> {
 fn remove_letters(
     letters: &mut Table<'_, (u64, u64, u64), &'static [u8]>,
     of: u64,
-    keys: &[LetterKey],
+    keys: &[DeadLetterKey],
 ) -> Result<(i64, FxHashMap<u64, i64>), redb::Error> {
     let mut keys: Vec<(u64, u64, u64)> = keys
         .iter()
@@ -804,7 +804,7 @@ fn remove_letters(
             let keep = rest.peek() != Some(&&key);
             if !keep {
                 removed += 1;
-                if let Some(letter) = LetterEntry::decode(key.1, key.2, value) {
+                if let Some(letter) = DeadLetterRow::decode(key.1, key.2, value) {
                     *segments.entry(letter.delivery.segment.0).or_default() += 1;
                 }
             }
@@ -833,7 +833,7 @@ fn take_over_dead_letters(txn: &redb::WriteTransaction) -> Result<(), redb::Erro
         for row in old.iter()? {
             let (key, value) = row?;
             let (of, position) = key.value();
-            let Some(mut letter) = LetterEntry::decode(0, position, value.value()) else {
+            let Some(mut letter) = DeadLetterRow::decode(0, position, value.value()) else {
                 continue;
             };
             if cursors.get(of)?.is_none() {
@@ -877,16 +877,17 @@ mod tests {
     fn the_age_of_the_oldest_retry_is_known() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("state.redb");
-        let state = State::open(&path, 7).unwrap();
+        let state = StateDatabase::open(&path, 7).unwrap();
         let retry = |position, due, received| RetryEntry {
             due: at(due),
             received,
             ..delivery(position, None, 0)
         };
-        let put = |of, retry| Write::PutRetry(sub(of), retry);
-        let remove =
-            |of, retry: RetryEntry| Write::RemoveRetry(sub(of), retry.due, retry.position, retry.segment);
-        let write = |writes: &[Write]| state.write(writes).unwrap().oldest_retries;
+        let put = |of, retry| StateWrite::PutRetry(sub(of), retry);
+        let remove = |of, retry: RetryEntry| {
+            StateWrite::RemoveRetry(sub(of), retry.due, retry.position, retry.segment)
+        };
+        let write = |writes: &[StateWrite]| state.write(writes).unwrap().oldest_retries;
         let half = std::time::Duration::from_millis(500);
         let (a, b, c) = (
             retry(1, 5, at(10) + half),
@@ -905,9 +906,9 @@ mod tests {
         assert_eq!(write(&[remove(1, b)]).get(&sub(1)), Some(&Some(at(10))));
         assert_eq!(write(&[remove(1, b)]).get(&sub(1)), None, "it is gone already");
         assert_eq!(write(&[remove(1, again)]).get(&sub(1)), Some(&Some(at(20))));
-        let known = State::recover(&state).unwrap().oldest_retries;
+        let known = StateDatabase::recover(&state).unwrap().oldest_retries;
         assert_eq!(known, [(sub(1), at(20)), (sub(2), at(20))]);
-        write(&[Write::Forget(sub(2))]);
+        write(&[StateWrite::Forget(sub(2))]);
         assert_eq!(write(&[remove(1, c)]).get(&sub(1)), Some(&None));
 
         // An older program records no reception time. Rows it does not know stay until there is no
@@ -934,26 +935,26 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("state.redb");
         let old = [
-            (1, delivery(10, Some(9), 0), Reason::BadRequest),
-            (1, delivery(11, Some(5), 0), Reason::AttemptsExhausted),
-            (1, delivery(12, None, 8), Reason::TimeToLiveExceeded),
-            (2, delivery(10, Some(7), 0), Reason::BadRequest),
-            (3, delivery(13, Some(1), 8), Reason::BadRequest),
-            (3, delivery(14, Some(1), 16), Reason::BadRequest),
+            (1, delivery(10, Some(9), 0), GiveUpReason::BadRequest),
+            (1, delivery(11, Some(5), 0), GiveUpReason::AttemptsExhausted),
+            (1, delivery(12, None, 8), GiveUpReason::TimeToLiveExceeded),
+            (2, delivery(10, Some(7), 0), GiveUpReason::BadRequest),
+            (3, delivery(13, Some(1), 8), GiveUpReason::BadRequest),
+            (3, delivery(14, Some(1), 16), GiveUpReason::BadRequest),
         ];
         {
             let database = open_database(&path, CACHE_BYTES).unwrap();
             let txn = database.begin_write().unwrap();
             let mut table = txn.open_table(DEAD_LETTERS).unwrap();
             for (of, delivery, reason) in old {
-                let value = LetterEntry { delivery, reason }.encode();
+                let value = DeadLetterRow { delivery, reason }.encode();
                 table.insert((of, delivery.position.0), value.as_slice()).unwrap();
             }
             drop(table);
             let mut cursors = txn.open_table(CURSORS).unwrap();
             for of in [1, 2] {
                 let mut bytes = Vec::new();
-                Progress::default().encode(sub(of), &mut bytes);
+                SubscriptionProgress::default().encode(sub(of), &mut bytes);
                 cursors.insert(of, bytes.as_slice()).unwrap();
             }
             drop(cursors);
@@ -965,7 +966,7 @@ mod tests {
             txn.commit().unwrap();
         }
         for _ in 0..2 {
-            let state = State::open(&path, 7).unwrap();
+            let state = StateDatabase::open(&path, 7).unwrap();
             let known = state.recover().unwrap();
             assert_eq!(
                 known.letters,
@@ -982,7 +983,7 @@ mod tests {
                     due: decided,
                     ..delivery
                 };
-                assert_eq!(*letter, LetterEntry { delivery, reason });
+                assert_eq!(*letter, DeadLetterRow { delivery, reason });
             }
         }
     }

@@ -1,13 +1,13 @@
 //! The only writer of the log: everything that waits is written with one write and one fdatasync.
 
-use crate::Shared;
+use crate::LogShared;
 use crate::disk::Disk;
-use crate::record::{HEADER_LEN, Header, Kind};
-use crate::segment::{FIRST_RECORD, Head, SPARE_NAMES, Segment, index_name, log_name};
-use crate::settler::ToSettler;
-use postrider_core::event::Batch;
+use crate::record::{HEADER_LEN, RecordHeader, RecordKind};
+use crate::segment::{FIRST_RECORD, SPARE_NAMES, Segment, SegmentHead, index_name, log_name};
+use crate::settler::SettlerRequest;
+use postrider_core::event::PublishedBatch;
 use postrider_core::ids::Position;
-use postrider_store::{Entry, Error};
+use postrider_store::{Error, LogEntry};
 use std::io::{self, IoSlice};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::{Relaxed, Release};
@@ -35,15 +35,15 @@ const RECOVER_EVERY: Duration = Duration::from_millis(250);
 const RESERVE_BYTES_MAX: u64 = 16 << 20;
 
 /// A publish request on its way into the log.
-pub struct Append {
-    pub batch: Batch,
+pub struct LogAppend {
+    pub batch: PublishedBatch,
     /// The first part of the payload; the body follows.
     pub head: Vec<u8>,
     pub payload_crc: u32,
     pub done: oneshot::Sender<Result<Position, Error>>,
 }
 
-impl Append {
+impl LogAppend {
     fn payload_len(&self) -> usize {
         self.head.len() + self.batch.body.len()
     }
@@ -54,10 +54,10 @@ impl Append {
 }
 
 /// Publish requests of one commit; they arrive boxed through the channel and stay so.
-type Group = Vec<Box<Append>>;
+type CommitGroup = Vec<Box<LogAppend>>;
 
-pub enum ToWriter {
-    Append(Box<Append>),
+pub enum WriterRequest {
+    Append(Box<LogAppend>),
     /// Progress waits to be written.
     Progress,
     /// Something else waits for the state database's next checkpoint.
@@ -68,17 +68,17 @@ pub enum ToWriter {
 }
 
 /// A publish request that is now durable.
-pub struct Committed {
-    pub entry: Arc<Entry>,
+pub struct CommittedEntry {
+    pub entry: Arc<LogEntry>,
     pub bytes: usize,
     pub done: oneshot::Sender<Result<Position, Error>>,
 }
 
-pub struct Writer {
-    pub shared: Arc<Shared>,
-    pub requests: Receiver<ToWriter>,
-    pub committed: UnboundedSender<Vec<Committed>>,
-    pub settler: Sender<ToSettler>,
+pub struct LogWriter {
+    pub shared: Arc<LogShared>,
+    pub requests: Receiver<WriterRequest>,
+    pub committed: UnboundedSender<Vec<CommittedEntry>>,
+    pub settler: Sender<SettlerRequest>,
     pub segment: Arc<Segment>,
     pub offset: u64,
     pub allocated: u64,
@@ -97,7 +97,7 @@ fn instant() -> Instant {
     Instant::now()
 }
 
-impl Writer {
+impl LogWriter {
     pub fn run(mut self) {
         let mut progress_since: Option<Instant> = None;
         let mut checkpointed = instant();
@@ -119,24 +119,24 @@ impl Writer {
                 None => self.requests.recv().ok(),
                 Some(wait) => match self.requests.recv_timeout(wait) {
                     Ok(message) => Some(message),
-                    Err(RecvTimeoutError::Timeout) => Some(ToWriter::Nothing),
+                    Err(RecvTimeoutError::Timeout) => Some(WriterRequest::Nothing),
                     Err(RecvTimeoutError::Disconnected) => None,
                 },
             };
             loop {
                 match message {
-                    Some(ToWriter::Append(append)) => {
+                    Some(WriterRequest::Append(append)) => {
                         bytes += append.record_len();
                         group.push(append);
                     }
-                    Some(ToWriter::Progress) => {
+                    Some(WriterRequest::Progress) => {
                         if progress_since.is_none() {
                             progress_since = Some(instant());
                         }
                     }
-                    Some(ToWriter::CheckpointDue) => checkpoint_due = true,
-                    Some(ToWriter::Nothing) => {}
-                    Some(ToWriter::Close(done)) => closing = Some(done),
+                    Some(WriterRequest::CheckpointDue) => checkpoint_due = true,
+                    Some(WriterRequest::Nothing) => {}
+                    Some(WriterRequest::Close(done)) => closing = Some(done),
                     None => return,
                 }
                 if group.len() >= COMMIT_REQUESTS_MAX || bytes >= COMMIT_BYTES_MAX || closing.is_some() {
@@ -162,7 +162,7 @@ impl Writer {
                         self.failed(&e, group);
                         refused_at = Some(instant());
                         // Settlements still become durable meanwhile, and may free disk space.
-                        let _ = self.settler.send(ToSettler::Checkpoint);
+                        let _ = self.settler.send(SettlerRequest::Checkpoint);
                         if let Some(done) = closing.take() {
                             self.end(done);
                             return;
@@ -190,13 +190,13 @@ impl Writer {
                     self.failed(&e, group);
                     refused_at = Some(instant());
                     // The progress is not in the log, so a checkpoint must record it.
-                    let _ = self.settler.send(ToSettler::Checkpoint);
+                    let _ = self.settler.send(SettlerRequest::Checkpoint);
                 }
             }
             if checkpoint_due && checkpointed.elapsed() >= CHECKPOINT_EVERY {
                 checkpoint_due = false;
                 checkpointed = instant();
-                let _ = self.settler.send(ToSettler::Checkpoint);
+                let _ = self.settler.send(SettlerRequest::Checkpoint);
             }
             if let Some(done) = closing.take() {
                 self.end(done);
@@ -211,7 +211,12 @@ impl Writer {
     }
 
     /// Commits: writes the records, flushes, and hands the result over.
-    fn write(&mut self, group: Group, progress: &[u8], bytes: usize) -> Result<(), (io::Error, Group)> {
+    fn write(
+        &mut self,
+        group: CommitGroup,
+        progress: &[u8],
+        bytes: usize,
+    ) -> Result<(), (io::Error, CommitGroup)> {
         let progress_len = if progress.is_empty() {
             0
         } else {
@@ -226,8 +231,8 @@ impl Writer {
         let mut next = self.next;
         for append in &group {
             headers.push(
-                Header {
-                    kind: Kind::Batch,
+                RecordHeader {
+                    kind: RecordKind::Batch,
                     payload_len: append.payload_len() as u32,
                     payload_crc: append.payload_crc,
                     first: next,
@@ -241,8 +246,8 @@ impl Writer {
         }
         if !progress.is_empty() {
             headers.push(
-                Header {
-                    kind: Kind::Progress,
+                RecordHeader {
+                    kind: RecordKind::Progress,
                     payload_len: progress.len() as u32,
                     payload_crc: crc32fast::hash(progress),
                     first: next,
@@ -276,8 +281,8 @@ impl Writer {
             self.segment.index_batch(offset, first, &append.batch);
             self.next = Position(first.0 + append.batch.events.len() as u64);
             self.offset += len as u64;
-            committed.push(Committed {
-                entry: Arc::new(Entry {
+            committed.push(CommittedEntry {
+                entry: Arc::new(LogEntry {
                     batch: append.batch,
                     first,
                     place: offset,
@@ -345,7 +350,7 @@ impl Writer {
         let segment = Arc::new(self.shared.create_segment(&*disk, self.next, self.commit + 1)?);
         let complete = self.segment.clone();
         self.shared.add_segment(segment.clone());
-        let _ = self.settler.send(ToSettler::Seal(complete));
+        let _ = self.settler.send(SettlerRequest::Seal(complete));
         self.segment = segment;
         self.offset = FIRST_RECORD;
         self.allocated = self.offset;
@@ -366,7 +371,7 @@ impl Writer {
         result
     }
 
-    fn refuse(&self, group: Group) {
+    fn refuse(&self, group: CommitGroup) {
         let reason = self.shared.refusing().unwrap_or_default();
         for append in group {
             self.shared.append_ended(append.record_len());
@@ -374,7 +379,7 @@ impl Writer {
         }
     }
 
-    fn failed(&mut self, e: &io::Error, group: Group) {
+    fn failed(&mut self, e: &io::Error, group: CommitGroup) {
         if self.shared.refusing().is_none() {
             tracing::error!(error = %e, "the log cannot be written; publishes are refused");
         }
@@ -383,11 +388,11 @@ impl Writer {
     }
 }
 
-impl Shared {
+impl LogShared {
     /// Starts a segment in the spare file if there is one, which takes one flush; otherwise in a
     /// new file, which takes a flush of the directory as well.
     pub fn create_segment(&self, disk: &dyn Disk, base: Position, commit: u64) -> io::Result<Segment> {
-        let head = Head {
+        let head = SegmentHead {
             base,
             identity: self.identity,
             commit,

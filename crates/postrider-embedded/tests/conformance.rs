@@ -1,11 +1,11 @@
 //! Runs the conformance suite of all stores on the embedded stores.
 
 use async_trait::async_trait;
-use postrider_core::retry::Next;
-use postrider_embedded::disk::Directory;
+use postrider_core::retry::NextStep;
+use postrider_embedded::disk::LocalDirectory;
 use postrider_embedded::{EmbeddedArchive, EmbeddedCatalog, EmbeddedLog};
 use postrider_store::conformance::{
-    self, ArchiveSubject, CatalogSubject, Subject, WANT, at, events, settled, sub,
+    self, ArchiveUnderTest, CatalogUnderTest, LogUnderTest, WANT, at, events, settled, sub,
 };
 use postrider_store::seal::Keyring;
 use postrider_store::{Archive, Catalog, EventLog};
@@ -21,14 +21,14 @@ fn keys() -> Arc<Keyring> {
 }
 
 /// Opens each store in a directory of its own.
-struct Embedded {
+struct EmbeddedUnderTest {
     segment_bytes_max: u64,
     directories: Mutex<Vec<TempDir>>,
 }
 
-impl Embedded {
-    fn new(segment_bytes_max: u64) -> Embedded {
-        Embedded {
+impl EmbeddedUnderTest {
+    fn new(segment_bytes_max: u64) -> EmbeddedUnderTest {
+        EmbeddedUnderTest {
             segment_bytes_max,
             directories: Mutex::default(),
         }
@@ -46,7 +46,7 @@ impl Embedded {
     }
 
     async fn log(&self, directory: &Path) -> Arc<dyn EventLog> {
-        let disk = Arc::new(Directory::open(directory.join("log")).unwrap());
+        let disk = Arc::new(LocalDirectory::open(directory.join("log")).unwrap());
         let state = directory.join("state.redb");
         let log = EmbeddedLog::open_on(disk, &state, 7, self.segment_bytes_max)
             .await
@@ -82,7 +82,7 @@ fn copy_of_a_moment(from: &Path, to: &Path) {
 }
 
 #[async_trait]
-impl Subject for Embedded {
+impl LogUnderTest for EmbeddedUnderTest {
     async fn open(&self) -> Arc<dyn EventLog> {
         self.log(&self.fresh()).await
     }
@@ -103,7 +103,7 @@ impl Subject for Embedded {
 }
 
 #[async_trait]
-impl CatalogSubject for Embedded {
+impl CatalogUnderTest for EmbeddedUnderTest {
     async fn open(&self) -> Arc<dyn Catalog> {
         Arc::new(EmbeddedCatalog::open(&self.fresh().join("catalog.redb"), keys()).unwrap())
     }
@@ -115,7 +115,7 @@ impl CatalogSubject for Embedded {
 }
 
 #[async_trait]
-impl ArchiveSubject for Embedded {
+impl ArchiveUnderTest for EmbeddedUnderTest {
     async fn open(&self) -> Arc<dyn Archive> {
         Arc::new(EmbeddedArchive::open(&self.fresh().join("archive.redb")).unwrap())
     }
@@ -128,27 +128,27 @@ impl ArchiveSubject for Embedded {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn keeps_the_logs_promise() {
-    conformance::all(&Embedded::new(64 << 20)).await;
+    conformance::all(&EmbeddedUnderTest::new(64 << 20)).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn keeps_the_logs_promise_across_many_small_segments() {
-    conformance::all(&Embedded::new(200 << 10)).await;
+    conformance::all(&EmbeddedUnderTest::new(200 << 10)).await;
 }
 
 #[tokio::test]
 async fn keeps_the_logs_promise_on_one_thread() {
-    conformance::all(&Embedded::new(4 << 20)).await;
+    conformance::all(&EmbeddedUnderTest::new(4 << 20)).await;
 }
 
 #[tokio::test]
 async fn keeps_the_catalogues_promise() {
-    conformance::catalog(&Embedded::new(0)).await;
+    conformance::catalog(&EmbeddedUnderTest::new(0)).await;
 }
 
 #[tokio::test]
 async fn keeps_the_archives_promise() {
-    conformance::archive(&Embedded::new(0)).await;
+    conformance::archive(&EmbeddedUnderTest::new(0)).await;
 }
 
 /// Retries and lagging first attempts of one large event, for many subscriptions.
@@ -160,14 +160,14 @@ async fn a_large_event_is_in_memory_once_whoever_reads_it() {
     for of in subscriptions {
         log.open_subscription(of).await.unwrap();
         // Nothing stays in memory for the subscription: the event is read from the log.
-        log.rest(of);
+        log.release_memory(of);
     }
     let text = format!("{{\"data\":\"{}\"}}", "x".repeat(100_000));
     log.append(events(&[(&text, &[1, 2, 3])])).await.unwrap();
     let claim = async |of| log.claim(of, at(0), WANT).await.unwrap().remove(0);
     let (first, second) = (claim(subscriptions[0]).await, claim(subscriptions[1]).await);
     assert!(Arc::ptr_eq(&first.entry, &second.entry));
-    let retry = settled(&first, Next::RetryAt(at(10)));
+    let retry = settled(&first, NextStep::RetryAt(at(10)));
     log.settle(subscriptions[0], vec![retry]).await.unwrap();
     log.flush().await.unwrap();
     let again = log.claim(subscriptions[0], at(10), WANT).await.unwrap().remove(0);
@@ -186,13 +186,15 @@ async fn a_retry_that_rests_is_offered_again() {
         .await
         .unwrap();
     let claims = log.claim(sub(1), at(0), WANT).await.unwrap();
-    let retries = claims.iter().map(|claim| settled(claim, Next::RetryAt(at(10))));
+    let retries = claims
+        .iter()
+        .map(|claim| settled(claim, NextStep::RetryAt(at(10))));
     log.settle(sub(1), retries.collect()).await.unwrap();
     log.flush().await.unwrap();
     let due = log.claim(sub(1), at(10), WANT).await.unwrap();
     assert_eq!(due.len(), 2);
     log.release(sub(1), due);
-    log.rest(sub(1));
+    log.release_memory(sub(1));
     assert_eq!(log.due(at(10)), [sub(1)]);
     assert_eq!(log.claim(sub(1), at(10), WANT).await.unwrap().len(), 2);
     assert_eq!(log.backlog(sub(1)).claimed, 2);

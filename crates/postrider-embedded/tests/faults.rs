@@ -3,20 +3,22 @@
 
 mod fault_disk;
 
-use fault_disk::{FaultDisk, Image};
+use fault_disk::{DiskImage, FaultDisk};
 use postrider_core::ids::{Position, SubscriptionId};
-use postrider_core::retry::{Next, Reason};
+use postrider_core::retry::{GiveUpReason, NextStep};
 use postrider_core::time::Timestamp;
 use postrider_embedded::generations::Generations;
 use postrider_embedded::{
-    EmbeddedArchive, EmbeddedCatalog, EmbeddedLog, Scrub, ScrubStep, chain, examine, restore,
-    rewrite_catalog, segment,
+    EmbeddedArchive, EmbeddedCatalog, EmbeddedLog, Scrub, ScrubStep, examine, restore, rewrite_catalog,
+    segment, segment_gaps,
 };
 use postrider_store::conformance::{
-    Seeded, WANT, at, claim_all, events, eventually, is_unavailable, settled, sub, topic,
+    SeededRandom, WANT, at, claim_all, events, eventually, is_unavailable, settled, sub, topic,
 };
 use postrider_store::seal::Keyring;
-use postrider_store::{Archive, Backlog, BlobId, Catalog, Change, Claim, Error, EventLog, Want};
+use postrider_store::{
+    Archive, Backlog, BlobId, Catalog, CatalogChange, Claim, ClaimLimits, Error, EventLog,
+};
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
@@ -24,14 +26,18 @@ use std::sync::{Arc, Mutex};
 use tempfile::TempDir;
 
 /// A log on a disk in memory; its state database is a real file in a directory of its own.
-struct Opened {
+struct OpenedLog {
     log: EmbeddedLog,
     disk: FaultDisk,
     directory: TempDir,
 }
 
-impl Opened {
-    async fn try_on(image: Image, state: Option<&[u8]>, segment_bytes_max: u64) -> Result<Opened, Error> {
+impl OpenedLog {
+    async fn try_on(
+        image: DiskImage,
+        state: Option<&[u8]>,
+        segment_bytes_max: u64,
+    ) -> Result<OpenedLog, Error> {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("state.redb");
         if let Some(state) = state {
@@ -39,15 +45,15 @@ impl Opened {
         }
         let disk = FaultDisk::new(image);
         let log = EmbeddedLog::open_on(Arc::new(disk.clone()), &path, 7, segment_bytes_max).await?;
-        Ok(Opened { log, disk, directory })
+        Ok(OpenedLog { log, disk, directory })
     }
 
-    async fn on(image: Image, state: Option<&[u8]>, segment_bytes_max: u64) -> Opened {
-        Opened::try_on(image, state, segment_bytes_max).await.unwrap()
+    async fn on(image: DiskImage, state: Option<&[u8]>, segment_bytes_max: u64) -> OpenedLog {
+        OpenedLog::try_on(image, state, segment_bytes_max).await.unwrap()
     }
 
-    async fn fresh(subscriptions: &[u64], segment_bytes_max: u64) -> Opened {
-        let opened = Opened::on(Image::new(), None, segment_bytes_max).await;
+    async fn fresh(subscriptions: &[u64], segment_bytes_max: u64) -> OpenedLog {
+        let opened = OpenedLog::on(DiskImage::new(), None, segment_bytes_max).await;
         for id in subscriptions {
             opened.log.open_subscription(sub(*id)).await.unwrap();
         }
@@ -60,7 +66,7 @@ impl Opened {
     }
 
     /// Closes the log; returns what is on disk then.
-    async fn closed(self) -> (Image, Vec<u8>) {
+    async fn closed(self) -> (DiskImage, Vec<u8>) {
         self.log.close().await.unwrap();
         (self.disk.image(), self.state())
     }
@@ -84,18 +90,18 @@ fn texts(claims: &[Claim]) -> Vec<String> {
     claims.iter().map(|claim| claim.object().to_owned()).collect()
 }
 
-async fn settle_all(log: &dyn EventLog, of: SubscriptionId, claims: &[Claim], next: Next) {
+async fn settle_all(log: &dyn EventLog, of: SubscriptionId, claims: &[Claim], next: NextStep) {
     log.settle(of, claims.iter().map(|claim| settled(claim, next)).collect())
         .await
         .unwrap();
 }
 
 /// Acknowledged events: position and text.
-type Acknowledged = Arc<Mutex<BTreeMap<Position, String>>>;
+type AcknowledgedEvents = Arc<Mutex<BTreeMap<Position, String>>>;
 
 /// Publishes `count` requests of one to three events of random sizes.
-async fn publish(log: &dyn EventLog, acknowledged: &Acknowledged, name: &str, count: usize, seed: u64) {
-    let mut random = Seeded(seed);
+async fn publish(log: &dyn EventLog, acknowledged: &AcknowledgedEvents, name: &str, count: usize, seed: u64) {
+    let mut random = SeededRandom(seed);
     for n in 0..count {
         let all: Vec<String> = (0..1 + random.below(3))
             .map(|i| format!("{name}{n}.{i} {}", "p".repeat(random.below(2_000) as usize)))
@@ -129,8 +135,8 @@ async fn check_all_there(log: &dyn EventLog, acknowledged: &BTreeMap<Position, S
 #[tokio::test(flavor = "multi_thread")]
 async fn a_power_cut_at_any_commit_loses_nothing_acknowledged() {
     for (seed, segment_bytes_max) in [(1u64, SEGMENT), (2, 20 << 10), (3, 6 << 10)] {
-        let opened = Opened::fresh(&[1], segment_bytes_max).await;
-        let acknowledged = Acknowledged::default();
+        let opened = OpenedLog::fresh(&[1], segment_bytes_max).await;
+        let acknowledged = AcknowledgedEvents::default();
         let cuts = Arc::new(Mutex::new(Vec::new()));
         let path = opened.directory.path().join("state.redb");
         opened.disk.at_sync({
@@ -150,7 +156,7 @@ async fn a_power_cut_at_any_commit_loses_nothing_acknowledged() {
         assert!(cuts.len() > 40, "{} cuts", cuts.len());
         for (n, (image, state, known)) in cuts.into_iter().enumerate() {
             let when = format!("seed {seed}, cut {n}");
-            let restarted = Opened::on(image, Some(&state), segment_bytes_max).await;
+            let restarted = OpenedLog::on(image, Some(&state), segment_bytes_max).await;
             assert_eq!(restarted.log.health().corrupt, [""; 0], "{when}");
             check_all_there(&restarted.log, &known, &when).await;
             // Restart again, with a new event in between.
@@ -158,7 +164,7 @@ async fn a_power_cut_at_any_commit_loses_nothing_acknowledged() {
             assert!(known.keys().all(|known| *known < position), "{when}");
             let mut known = known;
             known.insert(position, "new".into());
-            let again = Opened::on(restarted.disk.cut(n as u64), Some(&restarted.state()), SEGMENT).await;
+            let again = OpenedLog::on(restarted.disk.cut(n as u64), Some(&restarted.state()), SEGMENT).await;
             assert_eq!(again.log.health().corrupt, [""; 0], "{when}, again");
             check_all_there(&again.log, &known, &when).await;
         }
@@ -167,8 +173,8 @@ async fn a_power_cut_at_any_commit_loses_nothing_acknowledged() {
 
 /// A log of twelve requests, one commit each; the third event of each request is for another
 /// subscription.
-async fn twelve_requests(segment_bytes_max: u64) -> (Opened, Vec<Claim>) {
-    let opened = Opened::fresh(&[1, 2], segment_bytes_max).await;
+async fn twelve_requests(segment_bytes_max: u64) -> (OpenedLog, Vec<Claim>) {
+    let opened = OpenedLog::fresh(&[1, 2], segment_bytes_max).await;
     for n in 0..12 {
         let (a, b) = (format!("a{n:02} {}", "x".repeat(n * 40)), format!("b{n:02}"));
         opened
@@ -182,7 +188,7 @@ async fn twelve_requests(segment_bytes_max: u64) -> (Opened, Vec<Claim>) {
     (opened, claims)
 }
 
-fn only_log(image: &mut Image) -> &mut Vec<u8> {
+fn only_log(image: &mut DiskImage) -> &mut Vec<u8> {
     let mut logs = image.iter_mut().filter(|(name, _)| name.ends_with(".log"));
     let (_, bytes) = logs.next().unwrap();
     assert!(logs.next().is_none());
@@ -218,7 +224,7 @@ async fn a_segment_cut_short_keeps_what_is_before_the_cut() {
         for (state, orderly) in [(&state, len < 48), (&closed, true)] {
             let mut image = image.clone();
             only_log(&mut image).truncate(len as usize);
-            let restarted = Opened::on(image, Some(state), SEGMENT).await;
+            let restarted = OpenedLog::on(image, Some(state), SEGMENT).await;
             let whole = starts.windows(2).filter(|pair| pair[1] <= len).count() * 2;
             let found = claim_all(&restarted.log, sub(1), at(0)).await;
             assert_eq!(texts(&found), texts(&claims[..whole]), "cut at {len}");
@@ -232,7 +238,7 @@ async fn a_segment_cut_short_keeps_what_is_before_the_cut() {
                 !orderly || next >= Position(36),
                 "cut at {len}: {next} was given out before"
             );
-            let again = Opened::on(restarted.disk.image(), Some(&restarted.state()), SEGMENT).await;
+            let again = OpenedLog::on(restarted.disk.image(), Some(&restarted.state()), SEGMENT).await;
             assert_eq!(
                 claim_all(&again.log, sub(1), at(0)).await.len(),
                 whole + 1,
@@ -263,7 +269,7 @@ async fn a_damaged_record_is_reported_and_the_others_are_delivered() {
             let examined = examine(&copy, Arc::new(FaultDisk::new(image.clone())))
                 .unwrap()
                 .lost;
-            let restarted = Opened::on(image, Some(&state), SEGMENT).await;
+            let restarted = OpenedLog::on(image, Some(&state), SEGMENT).await;
             let mut expected = texts(&claims);
             expected.drain(request * 2..request * 2 + 2);
             let found = claim_all(&restarted.log, sub(1), at(0)).await;
@@ -289,7 +295,7 @@ async fn a_damaged_record_is_reported_and_the_others_are_delivered() {
             assert_eq!(health.corrupt_deliveries, lost_of(1) + lost_of(2), "{when}");
             assert_eq!(restarted.log.backlog(sub(1)).waiting, 0, "{when}");
             // Once the rest is settled, nothing needs the segment.
-            settle_all(&restarted.log, sub(1), &found, Next::Done).await;
+            settle_all(&restarted.log, sub(1), &found, NextStep::Done).await;
             let position = restarted.log.append(events(&[("new", &[1])])).await.unwrap();
             assert_eq!(position, Position(36), "{when}");
         }
@@ -304,14 +310,14 @@ async fn damage_behind_an_index_is_found_when_it_is_read() {
     opened.log.release(sub(1), claims.clone());
     let (image, state) = opened.closed().await;
     // Restart so that every segment has its index and is not read at the start.
-    let (image, state) = Opened::on(image, Some(&state), SEGMENT).await.closed().await;
+    let (image, state) = OpenedLog::on(image, Some(&state), SEGMENT).await.closed().await;
     for request in 0..12 {
         let first = &claims[request * 2];
         let (name, offset) = place_of(&image, first);
         for within in [2, 30, 60] {
             let mut image = image.clone();
             image.get_mut(&name).unwrap()[offset + within] ^= 0x10;
-            let restarted = Opened::on(image, Some(&state), SEGMENT).await;
+            let restarted = OpenedLog::on(image, Some(&state), SEGMENT).await;
             assert_eq!(restarted.log.health().corrupt_records, 0);
             let found = claim_all(&restarted.log, sub(1), at(0)).await;
             let mut expected = texts(&claims);
@@ -326,8 +332,8 @@ async fn damage_behind_an_index_is_found_when_it_is_read() {
             assert_eq!(restarted.log.backlog(sub(1)).waiting, 0);
             // The damaged records do not hold back any subscription, so their segment is deleted.
             let other = claim_all(&restarted.log, sub(2), at(0)).await;
-            settle_all(&restarted.log, sub(1), &found, Next::Done).await;
-            settle_all(&restarted.log, sub(2), &other, Next::Done).await;
+            settle_all(&restarted.log, sub(1), &found, NextStep::Done).await;
+            settle_all(&restarted.log, sub(2), &other, NextStep::Done).await;
             restarted.log.close().await.unwrap();
             assert_eq!(
                 restarted.log.health().segments,
@@ -343,12 +349,12 @@ async fn damage_behind_an_index_is_found_when_it_is_read() {
 async fn a_look_at_the_files_finds_what_a_start_finds() {
     let (opened, claims) = twelve_requests(900).await;
     let older = opened.state();
-    settle_all(&opened.log, sub(1), &claims, Next::RetryAt(at(5))).await;
+    settle_all(&opened.log, sub(1), &claims, NextStep::RetryAt(at(5))).await;
     let (image, state) = opened.closed().await;
     let names = logs(&image);
     let directory = tempfile::tempdir().unwrap();
     let copy = directory.path().join("state.redb");
-    let look = |image: &Image, state: &[u8]| {
+    let look = |image: &DiskImage, state: &[u8]| {
         std::fs::write(&copy, state).unwrap();
         let disk = FaultDisk::new(image.clone());
         let found = examine(&copy, Arc::new(disk.clone())).unwrap();
@@ -359,7 +365,7 @@ async fn a_look_at_the_files_finds_what_a_start_finds() {
     let mut missing = image.clone();
     missing.remove(&names[1]);
     let found = look(&missing, &state);
-    let restarted = Opened::on(missing, Some(&state), 900).await;
+    let restarted = OpenedLog::on(missing, Some(&state), 900).await;
     assert_eq!(found.lost, restarted.log.health().lost);
     assert!(found.lost[0].deliveries[&sub(1)].retries > 0, "{found:?}");
     // The head of a closed segment.
@@ -368,14 +374,14 @@ async fn a_look_at_the_files_finds_what_a_start_finds() {
     let found = look(&headless, &state);
     assert!(found.damaged[0].contains(&names[1]), "{found:?}");
     // An older state database beside a newer log.
-    let (newer, _) = Opened::on(image, Some(&state), 900).await.closed().await;
+    let (newer, _) = OpenedLog::on(image, Some(&state), 900).await.closed().await;
     let found = look(&newer, &older);
     let why = found.refused.expect("a start refuses it");
     assert!(why.contains("is an older copy"), "{why}");
 }
 
 /// The file that holds a claim's record, and where in it.
-fn place_of(image: &Image, claim: &Claim) -> (String, usize) {
+fn place_of(image: &DiskImage, claim: &Claim) -> (String, usize) {
     let bases = image.keys().filter_map(|name| segment::base_of(name));
     let base = bases.filter(|base| *base <= claim.entry.first).max().unwrap();
     (segment::log_name(base), claim.entry.place as usize)
@@ -384,17 +390,17 @@ fn place_of(image: &Image, claim: &Claim) -> (String, usize) {
 #[tokio::test]
 async fn a_retry_whose_record_is_damaged_is_dropped_and_reported() {
     let (opened, claims) = twelve_requests(900).await;
-    settle_all(&opened.log, sub(1), &claims, Next::RetryAt(at(5))).await;
+    settle_all(&opened.log, sub(1), &claims, NextStep::RetryAt(at(5))).await;
     let (mut image, state) = opened.closed().await;
     let (name, offset) = place_of(&image, &claims[4]);
     image.get_mut(&name).unwrap()[offset + 50] ^= 1;
-    let restarted = Opened::on(image, Some(&state), SEGMENT).await;
+    let restarted = OpenedLog::on(image, Some(&state), SEGMENT).await;
     let found = claim_all(&restarted.log, sub(1), at(5)).await;
     let mut expected = texts(&claims);
     expected.drain(4..6);
     assert_eq!(texts(&found), expected);
     assert!(!restarted.log.health().corrupt.is_empty());
-    settle_all(&restarted.log, sub(1), &found, Next::Done).await;
+    settle_all(&restarted.log, sub(1), &found, NextStep::Done).await;
     eventually("nothing is left", || {
         restarted.log.backlog(sub(1)) == Backlog::default()
     })
@@ -406,9 +412,9 @@ async fn a_damaged_head_or_index_costs_no_event() {
     let (opened, claims) = twelve_requests(900).await;
     opened.log.release(sub(1), claims.clone());
     let (image, state) = opened.closed().await;
-    let (image, state) = Opened::on(image, Some(&state), SEGMENT).await.closed().await;
-    let check = async |image: Image, reported: bool, when: &str| {
-        let restarted = Opened::on(image, Some(&state), SEGMENT).await;
+    let (image, state) = OpenedLog::on(image, Some(&state), SEGMENT).await.closed().await;
+    let check = async |image: DiskImage, reported: bool, when: &str| {
+        let restarted = OpenedLog::on(image, Some(&state), SEGMENT).await;
         assert_eq!(
             texts(&claim_all(&restarted.log, sub(1), at(0)).await),
             texts(&claims),
@@ -452,7 +458,7 @@ async fn a_damaged_head_or_index_costs_no_event() {
     // An index without a segment is removed.
     let mut orphaned = image.clone();
     orphaned.insert("00000000000000009999.idx".into(), b"nothing".to_vec());
-    let restarted = Opened::on(orphaned, Some(&state), SEGMENT).await;
+    let restarted = OpenedLog::on(orphaned, Some(&state), SEGMENT).await;
     assert!(!restarted.disk.image().contains_key("00000000000000009999.idx"));
 }
 
@@ -470,7 +476,7 @@ async fn a_log_without_its_state_is_refused_and_left_alone() {
 
 #[tokio::test]
 async fn a_full_disk_refuses_publishes_until_there_is_room() {
-    let opened = Opened::fresh(&[1], 200 << 10).await;
+    let opened = OpenedLog::fresh(&[1], 200 << 10).await;
     opened.disk.limit(Some(1 << 20));
     let text = "p".repeat(10_000);
     let mut known = BTreeMap::new();
@@ -487,12 +493,12 @@ async fn a_full_disk_refuses_publishes_until_there_is_room() {
     check_all_there(&opened.log, &known, "while it is full").await;
 
     // A crash at this point loses nothing either.
-    let restarted = Opened::on(opened.disk.image(), Some(&opened.state()), 200 << 10).await;
+    let restarted = OpenedLog::on(opened.disk.image(), Some(&opened.state()), 200 << 10).await;
     check_all_there(&restarted.log, &known, "after a crash").await;
 
     // Once the stored events are delivered, publishing works again without intervention.
     let claims = claim_all(&opened.log, sub(1), at(0)).await;
-    settle_all(&opened.log, sub(1), &claims, Next::Done).await;
+    settle_all(&opened.log, sub(1), &claims, NextStep::Done).await;
     eventually("publishes are taken again", || {
         opened.log.health().refusing.is_none()
     })
@@ -500,13 +506,13 @@ async fn a_full_disk_refuses_publishes_until_there_is_room() {
     let position = opened.log.append(events(&[("new", &[1])])).await.unwrap();
     assert!(known.keys().all(|known| *known < position));
     let (image, state) = opened.closed().await;
-    let restarted = Opened::on(image, Some(&state), 200 << 10).await;
+    let restarted = OpenedLog::on(image, Some(&state), 200 << 10).await;
     assert_eq!(texts(&claim_all(&restarted.log, sub(1), at(0)).await), ["new"]);
 }
 
 #[tokio::test]
 async fn room_that_returns_is_used() {
-    let opened = Opened::fresh(&[1], SEGMENT).await;
+    let opened = OpenedLog::fresh(&[1], SEGMENT).await;
     opened.disk.limit(Some(100 << 10));
     opened.log.append(events(&[("a", &[1])])).await.unwrap();
     let big = "p".repeat(100_000);
@@ -532,7 +538,7 @@ async fn append_at_last(log: &dyn EventLog, text: &str) -> Position {
 async fn after_a_failed_flush_the_log_goes_on_in_a_new_segment() {
     for (round, before) in [0, 1, 5].into_iter().enumerate() {
         for (writes, syncs) in [(0, 1), (1, 0), (0, 3), (2, 1)] {
-            let opened = Opened::fresh(&[1], SEGMENT).await;
+            let opened = OpenedLog::fresh(&[1], SEGMENT).await;
             let mut known = BTreeMap::new();
             for n in 0..before {
                 let text = format!("before {n}");
@@ -560,7 +566,7 @@ async fn after_a_failed_flush_the_log_goes_on_in_a_new_segment() {
                 } else {
                     opened.disk.cut(seed)
                 };
-                let restarted = Opened::on(image, Some(&state), SEGMENT).await;
+                let restarted = OpenedLog::on(image, Some(&state), SEGMENT).await;
                 check_all_there(&restarted.log, &known, &when).await;
                 assert_eq!(restarted.log.health().corrupt, [""; 0], "{when}");
             }
@@ -570,7 +576,7 @@ async fn after_a_failed_flush_the_log_goes_on_in_a_new_segment() {
 
 #[tokio::test]
 async fn segments_go_when_nobody_needs_them() {
-    let opened = Opened::fresh(&[1, 2], 8 << 10).await;
+    let opened = OpenedLog::fresh(&[1, 2], 8 << 10).await;
     let text = "p".repeat(1_000);
     for _ in 0..100 {
         opened
@@ -591,16 +597,22 @@ async fn segments_go_when_nobody_needs_them() {
         .filter(|(n, _)| *n != 30)
         .map(|(_, c)| c.clone())
         .collect();
-    settle_all(log, sub(1), &rest, Next::Done).await;
-    settle_all(log, sub(1), &one[30..31], Next::RetryAt(at(50))).await;
-    settle_all(log, sub(2), &two[..90], Next::Done).await;
-    settle_all(log, sub(2), &two[91..], Next::Done).await;
-    settle_all(log, sub(2), &two[90..91], Next::DeadLetter(Reason::BadRequest)).await;
+    settle_all(log, sub(1), &rest, NextStep::Done).await;
+    settle_all(log, sub(1), &one[30..31], NextStep::RetryAt(at(50))).await;
+    settle_all(log, sub(2), &two[..90], NextStep::Done).await;
+    settle_all(log, sub(2), &two[91..], NextStep::Done).await;
+    settle_all(
+        log,
+        sub(2),
+        &two[90..91],
+        NextStep::DeadLetter(GiveUpReason::BadRequest),
+    )
+    .await;
     eventually("the others are gone", || log.health().segments == 3).await;
-    assert_eq!(log.letters_waiting()[0].count, 1);
+    assert_eq!(log.pending_dead_letters()[0].count, 1);
     let retry = claim_all(log, sub(1), at(50)).await;
     assert_eq!(retry.len(), 1);
-    settle_all(log, sub(1), &retry, Next::Done).await;
+    settle_all(log, sub(1), &retry, NextStep::Done).await;
 
     let (image, state) = opened.closed().await;
     let logs = image.keys().filter(|name| name.ends_with(".log")).count();
@@ -610,7 +622,7 @@ async fn segments_go_when_nobody_needs_them() {
         "the dead letter's and the current one: {:?}",
         image.keys()
     );
-    let restarted = Opened::on(image, Some(&state), 8 << 10).await;
+    let restarted = OpenedLog::on(image, Some(&state), 8 << 10).await;
     let log = &restarted.log;
     assert_eq!(log.subscriptions(), []);
     log.close_subscription(sub(1)).await.unwrap();
@@ -621,13 +633,15 @@ async fn segments_go_when_nobody_needs_them() {
     let letters = log.letters(sub(2), None, at(100), WANT).await.unwrap();
     assert_eq!(letters[0].object(), "for two");
     // No publish follows that would cause a checkpoint.
-    log.letters_done(sub(2), vec![letters[0].key()]).await.unwrap();
+    log.dead_letters_done(sub(2), vec![letters[0].key()])
+        .await
+        .unwrap();
     assert_eq!(log.health().segments, 1);
 }
 
 #[tokio::test]
 async fn a_segment_stays_until_all_of_its_letters_are_done() {
-    let opened = Opened::fresh(&[1], 8 << 10).await;
+    let opened = OpenedLog::fresh(&[1], 8 << 10).await;
     let text = "p".repeat(1_000);
     for _ in 0..40 {
         let request: Vec<(&str, &[u64])> = vec![(&text, &[1]), ("small", &[1])];
@@ -635,11 +649,17 @@ async fn a_segment_stays_until_all_of_its_letters_are_done() {
     }
     let log = &opened.log;
     let claims = claim_all(log, sub(1), at(0)).await;
-    settle_all(log, sub(1), &claims, Next::DeadLetter(Reason::BadRequest)).await;
+    settle_all(
+        log,
+        sub(1),
+        &claims,
+        NextStep::DeadLetter(GiveUpReason::BadRequest),
+    )
+    .await;
     log.flush().await.unwrap();
     let full = log.health().segments;
     assert!(full > 4, "{full} segments");
-    let page = Want {
+    let page = ClaimLimits {
         events_max: 7,
         ..WANT
     };
@@ -650,49 +670,61 @@ async fn a_segment_stays_until_all_of_its_letters_are_done() {
             break;
         }
         let keys = letters.iter().map(|letter| letter.key()).collect();
-        log.letters_done(sub(1), keys).await.unwrap();
+        log.dead_letters_done(sub(1), keys).await.unwrap();
         let now = log.health().segments;
         assert!(now == last || now + 1 == last, "{now} segments after {last}");
         last = now;
     }
-    assert_eq!((last, log.letters_waiting()), (1, vec![]));
+    assert_eq!((last, log.pending_dead_letters()), (1, vec![]));
 
     // Closing the subscription releases the segments as well.
     for _ in 0..40 {
         log.append(events(&[(&text, &[1])])).await.unwrap();
     }
     let claims = claim_all(log, sub(1), at(0)).await;
-    settle_all(log, sub(1), &claims, Next::DeadLetter(Reason::BadRequest)).await;
+    settle_all(
+        log,
+        sub(1),
+        &claims,
+        NextStep::DeadLetter(GiveUpReason::BadRequest),
+    )
+    .await;
     assert_eq!(log.close_subscription(sub(1)).await.unwrap(), 40);
     eventually("only the current one", || log.health().segments == 1).await;
     let (image, state) = opened.closed().await;
-    let restarted = Opened::on(image, Some(&state), 8 << 10).await;
-    assert_eq!(restarted.log.letters_waiting(), []);
+    let restarted = OpenedLog::on(image, Some(&state), 8 << 10).await;
+    assert_eq!(restarted.log.pending_dead_letters(), []);
 }
 
 #[tokio::test]
 async fn a_letter_whose_record_is_damaged_is_dropped_and_reported() {
     let (opened, claims) = twelve_requests(900).await;
-    settle_all(&opened.log, sub(1), &claims, Next::DeadLetter(Reason::BadRequest)).await;
+    settle_all(
+        &opened.log,
+        sub(1),
+        &claims,
+        NextStep::DeadLetter(GiveUpReason::BadRequest),
+    )
+    .await;
     let (mut image, state) = opened.closed().await;
     // Damage the records of two requests with two dead letters each.
     for request in [2, 7] {
         let (name, offset) = place_of(&image, &claims[request * 2]);
         image.get_mut(&name).unwrap()[offset + 50] ^= 1;
     }
-    let restarted = Opened::on(image, Some(&state), SEGMENT).await;
+    let restarted = OpenedLog::on(image, Some(&state), SEGMENT).await;
     let log = &restarted.log;
     let known = log.health().corrupt_records;
-    assert_eq!(log.letters_waiting()[0].count, 24);
+    assert_eq!(log.pending_dead_letters()[0].count, 24);
     // A page on which everything is damaged continues with the next dead letter.
     let after = (at(2), claims[3].position());
-    let one = Want {
+    let one = ClaimLimits {
         events_max: 1,
         ..WANT
     };
     let letters = log.letters(sub(1), Some(after), at(9), one).await.unwrap();
     assert_eq!(letters[0].object(), claims[6].object());
-    assert_eq!(log.letters_waiting()[0].count, 22);
+    assert_eq!(log.pending_dead_letters()[0].count, 22);
     assert_eq!(log.health().corrupt_deliveries, 2);
     let letters = log.letters(sub(1), None, at(9), WANT).await.unwrap();
     let mut expected = texts(&claims);
@@ -700,7 +732,7 @@ async fn a_letter_whose_record_is_damaged_is_dropped_and_reported() {
     expected.drain(4..6);
     let found: Vec<&str> = letters.iter().map(|letter| letter.object()).collect();
     assert_eq!(found, expected);
-    assert_eq!(log.letters_waiting()[0].count, 20);
+    assert_eq!(log.pending_dead_letters()[0].count, 20);
     let health = log.health();
     assert_eq!(
         (health.corrupt_deliveries, health.corrupt_records),
@@ -712,7 +744,7 @@ async fn a_letter_whose_record_is_damaged_is_dropped_and_reported() {
 
 #[tokio::test]
 async fn a_subscription_that_is_closed_lets_its_segments_go() {
-    let opened = Opened::fresh(&[1], 8 << 10).await;
+    let opened = OpenedLog::fresh(&[1], 8 << 10).await;
     let text = "p".repeat(1_000);
     for _ in 0..50 {
         opened.log.append(events(&[(&text, &[1])])).await.unwrap();
@@ -722,14 +754,14 @@ async fn a_subscription_that_is_closed_lets_its_segments_go() {
         .claim(
             sub(1),
             at(0),
-            Want {
+            ClaimLimits {
                 events_max: 20,
                 ..WANT
             },
         )
         .await
         .unwrap();
-    settle_all(&opened.log, sub(1), &claims, Next::RetryAt(at(5))).await;
+    settle_all(&opened.log, sub(1), &claims, NextStep::RetryAt(at(5))).await;
     assert_eq!(opened.log.close_subscription(sub(1)).await.unwrap(), 50);
     let (image, _) = opened.closed().await;
     assert_eq!(image.keys().filter(|name| name.ends_with(".log")).count(), 1);
@@ -739,8 +771,8 @@ async fn a_subscription_that_is_closed_lets_its_segments_go() {
 
 /// Requests of two events for subscriptions 1 and 2, in several segments; subscription 2 has
 /// settled the first half except for one retry and one dead letter.
-async fn several_segments() -> (Image, Vec<u8>, Vec<Claim>) {
-    let opened = Opened::fresh(&[1, 2, 3], 4 << 10).await;
+async fn several_segments() -> (DiskImage, Vec<u8>, Vec<Claim>) {
+    let opened = OpenedLog::fresh(&[1, 2, 3], 4 << 10).await;
     let text = "p".repeat(500);
     for n in 0..40 {
         let text = format!("{n} {text}");
@@ -751,14 +783,20 @@ async fn several_segments() -> (Image, Vec<u8>, Vec<Claim>) {
             .unwrap();
     }
     let log = &opened.log;
-    let half = Want {
+    let half = ClaimLimits {
         events_max: 40,
         ..WANT
     };
     let two = log.claim(sub(2), at(0), half).await.unwrap();
-    settle_all(log, sub(2), &two[..1], Next::RetryAt(at(50))).await;
-    settle_all(log, sub(2), &two[1..2], Next::DeadLetter(Reason::BadRequest)).await;
-    settle_all(log, sub(2), &two[2..], Next::Done).await;
+    settle_all(log, sub(2), &two[..1], NextStep::RetryAt(at(50))).await;
+    settle_all(
+        log,
+        sub(2),
+        &two[1..2],
+        NextStep::DeadLetter(GiveUpReason::BadRequest),
+    )
+    .await;
+    settle_all(log, sub(2), &two[2..], NextStep::Done).await;
     log.flush().await.unwrap();
     let one = claim_all(log, sub(1), at(0)).await;
     assert_eq!(one.len(), 40);
@@ -767,7 +805,7 @@ async fn several_segments() -> (Image, Vec<u8>, Vec<Claim>) {
     (image, state, one)
 }
 
-fn logs(image: &Image) -> Vec<String> {
+fn logs(image: &DiskImage) -> Vec<String> {
     image
         .keys()
         .filter(|name| name.ends_with(".log"))
@@ -790,7 +828,7 @@ fn scrub_round(scrub: &mut Scrub) -> ScrubStep {
 #[tokio::test]
 async fn damage_is_found_by_a_scrub_while_the_server_runs() {
     let (image, state, claims) = several_segments().await;
-    let opened = Opened::on(image, Some(&state), 4 << 10).await;
+    let opened = OpenedLog::on(image, Some(&state), 4 << 10).await;
     let path = |name: &str| opened.directory.path().join(name);
     let catalog = EmbeddedCatalog::open(&path("catalog.redb"), keys()).unwrap();
     let archive = EmbeddedArchive::open(&path("archive.redb")).unwrap();
@@ -832,7 +870,7 @@ async fn damage_is_found_by_a_scrub_while_the_server_runs() {
 #[tokio::test]
 async fn damage_that_was_found_is_reported_until_it_is_taken_note_of() {
     let (image, state, claims) = several_segments().await;
-    let opened = Opened::on(image, Some(&state), 4 << 10).await;
+    let opened = OpenedLog::on(image, Some(&state), 4 << 10).await;
     let (name, offset) = place_of(&opened.disk.image(), &claims[20]);
     opened.disk.flip(&name, offset + 50);
     let found = claim_all(&opened.log, sub(1), at(0)).await;
@@ -841,14 +879,14 @@ async fn damage_that_was_found_is_reported_until_it_is_taken_note_of() {
     assert_eq!(known.len(), 1);
     opened.log.release(sub(1), found);
     let (image, state) = opened.closed().await;
-    let again = Opened::on(image, Some(&state), 4 << 10).await;
+    let again = OpenedLog::on(image, Some(&state), 4 << 10).await;
     assert_eq!(again.log.health().corrupt, known);
 }
 
 // A block of the state database becomes unreadable while the server runs.
 #[tokio::test]
 async fn a_state_database_that_is_damaged_while_it_is_used_shows() {
-    let opened = Opened::fresh(&[1], SEGMENT).await;
+    let opened = OpenedLog::fresh(&[1], SEGMENT).await;
     opened.log.append(events(&[("a", &[1])])).await.unwrap();
     let claims = claim_all(&opened.log, sub(1), at(0)).await;
     opened.log.flush().await.unwrap();
@@ -866,7 +904,7 @@ async fn a_state_database_that_is_damaged_while_it_is_used_shows() {
         file.write_all_at(&[byte[0] ^ 1], 2000).unwrap();
     };
     flip();
-    settle_all(&opened.log, sub(1), &claims, Next::RetryAt(at(50))).await;
+    settle_all(&opened.log, sub(1), &claims, NextStep::RetryAt(at(50))).await;
     eventually("it shows", || {
         let health = opened.log.health();
         health.unrecorded.is_some() && health.corrupt.iter().any(|place| place.contains("state.redb"))
@@ -901,7 +939,7 @@ async fn a_missing_segment_is_reported_with_what_it_held() {
                 if !with_index {
                     image.remove(&index);
                 }
-                let restarted = Opened::on(image, Some(&state), 4 << 10).await;
+                let restarted = OpenedLog::on(image, Some(&state), 4 << 10).await;
                 let health = restarted.log.health();
                 assert!(!health.corrupt.is_empty(), "{when}");
                 let found = claim_all(&restarted.log, sub(1), at(0)).await;
@@ -948,7 +986,7 @@ async fn a_missing_segment_is_reported_with_what_it_held() {
                     );
                 }
                 let (image, state) = restarted.closed().await;
-                let again = Opened::on(image, Some(&state), 4 << 10).await;
+                let again = OpenedLog::on(image, Some(&state), 4 << 10).await;
                 // Reported until the operator acknowledges it.
                 let health_again = again.log.health();
                 assert_eq!(health_again.lost, health.lost, "{when}");
@@ -958,10 +996,10 @@ async fn a_missing_segment_is_reported_with_what_it_held() {
                 let image = again.disk.image();
                 drop(again.log);
                 let path = directory.join("state.redb");
-                assert!(!chain::known_losses(&path).unwrap().is_empty(), "{when}");
+                assert!(!segment_gaps::known_losses(&path).unwrap().is_empty(), "{when}");
                 assert!(!restore::forget_losses(&directory).unwrap().is_empty(), "{when}");
                 let state = std::fs::read(&path).unwrap();
-                let noted = Opened::on(image, Some(&state), 4 << 10).await;
+                let noted = OpenedLog::on(image, Some(&state), 4 << 10).await;
                 assert_eq!(noted.log.health().lost, [], "{when}");
                 assert_eq!(noted.log.health().corrupt, [""; 0], "{when}");
             }
@@ -976,7 +1014,7 @@ async fn exchanged_segments_are_refused_and_named() {
     let of_first = image[&logs[1]].clone();
     let of_second = image.insert(logs[2].clone(), of_first).unwrap();
     image.insert(logs[1].clone(), of_second);
-    let Err(Error::Corrupt(why)) = Opened::try_on(image, Some(&state), 4 << 10).await else {
+    let Err(Error::Corrupt(why)) = OpenedLog::try_on(image, Some(&state), 4 << 10).await else {
         panic!("two segments are in each other's place");
     };
     for name in [&logs[1], &logs[2]] {
@@ -988,7 +1026,7 @@ async fn exchanged_segments_are_refused_and_named() {
 // Segments of equal length with exchanged indexes: judged by length alone, each index fits.
 #[tokio::test]
 async fn the_index_of_another_segment_is_not_believed() {
-    let opened = Opened::fresh(&[1], 4 << 10).await;
+    let opened = OpenedLog::fresh(&[1], 4 << 10).await;
     let text = "p".repeat(500);
     for n in 10..50 {
         let to_one = events(&[(&format!("{n} {text}"), &[1])]);
@@ -1020,7 +1058,7 @@ async fn the_index_of_another_segment_is_not_believed() {
             image.insert(index(a), of_b);
         }
         let indexes = [a, b].map(|name| image[&index(name)].clone());
-        let restarted = Opened::on(image, Some(&state), 4 << 10).await;
+        let restarted = OpenedLog::on(image, Some(&state), 4 << 10).await;
         assert_eq!(claim_all(&restarted.log, sub(1), at(0)).await.len(), 40, "{when}");
         assert_eq!(restarted.log.health().corrupt, [""; 0], "{when}");
         // A valid index was used and not rebuilt.
@@ -1033,7 +1071,7 @@ async fn the_index_of_another_segment_is_not_believed() {
 #[tokio::test]
 async fn a_log_without_any_segment_is_a_loss_of_all_that_waited() {
     let (_, state, _) = several_segments().await;
-    let restarted = Opened::on(Image::new(), Some(&state), 4 << 10).await;
+    let restarted = OpenedLog::on(DiskImage::new(), Some(&state), 4 << 10).await;
     let lost = restarted.log.health().lost;
     assert_eq!(lost.first().unwrap().from, Position(0));
     assert_eq!(lost.last().unwrap().to, Position(80));
@@ -1052,7 +1090,7 @@ async fn the_segment_that_a_killed_process_wrote_to_cannot_vanish_silently() {
     for checkpointed in [false, true] {
         for how in ["gone", "empty", "zeroed", "beginning only"] {
             let when = format!("{how}, with a checkpoint before the last events: {checkpointed}");
-            let opened = Opened::fresh(&[1], SEGMENT).await;
+            let opened = OpenedLog::fresh(&[1], SEGMENT).await;
             for n in 0..300 {
                 if n == 100 && checkpointed {
                     opened.log.flush().await.unwrap();
@@ -1081,7 +1119,7 @@ async fn the_segment_that_a_killed_process_wrote_to_cannot_vanish_silently() {
                 .unwrap()
                 .lost;
 
-            let restarted = Opened::on(image, Some(&state), SEGMENT).await;
+            let restarted = OpenedLog::on(image, Some(&state), SEGMENT).await;
             let health = restarted.log.health();
             let [lost] = &health.lost[..] else {
                 panic!("{when}: {:?}", health.lost);
@@ -1109,13 +1147,13 @@ async fn the_segment_that_a_killed_process_wrote_to_cannot_vanish_silently() {
 #[tokio::test]
 async fn a_segment_without_an_event_is_no_loss() {
     // Killed before the first event: nothing is missing.
-    let opened = Opened::fresh(&[1], SEGMENT).await;
-    let again = Opened::on(opened.disk.image(), Some(&opened.state()), SEGMENT).await;
+    let opened = OpenedLog::fresh(&[1], SEGMENT).await;
+    let again = OpenedLog::on(opened.disk.image(), Some(&opened.state()), SEGMENT).await;
     assert_eq!(again.log.health().lost, []);
     // Stopped in order: the state database knows that there was no event.
     let (mut image, state) = again.closed().await;
     image.retain(|name, _| !name.ends_with(".log"));
-    let again = Opened::on(image, Some(&state), SEGMENT).await;
+    let again = OpenedLog::on(image, Some(&state), SEGMENT).await;
     assert_eq!(again.log.health().lost, []);
     assert_eq!(
         again.log.append(events(&[("a", &[1])])).await.unwrap(),
@@ -1126,7 +1164,7 @@ async fn a_segment_without_an_event_is_no_loss() {
 // A power loss after the head of the first segment was durable and before the state database was.
 #[tokio::test]
 async fn a_first_start_that_was_cut_short_leaves_a_usable_directory() {
-    let (image, _) = Opened::fresh(&[], SEGMENT).await.closed().await;
+    let (image, _) = OpenedLog::fresh(&[], SEGMENT).await.closed().await;
     let directory = tempfile::tempdir().unwrap();
     let disk = FaultDisk::new(image);
     let state = directory.path().join("state.redb");
@@ -1144,7 +1182,7 @@ async fn a_first_start_that_was_cut_short_leaves_a_usable_directory() {
 #[tokio::test]
 async fn what_is_settled_is_on_disk_with_the_next_publish() {
     let ids: Vec<u64> = (1..=23).collect();
-    let opened = Opened::fresh(&ids, SEGMENT).await;
+    let opened = OpenedLog::fresh(&ids, SEGMENT).await;
     let mut offered_again = 0;
     for n in 0..20 {
         opened
@@ -1154,11 +1192,11 @@ async fn what_is_settled_is_on_disk_with_the_next_publish() {
             .unwrap();
         for id in &ids {
             let claims = claim_all(&opened.log, sub(*id), at(0)).await;
-            settle_all(&opened.log, sub(*id), &claims, Next::Done).await;
+            settle_all(&opened.log, sub(*id), &claims, NextStep::Done).await;
         }
         opened.log.append(events(&[("next", &[])])).await.unwrap();
         // Killed here.
-        let again = Opened::on(opened.disk.image(), Some(&opened.state()), SEGMENT).await;
+        let again = OpenedLog::on(opened.disk.image(), Some(&opened.state()), SEGMENT).await;
         offered_again += again.log.health().redelivered;
         for id in &ids {
             offered_again += claim_all(&again.log, sub(*id), at(0)).await.len() as u64;
@@ -1173,7 +1211,7 @@ async fn what_is_settled_is_on_disk_with_the_next_publish() {
 // Flip single bits all over the file: either nothing in use was hit, or the start reports what was.
 #[tokio::test]
 async fn a_flipped_bit_in_the_state_database_is_never_silent() {
-    let opened = Opened::fresh(&[1, 2], SEGMENT).await;
+    let opened = OpenedLog::fresh(&[1, 2], SEGMENT).await;
     for n in 0..300 {
         opened
             .log
@@ -1182,9 +1220,15 @@ async fn a_flipped_bit_in_the_state_database_is_never_silent() {
             .unwrap();
     }
     let one = claim_all(&opened.log, sub(1), at(0)).await;
-    settle_all(&opened.log, sub(1), &one, Next::RetryAt(at(50))).await;
+    settle_all(&opened.log, sub(1), &one, NextStep::RetryAt(at(50))).await;
     let two = claim_all(&opened.log, sub(2), at(0)).await;
-    settle_all(&opened.log, sub(2), &two, Next::DeadLetter(Reason::BadRequest)).await;
+    settle_all(
+        &opened.log,
+        sub(2),
+        &two,
+        NextStep::DeadLetter(GiveUpReason::BadRequest),
+    )
+    .await;
     opened.log.flush().await.unwrap();
     let (image, state) = opened.closed().await;
     let used = state.iter().rposition(|byte| *byte != 0).unwrap();
@@ -1192,7 +1236,7 @@ async fn a_flipped_bit_in_the_state_database_is_never_silent() {
     for at_byte in (20..used).step_by((used / 60).max(1)) {
         let mut state = state.clone();
         state[at_byte] ^= 1 << (at_byte % 8);
-        match Opened::try_on(image.clone(), Some(&state), SEGMENT).await {
+        match OpenedLog::try_on(image.clone(), Some(&state), SEGMENT).await {
             Err(Error::Corrupt(why)) => {
                 assert!(
                     why.contains("state.redb") && why.contains("postrider restore"),
@@ -1203,7 +1247,7 @@ async fn a_flipped_bit_in_the_state_database_is_never_silent() {
             Err(e) => panic!("byte {at_byte}: {e}"),
             Ok(opened) => {
                 assert_eq!(opened.log.backlog(sub(1)).retrying, 300, "byte {at_byte}");
-                assert_eq!(opened.log.letters_waiting()[0].count, 300, "byte {at_byte}");
+                assert_eq!(opened.log.pending_dead_letters()[0].count, 300, "byte {at_byte}");
                 assert_eq!(
                     claim_all(&opened.log, sub(1), at(50)).await.len(),
                     300,
@@ -1228,7 +1272,7 @@ async fn a_damaged_state_database_is_salvaged_and_what_may_be_open_is_delivered_
     }
     for id in [1, 2] {
         let claims = claim_all(&log, sub(id), at(0)).await;
-        settle_all(&log, sub(id), &claims, Next::RetryAt(at(50))).await;
+        settle_all(&log, sub(id), &claims, NextStep::RetryAt(at(50))).await;
     }
     log.flush().await.unwrap();
     log.close().await.unwrap();
@@ -1355,12 +1399,12 @@ async fn an_older_catalogue_is_found_out_though_nothing_followed_its_last_change
         .unwrap();
     let catalog = EmbeddedCatalog::open_with(&path("catalog.redb"), keys(), generations).unwrap();
     catalog
-        .commit(vec![Change::PutTopic(topic(1, "a"))])
+        .commit(vec![CatalogChange::PutTopic(topic(1, "a"))])
         .await
         .unwrap();
     let older = whole_file(&path("catalog.redb"));
     catalog
-        .commit(vec![Change::PutTopic(topic(2, "b"))])
+        .commit(vec![CatalogChange::PutTopic(topic(2, "b"))])
         .await
         .unwrap();
     // Killed here, with the older catalog restored: a checkpoint follows soon.
@@ -1404,7 +1448,7 @@ async fn one_flipped_bit_after_a_kill_undoes_no_commit_silently() {
     let catalog = EmbeddedCatalog::open(&path("catalog.redb"), keys()).unwrap();
     let archive = EmbeddedArchive::open(&path("archive.redb")).unwrap();
     for n in 1..=LAST {
-        let put = Change::PutTopic(topic(n, &n.to_string()));
+        let put = CatalogChange::PutTopic(topic(n, &n.to_string()));
         catalog.commit(vec![put]).await.unwrap();
         archive.skip_numbers(BlobId(n), n).await.unwrap();
     }
@@ -1450,7 +1494,7 @@ async fn a_damaged_beginning_does_not_keep_the_rest_from_being_salvaged() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("catalog.redb");
     let catalog = EmbeddedCatalog::open(&path, keys()).unwrap();
-    let put = |n: u64| Change::PutTopic(topic(n, &n.to_string()));
+    let put = |n: u64| CatalogChange::PutTopic(topic(n, &n.to_string()));
     catalog.commit((1..=TOPICS).map(put).collect()).await.unwrap();
     let killed = whole_file(&path);
     drop(catalog);
@@ -1607,7 +1651,7 @@ async fn publish_and_deliver(directory: &Path, start: u64) {
     for of in 1..=3 {
         log.open_subscription(sub(of)).await.unwrap();
     }
-    let mut random = Seeded(start);
+    let mut random = SeededRandom(start);
     let mut next = start;
     for now in start as i64.. {
         let texts: Vec<(String, Vec<u64>)> = (next..next + 1 + random.below(5))
@@ -1634,7 +1678,7 @@ async fn publish_and_deliver(directory: &Path, start: u64) {
             if random.one_in(of + 1) {
                 continue;
             }
-            let want = Want {
+            let want = ClaimLimits {
                 events_max: 1 + random.below(8) as usize,
                 ..WANT
             };
@@ -1642,14 +1686,14 @@ async fn publish_and_deliver(directory: &Path, start: u64) {
             let mut all = Vec::new();
             for claim in claims {
                 let what = match random.below(10) {
-                    0..7 => Next::Done,
-                    7..9 => Next::RetryAt(at(now + random.below(30) as i64)),
+                    0..7 => NextStep::Done,
+                    7..9 => NextStep::RetryAt(at(now + random.below(30) as i64)),
                     _ => {
                         log.release(sub(of), vec![claim]);
                         continue;
                     }
                 };
-                if what == Next::Done {
+                if what == NextStep::Done {
                     say(&format!(
                         "delivered {of} {}",
                         claim.object().split(' ').next().unwrap()
@@ -1663,7 +1707,7 @@ async fn publish_and_deliver(directory: &Path, start: u64) {
 }
 
 async fn open_directory(directory: &Path) -> EmbeddedLog {
-    let disk = postrider_embedded::disk::Directory::open(directory.join("log")).unwrap();
+    let disk = postrider_embedded::disk::LocalDirectory::open(directory.join("log")).unwrap();
     let state = directory.join("state.redb");
     EmbeddedLog::open_on(Arc::new(disk), &state, 7, 300 << 10)
         .await
@@ -1674,7 +1718,7 @@ async fn open_directory(directory: &Path) -> EmbeddedLog {
 #[tokio::test]
 async fn killed_again_and_again_nothing_accepted_is_lost() {
     let directory = tempfile::tempdir().unwrap();
-    let mut random = Seeded(11);
+    let mut random = SeededRandom(11);
     let mut accepted = BTreeSet::new();
     let mut delivered: BTreeSet<(u64, u64)> = BTreeSet::new();
     for round in 0..25u64 {

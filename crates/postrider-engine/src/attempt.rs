@@ -5,44 +5,47 @@ pub mod queue;
 pub mod broker;
 pub mod trace;
 
-use crate::deliver::{Failure, FailureKind, Reply, Request, SendGuard, Sending, Transport};
-use crate::destinations::{Destinations, Reach};
+use crate::deliver::{
+    DeliveryReply, DeliveryRequest, DeliveryTransport, PendingReply, SendGuard, TransportFailure,
+    TransportFailureKind,
+};
+use crate::destinations::{ConfiguredDestinations, DestinationAccess};
 use crate::directory::TopicEntry;
 use crate::endpoint;
 use crate::in_flight::{ATTEMPT_OVERHEAD, InFlightCharge, InFlightNeed, SHARED_ENTRY_MIN};
 use crate::masking::{ConfiguredSecret, SentSecrets};
-use broker::{BROKER_PROPERTIES, Broker, SERVICE_BUS_AUTHORIZATION, quoted};
+use broker::{BROKER_PROPERTIES, BrokerEntity, SERVICE_BUS_AUTHORIZATION, quoted};
 use bytes::Bytes;
 use http::header::{AUTHORIZATION, CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue, ORIGIN, RETRY_AFTER};
 use http::{Method, Uri};
 use postrider_core::body::{BodyBuilder, DeliveryBody, RenderOutput, SHARED_PIECE_MIN};
-use postrider_core::envelope::{Envelope, KeyStyle};
-use postrider_core::event::{Schema, system_id};
-use postrider_core::json::Raw;
+use postrider_core::envelope::{EventEnvelope, KeyStyle};
+use postrider_core::event::{EventSchema, system_id};
+use postrider_core::json::RawJson;
 use postrider_core::outcome::Outcome;
 use postrider_core::profile::{EndpointKind, Profile};
-use postrider_core::render::{self, Rendering, TopicValue};
-use postrider_core::retry::{Attempt, RetryPolicy};
+use postrider_core::render::{self, EventRendering, TopicValue};
+use postrider_core::retry::{MadeAttempt, RetryPolicy};
 use postrider_core::subscription::{
-    AttributeValue, BatchDefaults, Destination, Origin, Subscription, Topic, TopicKind,
+    AttributeValue, BatchDefaults, Destination, ResourceOrigin, Subscription, Topic, TopicKind,
 };
 use postrider_core::time::{Clock, Timestamp};
-use postrider_store::{Claim, Entry, Want};
-use queue::Queue;
+use postrider_store::{Claim, ClaimLimits, LogEntry};
+use queue::StorageQueueTarget;
 use std::borrow::Cow;
 use std::cell::OnceCell;
 use std::sync::Arc;
 use std::time::Duration;
-use trace::Traced;
+use trace::AttemptTracing;
 
 /// Everything that an attempt for one subscription needs, derived once from its configuration.
-pub struct Plan {
+pub struct DeliveryPlan {
     pub subscription: Arc<Subscription>,
-    pub topic: OfTopic,
+    pub topic: AttemptTopic,
     pub profile: &'static Profile,
     pub policy: RetryPolicy,
     pub kind: EndpointKind,
-    pub want: Want,
+    pub want: ClaimLimits,
     /// The response timeout.
     pub response_wait: Duration,
     pub endpoint: Arc<endpoint::Endpoint>,
@@ -52,53 +55,53 @@ pub struct Plan {
     dynamic: Vec<(HeaderName, String)>,
     /// `<domain id>/topics/`
     domain_prefix: String,
-    delivery: Schema,
+    delivery: EventSchema,
     /// Whether the body is a JSON array.
     array: bool,
     keys: KeyStyle,
     log: u64,
     rate_max: Option<u32>,
-    way: Way,
+    way: DeliveryMethod,
     /// Secrets from the configuration that requests carry; masked in whatever is recorded.
     secrets: Box<[ConfiguredSecret]>,
 }
 
 /// How claims are turned into requests.
 #[derive(Debug)]
-pub(crate) enum Way {
+pub(crate) enum DeliveryMethod {
     /// The events are posted as they are, as to a webhook.
     Plain,
-    /// Like [`Way::Plain`], through a relay that requires authorization of the sender.
+    /// Like [`DeliveryMethod::Plain`], through a relay that requires authorization of the sender.
     Relay {
         url: String,
-        access: broker::Access,
+        access: broker::BrokerAccess,
     },
-    Queue(Arc<Queue>),
-    Broker(Broker),
+    Queue(Arc<StorageQueueTarget>),
+    Broker(BrokerEntity),
     /// The destination cannot be reached; the text says why.
-    Nowhere(String),
+    Unreachable(String),
 }
 
-impl Way {
+impl DeliveryMethod {
     /// Whether a message is a single event object that is not wrapped in an array.
     fn one_object(&self) -> bool {
         match self {
-            Way::Queue(_) => true,
-            Way::Broker(broker) => broker.takes_objects(),
-            Way::Plain | Way::Relay { .. } | Way::Nowhere(_) => false,
+            DeliveryMethod::Queue(_) => true,
+            DeliveryMethod::Broker(broker) => broker.takes_single_objects(),
+            DeliveryMethod::Plain | DeliveryMethod::Relay { .. } | DeliveryMethod::Unreachable(_) => false,
         }
     }
 
     /// Whether 201 means that the message was accepted, whatever statuses the profile counts as
     /// success.
-    fn takes_messages(&self) -> bool {
-        matches!(self, Way::Queue(_) | Way::Broker(_))
+    fn accepts_with_201(&self) -> bool {
+        matches!(self, DeliveryMethod::Queue(_) | DeliveryMethod::Broker(_))
     }
 }
 
 /// The part of a topic that an attempt needs. Routes are left out: they change with every
 /// subscription.
-pub struct OfTopic {
+pub struct AttemptTopic {
     pub topic: Arc<Topic>,
     pub full_id: Arc<str>,
 }
@@ -119,7 +122,7 @@ const SAS_KEY: HeaderName = HeaderName::from_static("aeg-sas-key");
 /// The JSON that stamping adds to an Event Grid event, besides the topic's id.
 const STAMPS: usize = r#","topic":"","dataVersion":"","metadataVersion":"1","#.len();
 
-impl Plan {
+impl DeliveryPlan {
     #[expect(
         clippy::too_many_arguments,
         reason = "each is something else, and only the dispatcher calls it"
@@ -131,17 +134,17 @@ impl Plan {
         defaults: BatchDefaults,
         safety_net: bool,
         log: u64,
-        destinations: &Destinations,
+        destinations: &ConfiguredDestinations,
         endpoint: impl FnOnce(&Uri) -> Arc<endpoint::Endpoint>,
-    ) -> Plan {
+    ) -> DeliveryPlan {
         let reach = destinations
             .reach(&subscription.destination)
             .unwrap_or_else(|why| {
                 let (subscription, reason) = (&subscription.name, &why.reason);
                 tracing::warn!(%subscription, field = why.field, %reason, "events cannot be delivered");
-                Reach::nowhere(&why)
+                DestinationAccess::nowhere(&why)
             });
-        let Reach {
+        let DestinationAccess {
             url,
             kind,
             way,
@@ -154,11 +157,11 @@ impl Plan {
         };
         let input = topic.topic.input_schema;
         let delivery = render::delivered_schema(input, subscription.delivery_schema);
-        let edge = subscription.origin == Origin::Edge;
+        let edge = subscription.origin == ResourceOrigin::Edge;
         let batching = subscription.destination.batching();
         let limits = batching.in_force(defaults.of(subscription.origin));
         let bytes_max = limits.kilobytes as usize * 1024;
-        let array = (delivery != Schema::CloudEvent || limits.is_batched()) && !way.one_object();
+        let array = (delivery != EventSchema::CloudEvent || limits.is_batched()) && !way.one_object();
         let domain = matches!(topic.topic.kind, TopicKind::Domain { .. });
         let retry = subscription.retry;
         let policy = RetryPolicy {
@@ -168,7 +171,7 @@ impl Plan {
             safety_net,
         };
         let (mut headers, mut dynamic) = fixed_headers(&subscription, delivery, array);
-        if let Way::Broker(broker) = &way {
+        if let DeliveryMethod::Broker(broker) = &way {
             broker.adapt(&mut headers, &mut dynamic);
         }
         if let Some(key) = function_key {
@@ -180,12 +183,12 @@ impl Plan {
             // Conversion to the other schema writes the envelope again.
             STAMPS + topic.full_id.len() + 256
         };
-        Plan {
+        DeliveryPlan {
             profile,
             policy,
             kind,
             response_wait: profile.response_wait(limits.events_max as usize),
-            want: Want {
+            want: ClaimLimits {
                 events_max: limits.events_max as usize,
                 bytes_max: bytes_max.saturating_sub(2),
                 overhead,
@@ -207,7 +210,7 @@ impl Plan {
             way,
             secrets,
             subscription,
-            topic: OfTopic {
+            topic: AttemptTopic {
                 topic: topic.topic.clone(),
                 full_id: topic.full_id.clone(),
             },
@@ -220,9 +223,9 @@ impl Plan {
     }
 
     /// Limits that the subscription's endpoint puts on sending: rate and probation.
-    pub fn sender(&self) -> endpoint::Sender {
-        endpoint::Sender {
-            obeys: self.profile.probation.is_some(),
+    pub fn sender(&self) -> endpoint::SenderLimits {
+        endpoint::SenderLimits {
+            has_probation: self.profile.probation.is_some(),
             rate_max: self.rate_max,
         }
     }
@@ -238,7 +241,7 @@ impl Plan {
             // A CloudEvent must have a source. Without a configured name the source is the topic
             // that the event was first published to.
             Destination::EventGrid { topic_name, .. }
-                if topic_name.is_some() || self.delivery != Schema::CloudEvent =>
+                if topic_name.is_some() || self.delivery != EventSchema::CloudEvent =>
             {
                 TopicValue::Overwrite(topic_name.as_deref())
             }
@@ -252,13 +255,13 @@ impl Plan {
     /// The topic's name for dynamic attributes: the edge module uses short names.
     fn topic_name(&self) -> &str {
         match self.subscription.origin {
-            Origin::Edge => &self.topic.topic.name,
-            Origin::Config | Origin::Azure => &self.topic.full_id,
+            ResourceOrigin::Edge => &self.topic.topic.name,
+            ResourceOrigin::Config | ResourceOrigin::Azure => &self.topic.full_id,
         }
     }
 
-    pub fn rendering(&self) -> Rendering<'_> {
-        Rendering {
+    pub fn rendering(&self) -> EventRendering<'_> {
+        EventRendering {
             delivery: self.delivery,
             topic: self.topic_value(),
             mapping: self.topic.topic.mapping.as_ref(),
@@ -271,14 +274,14 @@ impl Plan {
             own: ATTEMPT_OVERHEAD,
             shared: Vec::new(),
         };
-        let mut last: Option<&Arc<Entry>> = None;
+        let mut last: Option<&Arc<LogEntry>> = None;
         for claim in claims {
             let size = claim.object().len();
             need.own += match self.way {
-                Way::Plain | Way::Relay { .. } if size >= SHARED_PIECE_MIN => 0,
-                Way::Plain | Way::Relay { .. } | Way::Nowhere(_) => size,
+                DeliveryMethod::Plain | DeliveryMethod::Relay { .. } if size >= SHARED_PIECE_MIN => 0,
+                DeliveryMethod::Plain | DeliveryMethod::Relay { .. } | DeliveryMethod::Unreachable(_) => size,
                 // The message is an encoded copy that exists next to the original event.
-                Way::Queue(_) | Way::Broker(_) => 2 * size,
+                DeliveryMethod::Queue(_) | DeliveryMethod::Broker(_) => 2 * size,
             };
             // Events of one publish request are mostly adjacent.
             if last.is_some_and(|last| Arc::ptr_eq(last, &claim.entry)) {
@@ -300,21 +303,21 @@ impl Plan {
     /// simulated time.
     pub fn send(
         &self,
-        transport: Arc<dyn Transport>,
+        transport: Arc<dyn DeliveryTransport>,
         claims: &[Claim],
         charge: &Arc<InFlightCharge>,
-        traced: &Traced,
+        traced: &AttemptTracing,
         guard: &SendGuard,
         wall: &dyn Clock,
-    ) -> Sending {
-        let charged = |mut request: Request| {
+    ) -> PendingReply {
+        let charged = |mut request: DeliveryRequest| {
             request.body.charge = Some(charge.clone());
             request.guard = Some(guard.clone());
             request
         };
         match &self.way {
-            Way::Plain => transport.send(charged(self.request(claims, traced))),
-            Way::Relay { url, access } => {
+            DeliveryMethod::Plain => transport.send(charged(self.request(claims, traced))),
+            DeliveryMethod::Relay { url, access } => {
                 let mut request = charged(self.request(claims, traced));
                 let token = access.token(url, wall.now());
                 request
@@ -322,24 +325,28 @@ impl Plan {
                     .extend(token.map(|token| (SERVICE_BUS_AUTHORIZATION, token)));
                 transport.send(request)
             }
-            Way::Queue(queue) => {
+            DeliveryMethod::Queue(queue) => {
                 let event = self.body(claims, &self.rendering()).to_bytes();
                 queue.send(transport, &event, charge, guard, wall.now())
             }
-            Way::Broker(broker) => transport.send(charged(self.message(broker, claims, traced, wall.now()))),
-            Way::Nowhere(why) => Box::pin(std::future::ready(Reply::Failed(Failure {
-                kind: FailureKind::Resolution,
-                detail: why.clone(),
-            }))),
+            DeliveryMethod::Broker(broker) => {
+                transport.send(charged(self.message(broker, claims, traced, wall.now())))
+            }
+            DeliveryMethod::Unreachable(why) => {
+                Box::pin(std::future::ready(DeliveryReply::Failed(TransportFailure {
+                    kind: TransportFailureKind::Resolution,
+                    detail: why.clone(),
+                })))
+            }
         }
     }
 
     /// The request that delivers these claims.
-    fn request(&self, claims: &[Claim], traced: &Traced) -> Request {
+    fn request(&self, claims: &[Claim], traced: &AttemptTracing) -> DeliveryRequest {
         let how = self.rendering();
         let mut more = self.more(claims, &how);
         self.tell(traced, &mut more);
-        Request {
+        DeliveryRequest {
             method: Method::POST,
             url: self.url.clone(),
             headers: self.headers.clone(),
@@ -350,7 +357,13 @@ impl Plan {
     }
 
     /// The request for a broker, whose messages are one event each.
-    fn message(&self, broker: &Broker, claims: &[Claim], traced: &Traced, now: Timestamp) -> Request {
+    fn message(
+        &self,
+        broker: &BrokerEntity,
+        claims: &[Claim],
+        traced: &AttemptTracing,
+        now: Timestamp,
+    ) -> DeliveryRequest {
         let mut request = self.request(claims, traced);
         for (_, value) in &mut request.more {
             *value = quoted(value);
@@ -374,7 +387,7 @@ impl Plan {
         request
     }
 
-    fn body(&self, claims: &[Claim], how: &Rendering<'_>) -> DeliveryBody {
+    fn body(&self, claims: &[Claim], how: &EventRendering<'_>) -> DeliveryBody {
         // Events that the body refers to instead of copying need no space here; their stamps do.
         let copied = |claim: &Claim| {
             let len = render::delivered_len_hint(&claim.entry.batch, claim.index as usize, how) + 1;
@@ -406,9 +419,9 @@ impl Plan {
         body.finish()
     }
 
-    fn envelope<'a>(&'a self, claim: &'a Claim) -> Envelope<'a> {
-        let object = Raw::trusted(claim.object());
-        Envelope::read(
+    fn envelope<'a>(&'a self, claim: &'a Claim) -> EventEnvelope<'a> {
+        let object = RawJson::trusted(claim.object());
+        EventEnvelope::read(
             claim.entry.batch.schema,
             object,
             self.topic.topic.mapping.as_ref(),
@@ -416,12 +429,12 @@ impl Plan {
     }
 
     /// The value of a dynamic attribute.
-    fn look_up<'a>(&'a self, envelope: &Envelope<'a>, field: &str) -> Option<Cow<'a, str>> {
+    fn look_up<'a>(&'a self, envelope: &EventEnvelope<'a>, field: &str) -> Option<Cow<'a, str>> {
         render::dynamic_attribute(envelope, field, self.keys, self.topic_name())
     }
 
     /// The headers that differ from attempt to attempt.
-    fn more(&self, claims: &[Claim], how: &Rendering<'_>) -> Vec<(HeaderName, HeaderValue)> {
+    fn more(&self, claims: &[Claim], how: &EventRendering<'_>) -> Vec<(HeaderName, HeaderValue)> {
         let mut more = Vec::with_capacity(4 + self.dynamic.len());
         let made = claims.iter().map(|c| c.attempts_made).max().unwrap_or(0);
         let count = match made {
@@ -439,11 +452,11 @@ impl Plan {
         if replays > 0 {
             more.push((REPLAY, HeaderValue::from(replays)));
         }
-        if matches!(self.way, Way::Plain | Way::Relay { .. }) {
+        if matches!(self.way, DeliveryMethod::Plain | DeliveryMethod::Relay { .. }) {
             let hops = claims.iter().map(|c| c.entry.batch.hops).max().unwrap_or(0);
             more.push((HOPS, HeaderValue::from(hops.saturating_add(1))));
         }
-        if self.delivery != Schema::CloudEvent {
+        if self.delivery != EventSchema::CloudEvent {
             let version = render::data_version(&first.entry.batch, first.index as usize, how);
             if let Ok(version) = HeaderValue::from_bytes(version.as_bytes()) {
                 more.push((DATA_VERSION, version));
@@ -462,15 +475,16 @@ impl Plan {
     }
 
     /// The outcome of an attempt that got this reply.
-    pub fn outcome(&self, reply: &Reply, now: Timestamp) -> Attempted {
+    pub fn outcome(&self, reply: &DeliveryReply, now: Timestamp) -> AttemptResult {
         match reply {
-            Reply::Answered(answer) => {
+            DeliveryReply::Answered(answer) => {
                 let status = answer.status;
-                let success = self.profile.is_success(status) || (status == 201 && self.way.takes_messages());
-                Attempted {
+                let success =
+                    self.profile.is_success(status) || (status == 201 && self.way.accepts_with_201());
+                AttemptResult {
                     outcome: if success {
                         Outcome::Success
-                    } else if status == 410 && matches!(self.way, Way::Broker(_)) {
+                    } else if status == 410 && matches!(self.way, DeliveryMethod::Broker(_)) {
                         // Brokers answer 410 for an entity that does not exist.
                         Outcome::NotFound
                     } else {
@@ -482,14 +496,14 @@ impl Plan {
                         .flatten(),
                 }
             }
-            Reply::Failed(failure) => Attempted {
+            DeliveryReply::Failed(failure) => AttemptResult {
                 outcome: match failure.kind {
-                    FailureKind::Resolution => Outcome::ResolutionError,
-                    FailureKind::Forbidden => Outcome::Forbidden,
-                    FailureKind::Socket => Outcome::SocketError,
-                    FailureKind::Proxy => Outcome::ProxyError,
+                    TransportFailureKind::Resolution => Outcome::ResolutionError,
+                    TransportFailureKind::Forbidden => Outcome::Forbidden,
+                    TransportFailureKind::Socket => Outcome::SocketError,
+                    TransportFailureKind::Proxy => Outcome::ProxyError,
                     // A withdrawn request is no attempt: the dispatcher releases its claims.
-                    FailureKind::Withdrawn => Outcome::SocketError,
+                    TransportFailureKind::Withdrawn => Outcome::SocketError,
                 },
                 status: None,
                 retry_after: None,
@@ -500,21 +514,21 @@ impl Plan {
 
 /// The outcome of one request, which holds for every event in it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Attempted {
+pub struct AttemptResult {
     pub outcome: Outcome,
     pub status: Option<u16>,
     pub retry_after: Option<Duration>,
 }
 
-impl Attempted {
-    pub const TIMED_OUT: Attempted = Attempted {
+impl AttemptResult {
+    pub const TIMED_OUT: AttemptResult = AttemptResult {
         outcome: Outcome::TimedOut,
         status: None,
         retry_after: None,
     };
 
-    pub fn number(self, number: u32) -> Attempt {
-        Attempt {
+    pub fn number(self, number: u32) -> MadeAttempt {
+        MadeAttempt {
             number,
             outcome: self.outcome,
             status: self.status,
@@ -534,13 +548,13 @@ fn retry_after(headers: &HeaderMap, now: Timestamp) -> Option<Duration> {
 
 pub(crate) type FixedHeaders = (HeaderMap, Vec<(HeaderName, String)>);
 
-pub(crate) fn fixed_headers(subscription: &Subscription, delivery: Schema, array: bool) -> FixedHeaders {
+pub(crate) fn fixed_headers(subscription: &Subscription, delivery: EventSchema, array: bool) -> FixedHeaders {
     // Sized for the usual number of headers: every subscription keeps its own map, idle or not.
     let attributes = subscription.destination.attributes();
     let mut headers = HeaderMap::with_capacity(if attributes.is_empty() { 6 } else { 12 });
     let content_type = match (delivery, array) {
-        (Schema::CloudEvent, false) => "application/cloudevents+json; charset=utf-8",
-        (Schema::CloudEvent, true) => "application/cloudevents-batch+json; charset=utf-8",
+        (EventSchema::CloudEvent, false) => "application/cloudevents+json; charset=utf-8",
+        (EventSchema::CloudEvent, true) => "application/cloudevents-batch+json; charset=utf-8",
         _ => "application/json; charset=utf-8",
     };
     headers.insert(CONTENT_TYPE, HeaderValue::from_static(content_type));
@@ -548,13 +562,13 @@ pub(crate) fn fixed_headers(subscription: &Subscription, delivery: Schema, array
     if let Ok(name) = HeaderValue::from_str(&subscription.name.to_uppercase()) {
         headers.insert(SUBSCRIPTION_NAME, name);
     }
-    let metadata = if delivery == Schema::CloudEvent {
+    let metadata = if delivery == EventSchema::CloudEvent {
         "1.0"
     } else {
         "1"
     };
     headers.insert(METADATA_VERSION, HeaderValue::from_static(metadata));
-    if delivery == Schema::CloudEvent {
+    if delivery == EventSchema::CloudEvent {
         headers.insert(ORIGIN, HeaderValue::from_static("eventgrid.azure.net"));
         let origin = HeaderName::from_static("webhook-request-origin");
         headers.insert(origin, HeaderValue::from_static("eventgrid.azure.net"));

@@ -6,7 +6,7 @@ use bytes::Bytes;
 
 /// A blob that was written.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Stored {
+pub struct WrittenBlobVersion {
     /// The store's ETag of this version of the blob, without quotes; made up if the store has none.
     pub etag: String,
     /// The URL at which readers find the blob.
@@ -35,7 +35,7 @@ pub enum BlobError {
 
 /// Storage accounts by name, each with containers that hold blobs.
 #[async_trait]
-pub trait Blobs: Send + Sync {
+pub trait BlobStore: Send + Sync {
     /// The names of the accounts, in order.
     fn accounts(&self) -> Vec<String>;
 
@@ -49,8 +49,13 @@ pub trait Blobs: Send + Sync {
     /// Writes a whole blob, which on return survives a power cut as far as the store can promise.
     /// Creates the container if the account is configured so. Writing the same path again replaces
     /// the blob.
-    async fn put(&self, account: &str, container: &str, path: &str, body: Bytes)
-    -> Result<Stored, BlobError>;
+    async fn put(
+        &self,
+        account: &str,
+        container: &str,
+        path: &str,
+        body: Bytes,
+    ) -> Result<WrittenBlobVersion, BlobError>;
 
     async fn get(&self, account: &str, container: &str, path: &str) -> Result<Bytes, BlobError>;
 

@@ -1,13 +1,13 @@
 //! Counters of the event path: at least one for each step.
 
 use crate::meters::Meter;
-use postrider_core::retry::Reason;
+use postrider_core::retry::GiveUpReason;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 /// Counts of one subscription, or of the whole engine.
 #[derive(Debug, Default)]
-pub struct Counters {
+pub struct DeliveryCounters {
     pub matched: AtomicU64,
     pub attempts: AtomicU64,
     pub attempts_failed: AtomicU64,
@@ -18,35 +18,35 @@ pub struct Counters {
     /// Deliveries given up whose dead letters are to be written to a blob. Each is counted again
     /// when that ends: as dead-lettered, as dropped because it could not be written, or as
     /// withdrawn.
-    pub given_up: [AtomicU64; Reason::ALL.len()],
+    pub given_up: [AtomicU64; GiveUpReason::ALL.len()],
     /// Dead letters withdrawn because a late answer reported success. Their deliveries count as
     /// delivered.
-    pub letters_withdrawn: [AtomicU64; Reason::ALL.len()],
+    pub letters_withdrawn: [AtomicU64; GiveUpReason::ALL.len()],
     /// Dead letters that are in a blob.
-    pub dead_lettered: [AtomicU64; Reason::ALL.len()],
+    pub dead_lettered: [AtomicU64; GiveUpReason::ALL.len()],
     /// Dead letters written for any reason, including those of subscriptions deleted since.
     pub dead_letters_written: AtomicU64,
     pub blobs_written: AtomicU64,
     /// Dead letters that were replayed.
     pub replayed: AtomicU64,
-    pub dropped: [AtomicU64; Reason::ALL.len()],
+    pub dropped: [AtomicU64; GiveUpReason::ALL.len()],
     /// Counts of earlier processes, not included in the counters above.
-    earlier: OnceLock<CountTotals>,
+    earlier: OnceLock<DeliveryTotals>,
 }
 
 /// The counts that continue over restarts.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct CountTotals {
+pub struct DeliveryTotals {
     pub matched: u64,
     pub attempts: u64,
     pub attempts_failed: u64,
     pub delivered: u64,
-    pub dead_lettered: [u64; Reason::ALL.len()],
-    pub dropped: [u64; Reason::ALL.len()],
+    pub dead_lettered: [u64; GiveUpReason::ALL.len()],
+    pub dropped: [u64; GiveUpReason::ALL.len()],
 }
 
-impl CountTotals {
-    fn add(&mut self, other: &CountTotals) {
+impl DeliveryTotals {
+    fn add(&mut self, other: &DeliveryTotals) {
         self.matched += other.matched;
         self.attempts += other.attempts;
         self.attempts_failed += other.attempts_failed;
@@ -59,19 +59,19 @@ impl CountTotals {
     }
 }
 
-impl Counters {
+impl DeliveryCounters {
     /// Sets the counts of earlier processes; only the first call has an effect.
-    pub fn set_earlier(&self, earlier: CountTotals) {
+    pub fn set_earlier(&self, earlier: DeliveryTotals) {
         // A second value would count the same deliveries again.
         let _ = self.earlier.set(earlier);
     }
 
     /// The counts including those of earlier processes.
-    pub fn totals(&self) -> CountTotals {
-        let each = |counters: &[AtomicU64; Reason::ALL.len()]| {
+    pub fn totals(&self) -> DeliveryTotals {
+        let each = |counters: &[AtomicU64; GiveUpReason::ALL.len()]| {
             std::array::from_fn(|reason| counters[reason].load(Relaxed))
         };
-        let mut totals = CountTotals {
+        let mut totals = DeliveryTotals {
             matched: self.matched.load(Relaxed),
             attempts: self.attempts.load(Relaxed),
             attempts_failed: self.attempts_failed.load(Relaxed),
@@ -104,7 +104,7 @@ impl Counters {
 
 /// Counts of publish requests and their events.
 #[derive(Debug, Default)]
-pub struct Published {
+pub struct PublishCounters {
     pub requests: AtomicU64,
     pub events: AtomicU64,
     pub unmatched: AtomicU64,
@@ -131,7 +131,7 @@ pub struct PublishTotals {
     pub refused: u64,
 }
 
-impl Published {
+impl PublishCounters {
     /// Sets the counts of earlier processes; only the first call has an effect.
     pub fn set_earlier(&self, earlier: PublishTotals) {
         let _ = self.earlier.set(earlier);
@@ -148,9 +148,9 @@ impl Published {
     }
 }
 
-impl Counters {
+impl DeliveryCounters {
     /// Adds the counts of counters that are about to be dropped.
-    pub(crate) fn absorb(&self, other: &Counters) {
+    pub(crate) fn absorb(&self, other: &DeliveryCounters) {
         for (counter, more) in self.all().zip(other.all()) {
             counter.fetch_add(more.load(Relaxed), Relaxed);
         }
@@ -178,13 +178,13 @@ pub fn add(counter: &AtomicU64, n: usize) {
     counter.fetch_add(n as u64, Relaxed);
 }
 
-pub fn by_reason(counters: &[AtomicU64], reason: Reason) -> &AtomicU64 {
+pub fn by_reason(counters: &[AtomicU64], reason: GiveUpReason) -> &AtomicU64 {
     &counters[usize::from(reason.code())]
 }
 
 /// The reasons with a count above zero.
-pub fn reasons(counters: &[AtomicU64]) -> Vec<(Reason, u64)> {
-    let counts = Reason::ALL
+pub fn reasons(counters: &[AtomicU64]) -> Vec<(GiveUpReason, u64)> {
+    let counts = GiveUpReason::ALL
         .iter()
         .zip(counters)
         .map(|(r, n)| (*r, n.load(Relaxed)));

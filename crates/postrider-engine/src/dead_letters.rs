@@ -1,28 +1,33 @@
 //! The writer of dead-letter blobs: many dead letters per blob, some time after the last attempt.
 
-use crate::attempt::Plan;
-use crate::blobs::{BlobError, Blobs, Stored};
+use crate::attempt::DeliveryPlan;
+use crate::blobs::{BlobError, BlobStore, WrittenBlobVersion};
 use crate::counters::{add, by_reason};
+use crate::dead_letter_blob::sha256;
 use crate::directory::TopicEntry;
 use crate::dispatch::metering::letters_by_cause;
-use crate::letter_blob::sha256;
 use crate::meters::FailureCause;
-use crate::recorder::{BlobPlace, BlobWritten, Disposition, Ended, Place};
+use crate::recorder::{
+    BlobWritten, DeadLetterBlobLocation, DeliveryDisposition, EndedDeliveries, EventPlace,
+};
 use crate::tasks::TaskKind;
 use crate::{Engine, Error};
 use bytes::Bytes;
-use postrider_core::envelope::{Envelope, Field};
-use postrider_core::event::{Batch, EventRef, Lacks, Schema, Span, system_id};
+use postrider_core::envelope::{EnvelopeField, EventEnvelope};
+use postrider_core::event::{ByteSpan, EventRef, EventSchema, MissingMembers, PublishedBatch, system_id};
 use postrider_core::filter::FilterBudget;
 use postrider_core::ids::{Position, SubscriptionId, TopicId};
-use postrider_core::json::{self, Raw};
+use postrider_core::json::{self, RawJson};
 use postrider_core::outcome::Outcome;
-use postrider_core::probation::Delay;
-use postrider_core::render::{self, Diagnostics, Rendering};
-use postrider_core::retry::Reason;
+use postrider_core::probation::EndpointProbationDelay;
+use postrider_core::render::{self, DeadLetterDiagnostics, EventRendering};
+use postrider_core::retry::GiveUpReason;
 use postrider_core::subscription::{DeadLetterDestination, TopicKind};
 use postrider_core::time::Timestamp;
-use postrider_store::{Archive, BlobId, BlobRecord, Letter, LetterKey, LettersWaiting, Mark, Want};
+use postrider_store::{
+    Archive, BlobId, BlobRecord, ClaimLimits, DeadLetterKey, DeadLetterMark, PendingDeadLetter,
+    PendingDeadLetters,
+};
 use rustc_hash::FxHashMap;
 use std::borrow::Cow;
 use std::collections::VecDeque;
@@ -70,17 +75,17 @@ const NAMED_PER_LINE: usize = 100;
 
 /// Selects pending dead letters.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct PendingFilter {
+pub struct PendingDeadLetterFilter {
     pub subscription: Option<SubscriptionId>,
-    pub reason: Option<Reason>,
+    pub reason: Option<GiveUpReason>,
     /// Given up at this time or later.
     pub since: Option<Timestamp>,
     /// Only this dead letter.
-    pub letter: Option<LetterKey>,
+    pub letter: Option<DeadLetterKey>,
 }
 
-impl PendingFilter {
-    fn takes(&self, letter: &Letter) -> bool {
+impl PendingDeadLetterFilter {
+    fn takes(&self, letter: &PendingDeadLetter) -> bool {
         self.reason.is_none_or(|reason| reason == letter.reason)
             && self.letter.is_none_or(|key| key == letter.key())
     }
@@ -92,14 +97,14 @@ impl PendingFilter {
     }
 
     /// The key before the first dead letter that may match; none if the first one may.
-    fn after(&self) -> Option<LetterKey> {
+    fn after(&self) -> Option<DeadLetterKey> {
         let since = self.since.map(|since| (since, Position(0)));
         before(self.letter.max(since)?)
     }
 }
 
 /// The greatest key below this one; none if there is none.
-pub fn before((decided, position): LetterKey) -> Option<LetterKey> {
+pub fn before((decided, position): DeadLetterKey) -> Option<DeadLetterKey> {
     match position.0.checked_sub(1) {
         Some(position) => Some((decided, Position(position))),
         None if decided > Timestamp::MIN => Some((decided - Duration::from_nanos(1), Position(u64::MAX))),
@@ -109,7 +114,7 @@ pub fn before((decided, position): LetterKey) -> Option<LetterKey> {
 
 /// A count of pending dead letters.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct PendingLetters {
+pub struct PendingDeadLetterSummary {
     pub count: u64,
     /// When the first of them is due to be written.
     pub due: Option<Timestamp>,
@@ -117,33 +122,33 @@ pub struct PendingLetters {
 
 /// The dead letters of a subscription that a writer takes.
 #[derive(Clone, Copy)]
-enum WriteOrder {
+enum DeadLetterWriteOrder {
     /// Dead letters whose delay is over.
     Due,
     /// Dead letters that an operator wants written at once, given up by this time.
-    Now(PendingFilter, Timestamp),
+    Now(PendingDeadLetterFilter, Timestamp),
 }
 
 /// The state of the dead-letter writer of one subscription.
 #[derive(Default)]
-struct Desk {
+struct SubscriptionDeadLetterWriter {
     writing: bool,
     failures: usize,
     /// Since when every attempt to write has failed.
     failing_since: Option<Timestamp>,
-    pause: Option<WritePause>,
+    pause: Option<DeadLetterWritePause>,
     /// Why the last attempt to write failed.
     trouble: Option<String>,
 }
 
 /// A period in which no dead letters of a subscription are written.
 #[derive(Clone, Copy)]
-struct WritePause {
+struct DeadLetterWritePause {
     begins: Timestamp,
     ends: Timestamp,
 }
 
-impl WritePause {
+impl DeadLetterWritePause {
     /// A clock set back to before the pause began ends the pause: nothing bounds how long it would
     /// last.
     fn holds_at(&self, now: Timestamp) -> bool {
@@ -151,26 +156,26 @@ impl WritePause {
     }
 }
 
-type Desks = FxHashMap<SubscriptionId, Desk>;
+type SubscriptionDeadLetterWriters = FxHashMap<SubscriptionId, SubscriptionDeadLetterWriter>;
 
 /// Dead letters: where they are written, and the writers' state.
-pub struct DeadLetters {
-    pub blobs: Arc<dyn Blobs>,
+pub struct DeadLetterService {
+    pub blobs: Arc<dyn BlobStore>,
     pub archive: Arc<dyn Archive>,
     /// The destination for subscriptions that name none.
     pub fallback: Option<DeadLetterDestination>,
     /// Blobs that were never announced because the log refused the event.
     pub announcements_given_up: AtomicU64,
-    desks: Mutex<Desks>,
+    writers: Mutex<SubscriptionDeadLetterWriters>,
     /// Notified when a writer has ended.
     writer_ended: Notify,
     busy: AtomicUsize,
-    drafts: DraftRoom,
+    drafts: DraftMemoryBudget,
     /// Held while marks are read and written back: a replay and a purge may change the same blob.
     pub(crate) marking: tokio::sync::Mutex<()>,
 }
 
-impl DeadLetters {
+impl DeadLetterService {
     /// Returns once everything that other nodes have written and replayed before the call can be
     /// read here.
     pub async fn catch_up(&self) -> Result<(), Error> {
@@ -178,25 +183,25 @@ impl DeadLetters {
     }
 
     pub fn new(
-        blobs: Arc<dyn Blobs>,
+        blobs: Arc<dyn BlobStore>,
         archive: Arc<dyn Archive>,
         fallback: Option<DeadLetterDestination>,
-    ) -> DeadLetters {
-        DeadLetters {
+    ) -> DeadLetterService {
+        DeadLetterService {
             blobs,
             archive,
             fallback,
             announcements_given_up: AtomicU64::new(0),
-            desks: Mutex::default(),
+            writers: Mutex::default(),
             writer_ended: Notify::new(),
             busy: AtomicUsize::new(0),
-            drafts: DraftRoom::new(DRAFT_BYTES_MAX),
+            drafts: DraftMemoryBudget::new(DRAFT_BYTES_MAX),
             marking: tokio::sync::Mutex::default(),
         }
     }
 
-    fn desks(&self) -> MutexGuard<'_, Desks> {
-        self.desks.lock().expect("no panic holds it")
+    fn desks(&self) -> MutexGuard<'_, SubscriptionDeadLetterWriters> {
+        self.writers.lock().expect("no panic holds it")
     }
 
     pub(crate) fn is_busy(&self) -> bool {
@@ -217,14 +222,14 @@ impl DeadLetters {
     }
 
     /// Restores the failure state from an earlier process.
-    fn remember(&self, of: SubscriptionId, trouble: Delay) {
-        let desk = Desk {
+    fn remember(&self, of: SubscriptionId, trouble: EndpointProbationDelay) {
+        let desk = SubscriptionDeadLetterWriter {
             failing_since: Some(trouble.since),
-            pause: Some(WritePause {
+            pause: Some(DeadLetterWritePause {
                 begins: trouble.until - trouble.step,
                 ends: trouble.until,
             }),
-            ..Desk::default()
+            ..SubscriptionDeadLetterWriter::default()
         };
         self.desks().insert(of, desk);
     }
@@ -249,39 +254,39 @@ pub fn write_delay_of(name: &str) -> Option<SubscriptionId> {
 }
 
 /// The memory budget for blobs being drafted or written. First come, first served.
-struct DraftRoom {
+struct DraftMemoryBudget {
     free: Arc<Semaphore>,
 }
 
 /// A share of the budget, given back when it is dropped.
-struct DraftPermit {
+struct DraftMemoryPermit {
     permit: OwnedSemaphorePermit,
 }
 
-impl DraftRoom {
+impl DraftMemoryBudget {
     /// The budget is given out in units of this many bytes.
     const UNIT: usize = 1024;
 
-    fn new(bytes: usize) -> DraftRoom {
-        DraftRoom {
-            free: Arc::new(Semaphore::new(bytes / DraftRoom::UNIT)),
+    fn new(bytes: usize) -> DraftMemoryBudget {
+        DraftMemoryBudget {
+            free: Arc::new(Semaphore::new(bytes / DraftMemoryBudget::UNIT)),
         }
     }
 
     /// Waits for enough memory to read the dead letters of one blob.
-    async fn take(&self) -> DraftPermit {
-        let units = (DRAFT_BYTES_READ / DraftRoom::UNIT) as u32;
+    async fn take(&self) -> DraftMemoryPermit {
+        let units = (DRAFT_BYTES_READ / DraftMemoryBudget::UNIT) as u32;
         let permit = self.free.clone().acquire_many_owned(units).await;
-        DraftPermit {
+        DraftMemoryPermit {
             permit: permit.expect("never closed"),
         }
     }
 }
 
-impl DraftPermit {
+impl DraftMemoryPermit {
     /// Reduces the share to these bytes and gives the rest back.
     fn keep(&mut self, bytes: usize) {
-        let units = bytes.div_ceil(DraftRoom::UNIT);
+        let units = bytes.div_ceil(DraftMemoryBudget::UNIT);
         let more = self.permit.num_permits().saturating_sub(units);
         drop(self.permit.split(more));
     }
@@ -289,7 +294,7 @@ impl DraftPermit {
 
 /// The memory that dead letters take: the publish requests that they belong to, each counted once,
 /// and the blob's body.
-fn draft_bytes(letters: &[Letter], body: usize) -> usize {
+fn draft_bytes(letters: &[PendingDeadLetter], body: usize) -> usize {
     let mut requests: Vec<(Position, usize)> = letters
         .iter()
         .map(|letter| (letter.entry.first, letter.entry.batch.body.len()))
@@ -300,40 +305,40 @@ fn draft_bytes(letters: &[Letter], body: usize) -> usize {
 }
 
 /// Dead letters for one blob that is not written yet, with its name.
-struct Draft {
-    permit: DraftPermit,
-    plan: Arc<Plan>,
+struct BlobDraft {
+    permit: DraftMemoryPermit,
+    plan: Arc<DeliveryPlan>,
     place: DeadLetterDestination,
-    letters: Vec<Letter>,
+    letters: Vec<PendingDeadLetter>,
     record: BlobRecord,
 }
 
 /// A blob that is stored but not recorded yet.
-struct Written {
+struct UnrecordedBlob {
     of: SubscriptionId,
-    letters: Vec<LetterKey>,
+    letters: Vec<DeadLetterKey>,
     /// The causes for which events were given up, with their counts.
     causes: Vec<(FailureCause, usize)>,
     /// The same dead letters by the recorder's places; empty without a recorder.
-    places: Vec<Place>,
+    places: Vec<EventPlace>,
     record: BlobRecord,
-    news: News,
+    news: PendingBlobAnnouncement,
 }
 
 /// The announcement of a new blob to the topics that have not received it yet.
-struct News {
+struct PendingBlobAnnouncement {
     /// System topics of the storage account that have not received the announcement.
-    untold: VecDeque<TopicId>,
+    unannounced: VecDeque<TopicId>,
     container: String,
     path: String,
     length: usize,
-    stored: Stored,
+    stored: WrittenBlobVersion,
 }
 
 impl Engine {
     /// Restores the writers' failure states. Runs before the restored delays are discarded.
-    pub(crate) fn restore_desks(&self) {
-        for waiting in self.log.letters_waiting() {
+    pub(crate) fn restore_letter_writers(&self) {
+        for waiting in self.log.pending_dead_letters() {
             if let Some(trouble) = self
                 .dispatcher
                 .delays
@@ -345,34 +350,34 @@ impl Engine {
     }
 
     /// Starts writers for all dead letters that are due by `now`.
-    pub(crate) fn look_for_letters(self: &Arc<Self>, now: Timestamp) {
+    pub(crate) fn start_due_letter_writers(self: &Arc<Self>, now: Timestamp) {
         if self.dispatcher.stop.is_cancelled() {
             return;
         }
-        let all = self.log.letters_waiting();
+        let all = self.log.pending_dead_letters();
         // A subscription without pending dead letters needs no writer state.
         let waits = |of: &SubscriptionId| all.binary_search_by_key(of, |one| one.of).is_ok();
         self.dead_letters.desks().retain(|of, desk| {
             desk.writing || desk.pause.is_some_and(|pause| pause.holds_at(now)) || waits(of)
         });
         for waiting in all {
-            if !self.take_desk(&waiting, now) {
+            if !self.become_due_letter_writer(&waiting, now) {
                 continue;
             }
-            let writing = self.clone().write_letters(waiting.of, WriteOrder::Due);
+            let writing = self.clone().write_letters(waiting.of, DeadLetterWriteOrder::Due);
             self.dispatcher.tasks.spawn(TaskKind::DeadLetterWriter, writing);
         }
     }
 
     /// Writes dead letters at once instead of after their delay. Returns how many are in blobs.
     /// Runs to completion even if the caller goes away.
-    pub async fn write_pending(self: &Arc<Self>, filter: PendingFilter) -> Result<u64, String> {
+    pub async fn write_pending(self: &Arc<Self>, filter: PendingDeadLetterFilter) -> Result<u64, String> {
         let writing = self.clone().write_pending_of_all(filter);
         let task = self.dispatcher.tasks.spawn(TaskKind::DeadLetterWriter, writing);
         joined(task.await)
     }
 
-    async fn write_pending_of_all(self: Arc<Self>, filter: PendingFilter) -> Result<u64, String> {
+    async fn write_pending_of_all(self: Arc<Self>, filter: PendingDeadLetterFilter) -> Result<u64, String> {
         let now = self.clock.now();
         let mut written = 0;
         for waiting in self.pending_subscriptions(&filter) {
@@ -380,16 +385,19 @@ impl Engine {
             let Some(plan) = self.dispatcher.outlet(of).and_then(|outlet| outlet.plan()) else {
                 continue;
             };
-            if self.letter_place(&plan).is_none() {
+            if self.letter_destination(&plan).is_none() {
                 let name = &plan.subscription.name;
                 return Err(format!(
                     "subscription {name:?} names no place for dead letters; {written} were written"
                 ));
             }
-            if !self.wait_for_desk(of).await {
+            if !self.wait_to_become_letter_writer(of).await {
                 return Err("the server is shutting down".to_owned());
             }
-            let (count, outcome) = self.clone().write_letters(of, WriteOrder::Now(filter, now)).await;
+            let (count, outcome) = self
+                .clone()
+                .write_letters(of, DeadLetterWriteOrder::Now(filter, now))
+                .await;
             written += count as u64;
             outcome.map_err(|trouble| {
                 let name = &plan.subscription.name;
@@ -401,7 +409,7 @@ impl Engine {
 
     /// Waits until nobody writes dead letters of a subscription and makes the caller its writer.
     /// False when the server is shutting down.
-    async fn wait_for_desk(&self, of: SubscriptionId) -> bool {
+    async fn wait_to_become_letter_writer(&self, of: SubscriptionId) -> bool {
         loop {
             let writer_ended = self.dead_letters.writer_ended.notified();
             tokio::pin!(writer_ended);
@@ -409,7 +417,7 @@ impl Engine {
             if self.dispatcher.stop.is_cancelled() {
                 return false;
             }
-            if self.take_free_desk(of) {
+            if self.become_letter_writer(of) {
                 return true;
             }
             tokio::select! {
@@ -425,9 +433,9 @@ impl Engine {
     pub(crate) async fn withdraw_letters(
         &self,
         of: SubscriptionId,
-        letters: Vec<LetterKey>,
-    ) -> Result<Vec<Letter>, Error> {
-        if !self.wait_for_desk(of).await {
+        letters: Vec<DeadLetterKey>,
+    ) -> Result<Vec<PendingDeadLetter>, Error> {
+        if !self.wait_to_become_letter_writer(of).await {
             return Ok(Vec::new());
         }
         let withdrawn = self.withdraw_unwritten(of, letters).await;
@@ -442,9 +450,9 @@ impl Engine {
     async fn withdraw_unwritten(
         &self,
         of: SubscriptionId,
-        letters: Vec<LetterKey>,
-    ) -> Result<Vec<Letter>, Error> {
-        const ONE: Want = Want {
+        letters: Vec<DeadLetterKey>,
+    ) -> Result<Vec<PendingDeadLetter>, Error> {
+        const ONE: ClaimLimits = ClaimLimits {
             events_max: 1,
             bytes_max: BLOB_BYTES_MAX,
             overhead: 0,
@@ -457,21 +465,27 @@ impl Engine {
             found.extend(first.into_iter().filter(|letter| letter.key() == key));
         }
         if !found.is_empty() {
-            let keys = found.iter().map(Letter::key).collect();
-            self.log.letters_done(of, keys).await?;
+            let keys = found.iter().map(PendingDeadLetter::key).collect();
+            self.log.dead_letters_done(of, keys).await?;
         }
         Ok(found)
     }
 
-    fn pending_subscriptions(&self, filter: &PendingFilter) -> impl Iterator<Item = LettersWaiting> {
+    fn pending_subscriptions(
+        &self,
+        filter: &PendingDeadLetterFilter,
+    ) -> impl Iterator<Item = PendingDeadLetters> {
         let meant = filter.subscription;
-        let waiting = self.log.letters_waiting().into_iter();
+        let waiting = self.log.pending_dead_letters().into_iter();
         waiting.filter(move |one| meant.is_none_or(|of| of == one.of))
     }
 
     /// Counts the dead letters that are pending on this node.
-    pub async fn pending_letters(&self, filter: &PendingFilter) -> Result<PendingLetters, Error> {
-        let mut pending = PendingLetters::default();
+    pub async fn pending_letters(
+        &self,
+        filter: &PendingDeadLetterFilter,
+    ) -> Result<PendingDeadLetterSummary, Error> {
+        let mut pending = PendingDeadLetterSummary::default();
         for waiting in self.pending_subscriptions(filter) {
             let (count, oldest) = match filter.takes_all() {
                 true => (waiting.count, Some(waiting.oldest)),
@@ -492,9 +506,9 @@ impl Engine {
     async fn count_pending(
         &self,
         of: SubscriptionId,
-        filter: &PendingFilter,
+        filter: &PendingDeadLetterFilter,
     ) -> Result<(u64, Option<Timestamp>), Error> {
-        let want = Want {
+        let want = ClaimLimits {
             events_max: LETTERS_PER_BLOB_MAX,
             bytes_max: BLOB_BYTES_MAX,
             overhead: 0,
@@ -526,7 +540,7 @@ impl Engine {
     }
 
     /// Makes the caller the writer of a subscription if there is none. Returns whether it did.
-    fn take_free_desk(&self, of: SubscriptionId) -> bool {
+    fn become_letter_writer(&self, of: SubscriptionId) -> bool {
         let mut desks = self.dead_letters.desks();
         let desk = desks.entry(of).or_default();
         let take = !std::mem::replace(&mut desk.writing, true);
@@ -537,14 +551,14 @@ impl Engine {
     }
 
     /// The dead-letter destination of a subscription, if there is one.
-    fn letter_place<'a>(&'a self, plan: &'a Plan) -> Option<&'a DeadLetterDestination> {
+    fn letter_destination<'a>(&'a self, plan: &'a DeliveryPlan) -> Option<&'a DeadLetterDestination> {
         let named = plan.subscription.dead_letter.as_ref();
         named.or(self.dead_letters.fallback.as_ref())
     }
 
     /// Makes the caller the writer of a subscription if dead letters are due by `now` and there is
     /// no writer. Returns whether it did.
-    fn take_desk(&self, waiting: &LettersWaiting, now: Timestamp) -> bool {
+    fn become_due_letter_writer(&self, waiting: &PendingDeadLetters, now: Timestamp) -> bool {
         let mut desks = self.dead_letters.desks();
         let take = self
             .letters_due(&desks, waiting, now)
@@ -557,8 +571,8 @@ impl Engine {
     }
 
     /// When dead letters are next due after `now`.
-    pub(crate) fn next_letters(&self, now: Timestamp) -> Option<Timestamp> {
-        let waiting = self.log.letters_waiting();
+    pub(crate) fn next_letters_due(&self, now: Timestamp) -> Option<Timestamp> {
+        let waiting = self.log.pending_dead_letters();
         let desks = self.dead_letters.desks();
         let due = waiting
             .iter()
@@ -568,7 +582,12 @@ impl Engine {
 
     /// When the oldest dead letter of a subscription is due. None while a writer runs, or while the
     /// subscription is unknown: it is about to be removed with its dead letters.
-    fn letters_due(&self, desks: &Desks, waiting: &LettersWaiting, now: Timestamp) -> Option<Timestamp> {
+    fn letters_due(
+        &self,
+        desks: &SubscriptionDeadLetterWriters,
+        waiting: &PendingDeadLetters,
+        now: Timestamp,
+    ) -> Option<Timestamp> {
         let desk = desks.get(&waiting.of);
         if desk.is_some_and(|desk| desk.writing) {
             return None;
@@ -582,11 +601,11 @@ impl Engine {
     }
 
     /// Runs the loop that writes dead letters as they come due.
-    pub(crate) async fn keep_letters(self: Arc<Self>) {
+    pub(crate) async fn run_letter_writers(self: Arc<Self>) {
         loop {
             let now = self.clock.now();
-            self.look_for_letters(now);
-            let next = self.next_letters(now);
+            self.start_due_letter_writers(now);
+            let next = self.next_letters_due(now);
             tokio::select! {
                 biased;
                 () = self.dispatcher.stop.cancelled() => return,
@@ -602,7 +621,7 @@ impl Engine {
     async fn write_letters(
         self: Arc<Self>,
         of: SubscriptionId,
-        order: WriteOrder,
+        order: DeadLetterWriteOrder,
     ) -> (usize, Result<(), String>) {
         let mut count = 0;
         let written = tokio::select! {
@@ -643,12 +662,12 @@ impl Engine {
                     let plan = self.dispatcher.outlet(of).and_then(|outlet| outlet.plan());
                     let delay = plan.map_or(Duration::ZERO, |plan| plan.profile.dead_letter.delay);
                     let gather = delay / GATHER_PART;
-                    let desk = Desk {
-                        pause: Some(WritePause {
+                    let desk = SubscriptionDeadLetterWriter {
+                        pause: Some(DeadLetterWritePause {
                             begins: now,
                             ends: now + gather,
                         }),
-                        ..Desk::default()
+                        ..SubscriptionDeadLetterWriter::default()
                     };
                     let before = desks.insert(of, desk);
                     if before.is_some_and(|desk| desk.failing_since.is_some()) {
@@ -662,12 +681,12 @@ impl Engine {
                     desk.writing = false;
                     let again = now + wait;
                     let until = give_up_at.map_or(again, |at| at.min(again).max(now));
-                    desk.pause = Some(WritePause {
+                    desk.pause = Some(DeadLetterWritePause {
                         begins: now,
                         ends: until,
                     });
                     if let Some(since) = desk.failing_since {
-                        let delay = Delay {
+                        let delay = EndpointProbationDelay {
                             cause: Outcome::SocketError,
                             status: None,
                             since,
@@ -687,10 +706,10 @@ impl Engine {
     async fn write_some(
         self: &Arc<Self>,
         of: SubscriptionId,
-        order: WriteOrder,
+        order: DeadLetterWriteOrder,
         count: &mut usize,
     ) -> Result<(), String> {
-        let mut writing: JoinSet<Result<Written, String>> = JoinSet::new();
+        let mut writing: JoinSet<Result<UnrecordedBlob, String>> = JoinSet::new();
         let mut recording: JoinSet<Result<usize, String>> = JoinSet::new();
         let mut after = None;
         let mut more = true;
@@ -724,7 +743,7 @@ impl Engine {
     }
 
     /// Waits for memory for another blob; none when the server is stopping.
-    async fn draft_permit(&self) -> Option<DraftPermit> {
+    async fn draft_permit(&self) -> Option<DraftMemoryPermit> {
         tokio::select! {
             biased;
             () = self.dispatcher.stop.cancelled() => None,
@@ -737,10 +756,10 @@ impl Engine {
     async fn draft(
         &self,
         of: SubscriptionId,
-        order: WriteOrder,
-        after: &mut Option<LetterKey>,
-        permit: Option<DraftPermit>,
-    ) -> Result<Option<Draft>, String> {
+        order: DeadLetterWriteOrder,
+        after: &mut Option<DeadLetterKey>,
+        permit: Option<DraftMemoryPermit>,
+    ) -> Result<Option<BlobDraft>, String> {
         let Some(mut permit) = permit else {
             return Ok(None);
         };
@@ -748,7 +767,7 @@ impl Engine {
             return Ok(None);
         };
         let now = self.clock.now();
-        let want = Want {
+        let want = ClaimLimits {
             events_max: LETTERS_PER_BLOB_MAX,
             bytes_max: BLOB_BYTES_MAX,
             overhead: plan.want.overhead + DIAGNOSTICS_BYTES,
@@ -758,8 +777,8 @@ impl Engine {
         if letters.is_empty() {
             return Ok(None);
         }
-        let Some(place) = self.letter_place(&plan) else {
-            let reason = Reason::DeadLetterHomeless;
+        let Some(place) = self.letter_destination(&plan) else {
+            let reason = GiveUpReason::DeadLetterWithoutDestination;
             self.drop_letters(
                 &plan,
                 &letters,
@@ -770,7 +789,7 @@ impl Engine {
             return Ok(None);
         };
         let alone = self.node.name.is_none();
-        let keys = letters.iter().map(Letter::key);
+        let keys = letters.iter().map(PendingDeadLetter::key);
         let guid = blob_guid(of, keys, self.log.identity(), alone);
         let path = blob_path(&plan.subscription.name, &guid, now);
         let record = BlobRecord {
@@ -787,7 +806,7 @@ impl Engine {
             marks: letters.iter().map(mark).collect(),
         };
         permit.keep(draft_bytes(&letters, body_size(&plan, &letters)));
-        Ok(Some(Draft {
+        Ok(Some(BlobDraft {
             permit,
             place: place.clone(),
             letters,
@@ -799,17 +818,17 @@ impl Engine {
     async fn next_letters_to_write(
         &self,
         of: SubscriptionId,
-        order: WriteOrder,
-        after: &mut Option<LetterKey>,
-        plan: &Plan,
-        want: Want,
-    ) -> Result<Vec<Letter>, postrider_store::Error> {
+        order: DeadLetterWriteOrder,
+        after: &mut Option<DeadLetterKey>,
+        plan: &DeliveryPlan,
+        want: ClaimLimits,
+    ) -> Result<Vec<PendingDeadLetter>, postrider_store::Error> {
         let (until, filter) = match order {
-            WriteOrder::Due => {
+            DeadLetterWriteOrder::Due => {
                 let until = self.clock.now() - plan.profile.dead_letter.delay;
-                (until, PendingFilter::default())
+                (until, PendingDeadLetterFilter::default())
             }
-            WriteOrder::Now(filter, until) => (until, filter),
+            DeadLetterWriteOrder::Now(filter, until) => (until, filter),
         };
         loop {
             let from = (*after).max(filter.after());
@@ -828,8 +847,8 @@ impl Engine {
     /// The order makes a crash harmless: the blob is written here; `record_blob` then records its
     /// location, announces it, and removes the dead letters from the log. A crash in between writes
     /// them again and loses none.
-    async fn write_blob(self: Arc<Self>, draft: Draft) -> Result<Written, String> {
-        let Draft {
+    async fn write_blob(self: Arc<Self>, draft: BlobDraft) -> Result<UnrecordedBlob, String> {
+        let BlobDraft {
             mut permit,
             plan,
             place,
@@ -846,7 +865,7 @@ impl Engine {
             true => Vec::new(),
             false => self.directory.storage_topics(place.account_name()),
         };
-        let keys = letters.iter().map(Letter::key).collect();
+        let keys = letters.iter().map(PendingDeadLetter::key).collect();
         let causes = letters_by_cause(&letters);
         let places = self.places(&letters);
         // The body now holds the events: drop the originals before the write.
@@ -858,14 +877,14 @@ impl Engine {
             .put(place.account_name(), &place.container, &path, body);
         let stored = put.await.map_err(|e: BlobError| e.to_string())?;
         drop(permit);
-        Ok(Written {
+        Ok(UnrecordedBlob {
             of: plan.subscription.id,
             letters: keys,
             causes,
             places,
             record,
-            news: News {
-                untold: untold.iter().map(|topic| topic.topic.id).collect(),
+            news: PendingBlobAnnouncement {
+                unannounced: untold.iter().map(|topic| topic.topic.id).collect(),
                 container: place.container,
                 path,
                 length,
@@ -876,8 +895,8 @@ impl Engine {
 
     /// Records the blob in the archive. From then on its dead letters count as written, announced
     /// or not.
-    async fn record_blob(self: Arc<Self>, written: Written) -> Result<usize, String> {
-        let Written {
+    async fn record_blob(self: Arc<Self>, written: UnrecordedBlob) -> Result<usize, String> {
+        let UnrecordedBlob {
             of,
             letters,
             causes,
@@ -902,14 +921,14 @@ impl Engine {
             return Err(e.to_string());
         }
         let count = letters.len();
-        self.log.letters_done(of, letters).await.map_err(internal)?;
+        self.log.dead_letters_done(of, letters).await.map_err(internal)?;
         // Counted here and not when they were given up: a dead letter that cannot be written counts
         // as dropped.
         self.dispatcher.count_dead_lettered(of, self.clock.now(), &causes);
         add(&self.dispatcher.counters.dead_letters_written, count);
         add(&self.dispatcher.counters.blobs_written, 1);
         if let Err(trouble) = told {
-            let announcing = self.clone().keep_announcing(news, trouble);
+            let announcing = self.clone().retry_announcement(news, trouble);
             self.dispatcher
                 .tasks
                 .spawn(TaskKind::BlobAnnouncement, announcing);
@@ -935,7 +954,7 @@ impl Engine {
             return Some(tried_enough_at);
         }
         let patience = timing.delay.saturating_add(timing.give_up_after);
-        let want = Want {
+        let want = ClaimLimits {
             events_max: LETTERS_PER_BLOB_MAX,
             bytes_max: BLOB_BYTES_MAX,
             overhead: 0,
@@ -947,23 +966,23 @@ impl Engine {
                 break;
             }
             if let Err(e) = self
-                .drop_letters(&plan, &late, Reason::DeadLetterUnavailable, trouble)
+                .drop_letters(&plan, &late, GiveUpReason::DeadLetterUnavailable, trouble)
                 .await
             {
                 tracing::error!(subscription = %plan.subscription.name, error = %e, "cannot drop dead letters");
                 return None;
             }
         }
-        let waiting = self.log.letters_waiting();
+        let waiting = self.log.pending_dead_letters();
         let oldest = waiting.iter().find(|one| one.of == of)?.oldest;
         Some(oldest + patience)
     }
 
     async fn drop_letters(
         &self,
-        plan: &Plan,
-        letters: &[Letter],
-        reason: Reason,
+        plan: &DeliveryPlan,
+        letters: &[PendingDeadLetter],
+        reason: GiveUpReason,
         trouble: &str,
     ) -> Result<(), String> {
         for named in letters.chunks(NAMED_PER_LINE) {
@@ -977,8 +996,8 @@ impl Engine {
                 "dead letters dropped"
             );
         }
-        let keys = letters.iter().map(Letter::key).collect();
-        let done = self.log.letters_done(plan.subscription.id, keys).await;
+        let keys = letters.iter().map(PendingDeadLetter::key).collect();
+        let done = self.log.dead_letters_done(plan.subscription.id, keys).await;
         done.map_err(|e| e.to_string())?;
         let outlet = self.dispatcher.outlet(plan.subscription.id);
         let counted = outlet.iter().map(|outlet| &outlet.counters);
@@ -990,19 +1009,19 @@ impl Engine {
                 .meter_dropped(&outlet, self.clock.now(), letters, reason);
         }
         if self.recorder.on() {
-            self.recorder.ended(Ended {
+            self.recorder.ended(EndedDeliveries {
                 subscription: plan.subscription.id,
                 events: self.places(letters),
                 at: self.clock.now(),
-                disposition: Disposition::Dropped(reason),
+                disposition: DeliveryDisposition::Dropped(reason),
             });
         }
         Ok(())
     }
 
     /// The recorder's places of dead letters; empty without a recorder.
-    fn places(&self, letters: &[Letter]) -> Vec<Place> {
-        let place = |letter: &Letter| Place {
+    fn places(&self, letters: &[PendingDeadLetter]) -> Vec<EventPlace> {
+        let place = |letter: &PendingDeadLetter| EventPlace {
             first: letter.entry.first,
             index: letter.index,
         };
@@ -1014,7 +1033,7 @@ impl Engine {
 
     /// Whether a dead letter is itself the announcement of a dead-letter blob: announcing its blob
     /// would never end.
-    fn is_announcement(&self, letter: &Letter) -> bool {
+    fn is_announcement(&self, letter: &PendingDeadLetter) -> bool {
         let topic = self.directory.topic_by_id(letter.entry.batch.topic);
         topic.is_some_and(|topic| {
             matches!(
@@ -1025,7 +1044,7 @@ impl Engine {
     }
 
     /// Retries an announcement until [`ANNOUNCE_FOR`] has passed.
-    async fn keep_announcing(self: Arc<Self>, mut news: News, mut trouble: Error) {
+    async fn retry_announcement(self: Arc<Self>, mut news: PendingBlobAnnouncement, mut trouble: Error) {
         let busy = &self.dead_letters.busy;
         let give_up_at = self.clock.now() + ANNOUNCE_FOR;
         for failures in 0.. {
@@ -1055,31 +1074,31 @@ impl Engine {
 
     /// Publishes `Microsoft.Storage.BlobCreated` to the storage account's system topics that have
     /// not received it.
-    async fn announce(&self, news: &mut News) -> Result<(), Error> {
+    async fn announce(&self, news: &mut PendingBlobAnnouncement) -> Result<(), Error> {
         let now = self.clock.now();
-        while let Some(&id) = news.untold.front() {
+        while let Some(&id) = news.unannounced.front() {
             let Some(topic) = self.directory.topic_by_id(id) else {
-                news.untold.pop_front();
+                news.unannounced.pop_front();
                 continue;
             };
             let batch = announcement(&topic, news, now);
             let text = std::str::from_utf8(&batch.body)
                 .expect("made of strings")
                 .to_owned();
-            let object = Raw::trusted(&text);
+            let object = RawJson::trusted(&text);
             let mut router = self.router(&topic, now, FilterBudget::UNLIMITED);
-            router.route(&Envelope::read(Schema::EventGrid, object, None), None);
+            router.route(&EventEnvelope::read(EventSchema::EventGrid, object, None), None);
             let (matched, routed) = router.finish().expect("the budget has no limit");
-            let batch = Batch { matched, ..batch };
+            let batch = PublishedBatch { matched, ..batch };
             self.accept(&topic, batch, routed).await?;
-            news.untold.pop_front();
+            news.unannounced.pop_front();
         }
         Ok(())
     }
 }
 
-pub(crate) fn blob_place(record: &BlobRecord) -> BlobPlace {
-    BlobPlace {
+pub(crate) fn blob_place(record: &BlobRecord) -> DeadLetterBlobLocation {
+    DeadLetterBlobLocation {
         account: record.account.clone(),
         container: record.container.clone(),
         path: record.path.clone(),
@@ -1090,8 +1109,8 @@ fn joined<T>(ended: Result<Result<T, String>, tokio::task::JoinError>) -> Result
     ended.unwrap_or_else(|e| Err(format!("writing ended badly: {e}")))
 }
 
-fn mark(letter: &Letter) -> Mark {
-    Mark {
+fn mark(letter: &PendingDeadLetter) -> DeadLetterMark {
+    DeadLetterMark {
         reason: letter.reason,
         replays: u8::try_from(letter.entry.batch.replay).unwrap_or(u8::MAX),
         purged: false,
@@ -1099,17 +1118,18 @@ fn mark(letter: &Letter) -> Mark {
 }
 
 /// The approximate length of a blob's body with these dead letters.
-fn body_size(plan: &Plan, letters: &[Letter]) -> usize {
+fn body_size(plan: &DeliveryPlan, letters: &[PendingDeadLetter]) -> usize {
     let how = plan.rendering();
-    let size =
-        |l: &Letter| render::delivered_len_hint(&l.entry.batch, l.index as usize, &how) + DIAGNOSTICS_BYTES;
+    let size = |l: &PendingDeadLetter| {
+        render::delivered_len_hint(&l.entry.batch, l.index as usize, &how) + DIAGNOSTICS_BYTES
+    };
     letters.iter().map(size).sum::<usize>() + 2
 }
 
-fn write_body(plan: &Plan, letters: &[Letter], identity: u64) -> Vec<u8> {
+fn write_body(plan: &DeliveryPlan, letters: &[PendingDeadLetter], identity: u64) -> Vec<u8> {
     let how = plan.rendering();
     let mut body = Vec::with_capacity(body_size(plan, letters));
-    let (mut published, mut attempted) = (TimeText::default(), TimeText::default());
+    let (mut published, mut attempted) = (CachedTimeText::default(), CachedTimeText::default());
     for (i, letter) in letters.iter().enumerate() {
         body.push(if i == 0 { b'[' } else { b',' });
         write_timed(&mut body, &how, letter, identity, &mut published, &mut attempted);
@@ -1119,8 +1139,8 @@ fn write_body(plan: &Plan, letters: &[Letter], identity: u64) -> Vec<u8> {
 }
 
 /// Appends a dead letter in the format of the blob.
-pub fn write_letter(out: &mut Vec<u8>, plan: &Plan, letter: &Letter, identity: u64) {
-    let (mut published, mut attempted) = (TimeText::default(), TimeText::default());
+pub fn write_letter(out: &mut Vec<u8>, plan: &DeliveryPlan, letter: &PendingDeadLetter, identity: u64) {
+    let (mut published, mut attempted) = (CachedTimeText::default(), CachedTimeText::default());
     write_timed(
         out,
         &plan.rendering(),
@@ -1134,12 +1154,12 @@ pub fn write_letter(out: &mut Vec<u8>, plan: &Plan, letter: &Letter, identity: u
 /// A formatted time, cached for the next dead letter: events published or attempted together share
 /// it.
 #[derive(Default)]
-struct TimeText {
+struct CachedTimeText {
     of: Option<Timestamp>,
     text: String,
 }
 
-impl TimeText {
+impl CachedTimeText {
     fn of(&mut self, at: Timestamp) -> &str {
         if self.of != Some(at) {
             self.of = Some(at);
@@ -1151,17 +1171,17 @@ impl TimeText {
 
 fn write_timed(
     out: &mut Vec<u8>,
-    how: &Rendering<'_>,
-    letter: &Letter,
+    how: &EventRendering<'_>,
+    letter: &PendingDeadLetter,
     identity: u64,
-    published: &mut TimeText,
-    attempted: &mut TimeText,
+    published: &mut CachedTimeText,
+    attempted: &mut CachedTimeText,
 ) {
     // A dead letter without an attempt has waited for an endpoint on probation.
     let outcome = letter
         .last_attempt
         .map_or(Outcome::Probation, |last| last.outcome);
-    let diagnostics = Diagnostics {
+    let diagnostics = DeadLetterDiagnostics {
         reason: letter.reason.name(),
         attempts: letter.attempts_made,
         last_outcome: outcome.name(),
@@ -1187,30 +1207,30 @@ fn blob_path(subscription: &str, guid: &str, now: Timestamp) -> String {
 /// that no blob replaces one that holds more.
 fn blob_guid(
     of: SubscriptionId,
-    letters: impl Iterator<Item = LetterKey>,
+    letters: impl Iterator<Item = DeadLetterKey>,
     identity: u64,
     alone: bool,
 ) -> String {
     const MIX: u64 = 0x9E37_79B9_7F4A_7C15;
     let mut letters = letters.peekable();
     let first = letters.peek().map_or(Position(0), |(_, position)| *position);
-    let mix = |all: u64, (_, position): LetterKey| (all.rotate_left(23) ^ position.0).wrapping_mul(MIX);
+    let mix = |all: u64, (_, position): DeadLetterKey| (all.rotate_left(23) ^ position.0).wrapping_mul(MIX);
     let all = if alone { 0 } else { letters.fold(1, mix) };
     system_id(identity ^ of.0.wrapping_mul(MIX) ^ all, first)
 }
 
 /// The publisher's id of an event; empty if it has none.
-fn event_id(plan: &Plan, letter: &Letter) -> String {
+fn event_id(plan: &DeliveryPlan, letter: &PendingDeadLetter) -> String {
     let batch = &letter.entry.batch;
-    let object = Raw::trusted(batch.object(letter.index as usize));
-    let envelope = Envelope::read(batch.schema, object, plan.topic.topic.mapping.as_ref());
-    let id = envelope.id_field().and_then(Field::scalar_text);
+    let object = RawJson::trusted(batch.object(letter.index as usize));
+    let envelope = EventEnvelope::read(batch.schema, object, plan.topic.topic.mapping.as_ref());
+    let id = envelope.id_field().and_then(EnvelopeField::scalar_text);
     id.map_or_else(|| format!("at position {}", letter.position()), Cow::into_owned)
 }
 
 /// The `BlobCreated` event, exactly as the storage service writes it.
-fn announcement(topic: &TopicEntry, news: &News, now: Timestamp) -> Batch {
-    let News {
+fn announcement(topic: &TopicEntry, news: &PendingBlobAnnouncement, now: Timestamp) -> PublishedBatch {
+    let PendingBlobAnnouncement {
         container,
         path,
         length,
@@ -1245,10 +1265,10 @@ fn announcement(topic: &TopicEntry, news: &News, now: Timestamp) -> Batch {
         sequencer = now.nanos(),
         now = now,
     );
-    let object = Span::new(0, body.len());
-    Batch {
+    let object = ByteSpan::new(0, body.len());
+    PublishedBatch {
         topic: topic.topic.id,
-        schema: Schema::EventGrid,
+        schema: EventSchema::EventGrid,
         received: now,
         publisher: "dead letters".into(),
         trace: None,
@@ -1257,7 +1277,7 @@ fn announcement(topic: &TopicEntry, news: &News, now: Timestamp) -> Batch {
         body: Bytes::from(body),
         events: vec![EventRef {
             object,
-            lacks: Lacks::default(),
+            lacks: MissingMembers::default(),
             ..EventRef::default()
         }],
         matched: Vec::new(),
@@ -1269,16 +1289,16 @@ mod tests {
     use super::*;
     use crate::clock::SystemClock;
     use crate::counters::total;
-    use crate::deliver::{Answer, Reply, Request, Transport};
-    use crate::virtual_time::{Target, TestClock, VirtualTime, WatchedTransport};
-    use crate::{Parts, dispatch};
+    use crate::deliver::{DeliveryAnswer, DeliveryReply, DeliveryRequest, DeliveryTransport};
+    use crate::virtual_time::{AdvanceTarget, SteppedClock, VirtualTime, WatchedTransport};
+    use crate::{EngineParts, dispatch};
     use async_trait::async_trait;
 
     use postrider_core::ids::Secret;
     use postrider_core::profile::Profiles;
     use postrider_core::subscription::{Destination, Subscription, Topic, WebHook};
     use postrider_store::memory::{MemoryArchive, MemoryCatalog, MemoryLog};
-    use postrider_store::{Catalog, Change, EventLog};
+    use postrider_store::{Catalog, CatalogChange, EventLog};
     use std::sync::atomic::Ordering::Relaxed;
 
     const ORDERS: TopicId = TopicId(1);
@@ -1293,7 +1313,7 @@ mod tests {
         use std::future::poll_fn;
         use std::task::Poll;
 
-        let room = DraftRoom::new(2 * DRAFT_BYTES_READ);
+        let room = DraftMemoryBudget::new(2 * DRAFT_BYTES_READ);
         let mut first = room.take().await;
         let mut second = room.take().await;
         let mut third = std::pin::pin!(room.take());
@@ -1332,23 +1352,23 @@ mod tests {
     }
 
     /// A blob store that refuses one container and accepts all others.
-    struct Picky;
+    struct OneContainerRefused;
 
     #[async_trait]
-    impl Transport for Picky {
-        async fn send(self: Arc<Self>, request: Request) -> Reply {
-            Reply::Answered(Answer {
+    impl DeliveryTransport for OneContainerRefused {
+        async fn send(self: Arc<Self>, request: DeliveryRequest) -> DeliveryReply {
+            DeliveryReply::Answered(DeliveryAnswer {
                 status: if *request.url == REFUSED { 400 } else { 200 },
-                ..Answer::default()
+                ..DeliveryAnswer::default()
             })
         }
     }
 
     /// A blob store that accepts every blob and keeps none.
-    struct Anywhere;
+    struct DiscardingBlobStore;
 
     #[async_trait]
-    impl Blobs for Anywhere {
+    impl BlobStore for DiscardingBlobStore {
         fn accounts(&self) -> Vec<String> {
             vec!["shelf".to_owned()]
         }
@@ -1361,8 +1381,8 @@ mod tests {
             Ok(())
         }
 
-        async fn put(&self, _: &str, _: &str, path: &str, _: Bytes) -> Result<Stored, BlobError> {
-            Ok(Stored {
+        async fn put(&self, _: &str, _: &str, path: &str, _: Bytes) -> Result<WrittenBlobVersion, BlobError> {
+            Ok(WrittenBlobVersion {
                 etag: "0x1".to_owned(),
                 url: format!("memory:///{path}"),
             })
@@ -1408,32 +1428,37 @@ mod tests {
             topic_type: "Microsoft.Storage.StorageAccounts".into(),
         };
         let changes = vec![
-            Change::PutTopic(topic(ORDERS, "orders", TopicKind::Custom)),
-            Change::PutTopic(topic(STORAGE, "storage", storage)),
-            Change::PutSubscription(subscription(3, ORDERS, REFUSED, Some("letters"))),
-            Change::PutSubscription(subscription(4, STORAGE, "http://taking.invalid/", None)),
+            CatalogChange::PutTopic(topic(ORDERS, "orders", TopicKind::Custom)),
+            CatalogChange::PutTopic(topic(STORAGE, "storage", storage)),
+            CatalogChange::PutSubscription(subscription(3, ORDERS, REFUSED, Some("letters"))),
+            CatalogChange::PutSubscription(subscription(4, STORAGE, "http://taking.invalid/", None)),
         ];
-        let (engine, time, log) = started(changes, Arc::new(Anywhere)).await;
+        let (engine, time, log) = started(changes, Arc::new(DiscardingBlobStore)).await;
         let body = r#"{"id":"1","topic":"/t","dataVersion":"","metadataVersion":"1"}"#;
         accept(&engine, body.to_owned(), Box::new([SubscriptionId(3)])).await;
-        time.advance(Target::By(Duration::ZERO), SETTLE).await.unwrap();
-        assert_eq!(log.letters_waiting().len(), 1);
+        time.advance(AdvanceTarget::By(Duration::ZERO), SETTLE)
+            .await
+            .unwrap();
+        assert_eq!(log.pending_dead_letters().len(), 1);
         log.refuse_appends(Some("full"));
         (engine, time, log)
     }
 
     /// A server with these resources.
     async fn started(
-        changes: Vec<Change>,
-        blobs: Arc<dyn Blobs>,
+        changes: Vec<CatalogChange>,
+        blobs: Arc<dyn BlobStore>,
     ) -> (Arc<Engine>, VirtualTime, Arc<MemoryLog>) {
         let catalog = MemoryCatalog::default();
         catalog.commit(changes).await.unwrap();
         let wall = Arc::new(SystemClock);
-        let clock = Arc::new(TestClock::new(Timestamp::from_secs(1_000_000), Box::new(|_| {})));
-        let transport = Arc::new(WatchedTransport::new(Arc::new(Picky), wall.clone()));
+        let clock = Arc::new(SteppedClock::new(
+            Timestamp::from_secs(1_000_000),
+            Box::new(|_| {}),
+        ));
+        let transport = Arc::new(WatchedTransport::new(Arc::new(OneContainerRefused), wall.clone()));
         let log = Arc::new(MemoryLog::new(7));
-        let engine = Engine::start(Parts {
+        let engine = Engine::start(EngineParts {
             log: log.clone(),
             catalog: Arc::new(catalog),
             transport: transport.clone(),
@@ -1442,10 +1467,10 @@ mod tests {
             profiles: Profiles::default(),
             id_prefix: "/subscriptions/s".into(),
             dispatch: dispatch::Config::default(),
-            dead_letters: DeadLetters::new(blobs, Arc::new(MemoryArchive::default()), None),
-            handshake: crate::handshake::Rules::default(),
-            recorder: Arc::new(crate::recorder::Nothing),
-            node: crate::node::Node::alone(),
+            dead_letters: DeadLetterService::new(blobs, Arc::new(MemoryArchive::default()), None),
+            handshake: crate::handshake::HandshakeRules::default(),
+            recorder: Arc::new(crate::recorder::NoRecorder),
+            node: crate::node::NodeIdentity::alone(),
         })
         .await
         .unwrap();
@@ -1455,16 +1480,16 @@ mod tests {
 
     /// Publishes an event that these subscriptions matched.
     async fn accept(engine: &Engine, body: String, matched: Box<[SubscriptionId]>) {
-        let batch = Batch {
+        let batch = PublishedBatch {
             topic: ORDERS,
-            schema: Schema::EventGrid,
+            schema: EventSchema::EventGrid,
             received: engine.clock.now(),
             publisher: "test".into(),
             trace: None,
             replay: 0,
             hops: 0,
             events: vec![EventRef {
-                object: Span::new(0, body.len()),
+                object: ByteSpan::new(0, body.len()),
                 ..EventRef::default()
             }],
             body: Bytes::from(body),
@@ -1476,15 +1501,15 @@ mod tests {
 
     /// A slow blob store that measures how many bytes it is given at once.
     #[derive(Default)]
-    struct Slow {
+    struct SlowBlobStore {
         bytes: AtomicUsize,
         bytes_max: AtomicUsize,
     }
 
     #[async_trait]
-    impl Blobs for Slow {
+    impl BlobStore for SlowBlobStore {
         fn accounts(&self) -> Vec<String> {
-            Anywhere.accounts()
+            DiscardingBlobStore.accounts()
         }
 
         fn check_name(&self, _: &str, _: &str) -> Result<(), String> {
@@ -1495,7 +1520,13 @@ mod tests {
             Ok(())
         }
 
-        async fn put(&self, account: &str, of: &str, path: &str, body: Bytes) -> Result<Stored, BlobError> {
+        async fn put(
+            &self,
+            account: &str,
+            of: &str,
+            path: &str,
+            body: Bytes,
+        ) -> Result<WrittenBlobVersion, BlobError> {
             let bytes = self.bytes.fetch_add(body.len(), AcqRel) + body.len();
             self.bytes_max.fetch_max(bytes, AcqRel);
             // Long enough for every other writer to start.
@@ -1503,11 +1534,11 @@ mod tests {
                 tokio::task::yield_now().await;
             }
             self.bytes.fetch_sub(body.len(), AcqRel);
-            Anywhere.put(account, of, path, body).await
+            DiscardingBlobStore.put(account, of, path, body).await
         }
 
         async fn get(&self, account: &str, of: &str, path: &str) -> Result<Bytes, BlobError> {
-            Anywhere.get(account, of, path).await
+            DiscardingBlobStore.get(account, of, path).await
         }
 
         async fn delete(&self, _: &str, _: &str, _: &str) -> Result<(), BlobError> {
@@ -1518,22 +1549,26 @@ mod tests {
     #[tokio::test]
     async fn a_large_event_that_many_subscriptions_gave_up_is_not_written_by_all_at_once() {
         const SUBSCRIPTIONS: u64 = 100;
-        let mut changes = vec![Change::PutTopic(topic(ORDERS, "orders", TopicKind::Custom))];
-        changes.extend(
-            (3..3 + SUBSCRIPTIONS)
-                .map(|id| Change::PutSubscription(subscription(id, ORDERS, REFUSED, Some("letters")))),
-        );
-        let blobs = Arc::new(Slow::default());
+        let mut changes = vec![CatalogChange::PutTopic(topic(
+            ORDERS,
+            "orders",
+            TopicKind::Custom,
+        ))];
+        changes
+            .extend((3..3 + SUBSCRIPTIONS).map(|id| {
+                CatalogChange::PutSubscription(subscription(id, ORDERS, REFUSED, Some("letters")))
+            }));
+        let blobs = Arc::new(SlowBlobStore::default());
         let (engine, time, log) = started(changes, blobs.clone()).await;
         let large = "x".repeat(1_000_000);
         let body =
             format!(r#"{{"id":"1","topic":"/t","dataVersion":"","metadataVersion":"1","data":"{large}"}}"#);
         let all = (3..3 + SUBSCRIPTIONS).map(SubscriptionId).collect();
         accept(&engine, body, all).await;
-        time.advance(Target::By(Duration::from_secs(400)), SETTLE)
+        time.advance(AdvanceTarget::By(Duration::from_secs(400)), SETTLE)
             .await
             .unwrap();
-        assert_eq!(log.letters_waiting(), []);
+        assert_eq!(log.pending_dead_letters(), []);
         let counters = &engine.dispatcher.counters;
         assert_eq!(counters.dead_letters_written.load(Relaxed), SUBSCRIPTIONS);
         let bytes_max = blobs.bytes_max.load(Acquire);
@@ -1545,7 +1580,7 @@ mod tests {
         let counters = &engine.dispatcher.counters;
         assert_eq!(counters.dead_letters_written.load(Relaxed), 1);
         assert_eq!(total(&counters.dropped), 0);
-        assert_eq!(log.letters_waiting(), []);
+        assert_eq!(log.pending_dead_letters(), []);
         let archived = engine.dead_letters.archive.last().await.unwrap();
         assert_eq!(archived, Some(BlobId(1)), "once");
     }
@@ -1554,14 +1589,14 @@ mod tests {
     async fn a_blob_is_told_of_once_the_log_takes_it() {
         let (engine, time, log) = with_a_letter_and_a_full_log().await;
         let counters = &engine.dispatcher.counters;
-        time.advance(Target::By(Duration::from_secs(400)), SETTLE)
+        time.advance(AdvanceTarget::By(Duration::from_secs(400)), SETTLE)
             .await
             .unwrap();
         check_written(&engine, &log).await;
         assert_eq!(counters.delivered.load(Relaxed), 0);
 
         log.refuse_appends(None);
-        time.advance(Target::By(Duration::from_secs(300)), SETTLE)
+        time.advance(AdvanceTarget::By(Duration::from_secs(300)), SETTLE)
             .await
             .unwrap();
         assert_eq!(counters.delivered.load(Relaxed), 1, "the announcement");
@@ -1572,7 +1607,7 @@ mod tests {
     #[tokio::test]
     async fn letters_of_a_blob_that_cannot_be_told_of_are_written() {
         let (engine, time, log) = with_a_letter_and_a_full_log().await;
-        let hours = |n: u64| Target::By(Duration::from_secs(n * 60 * 60));
+        let hours = |n: u64| AdvanceTarget::By(Duration::from_secs(n * 60 * 60));
         time.advance(hours(3), SETTLE).await.unwrap();
         let given_up = &engine.dead_letters.announcements_given_up;
         assert_eq!(given_up.load(Relaxed), 0);

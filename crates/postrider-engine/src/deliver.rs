@@ -15,11 +15,11 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 /// An attempt in flight.
-pub type Sending = Pin<Box<dyn Future<Output = Reply> + Send>>;
+pub type PendingReply = Pin<Box<dyn Future<Output = DeliveryReply> + Send>>;
 
 /// A complete HTTP request to a destination.
 #[derive(Clone, Debug)]
-pub struct Request {
+pub struct DeliveryRequest {
     pub method: Method,
     /// Absolute: scheme, authority, path and query.
     pub url: Arc<Uri>,
@@ -102,7 +102,7 @@ impl<B: Into<DeliveryBody>> From<B> for ChargedBody {
     }
 }
 
-impl Request {
+impl DeliveryRequest {
     /// The whole body in one piece.
     pub fn body_bytes(&self) -> Bytes {
         self.body.bytes.to_bytes()
@@ -121,31 +121,31 @@ impl Request {
 
 /// The result of one attempt. A failed delivery is a value, not an error.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Reply {
-    Answered(Answer),
-    Failed(Failure),
+pub enum DeliveryReply {
+    Answered(DeliveryAnswer),
+    Failed(TransportFailure),
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Answer {
+pub struct DeliveryAnswer {
     pub status: u16,
     /// All response headers that the caller may read.
     pub headers: HeaderMap,
     /// The start of the response body, up to the transport's limit.
     pub body: Bytes,
-    pub timings: Timings,
+    pub timings: AttemptTimings,
 }
 
 /// Why no response came.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Failure {
-    pub kind: FailureKind,
+pub struct TransportFailure {
+    pub kind: TransportFailureKind,
     /// For people: names the host and the reason, never a query string.
     pub detail: String,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum FailureKind {
+pub enum TransportFailureKind {
     /// The name could not be resolved.
     Resolution,
     /// The egress policy forbids every address that the name resolved to, or the scheme.
@@ -209,7 +209,7 @@ impl ProxyHealth {
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Timings {
+pub struct AttemptTimings {
     /// Zero when a pooled connection was used.
     pub connect: Duration,
     /// From the request's first byte out to the response head.
@@ -225,6 +225,6 @@ pub struct Timings {
 /// arrived, the body is read up to a limit in bytes and in time; then the answer is returned,
 /// however incomplete the body is.
 #[async_trait]
-pub trait Transport: Send + Sync {
-    async fn send(self: Arc<Self>, request: Request) -> Reply;
+pub trait DeliveryTransport: Send + Sync {
+    async fn send(self: Arc<Self>, request: DeliveryRequest) -> DeliveryReply;
 }

@@ -1,25 +1,25 @@
 //! Resolves destinations that subscriptions only name: storage queues, functions, brokers.
 
-use crate::attempt::{Way, broker, queue, sign};
+use crate::attempt::{DeliveryMethod, broker, queue, sign};
 use crate::masking::ConfiguredSecret;
-use broker::{Access, Broker, Kind};
+use broker::{BrokerAccess, BrokerEntity, BrokerKind};
 use http::Uri;
 use http::header::HeaderValue;
 use postrider_core::connection::part;
 use postrider_core::ids::Secret;
 use postrider_core::profile::EndpointKind;
-use postrider_core::subscription::{Broker as Entity, DeliveryAttribute, Destination};
-use queue::Queue;
+use postrider_core::subscription::{BrokerAddress as Entity, DeliveryAttribute, Destination};
+use queue::StorageQueueTarget;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
 /// The configured destinations. Immutable while the server runs.
 #[derive(Clone, Debug, Default)]
-pub struct Destinations {
+pub struct ConfiguredDestinations {
     /// By name.
     accounts: BTreeMap<String, QueueAccount>,
     /// By resource id in lower case.
-    resources: BTreeMap<String, Resource>,
+    resources: BTreeMap<String, ConfiguredResource>,
 }
 
 /// A storage account with queues.
@@ -36,7 +36,7 @@ pub struct QueueAccount {
 
 /// A function, an event hub, a Service Bus queue or topic, or a hybrid connection.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Resource {
+pub struct ConfiguredResource {
     pub id: String,
     /// A function's URL includes its query, which may hold a key.
     pub url: Secret,
@@ -45,10 +45,10 @@ pub struct Resource {
 }
 
 /// How to reach a destination.
-pub struct Reach {
+pub struct DestinationAccess {
     pub url: Arc<Uri>,
     pub kind: EndpointKind,
-    pub(crate) way: Way,
+    pub(crate) way: DeliveryMethod,
     /// Sent with every request to a function.
     pub function_key: Option<HeaderValue>,
     /// Secrets from the configuration that requests carry, to be masked in answers.
@@ -57,7 +57,7 @@ pub struct Reach {
 
 /// Why a destination cannot be reached.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Unreachable {
+pub struct UnreachableDestination {
     /// The field at fault, relative to the destination: `properties.resourceId`.
     pub field: &'static str,
     pub reason: String,
@@ -73,9 +73,9 @@ const DEVELOPMENT: [&str; 3] = [
     "http://127.0.0.1:10001/devstoreaccount1",
 ];
 
-impl Destinations {
-    pub fn new(accounts: Vec<QueueAccount>, resources: Vec<Resource>) -> Destinations {
-        Destinations {
+impl ConfiguredDestinations {
+    pub fn new(accounts: Vec<QueueAccount>, resources: Vec<ConfiguredResource>) -> ConfiguredDestinations {
+        ConfiguredDestinations {
             accounts: accounts.into_iter().map(|one| (one.name.clone(), one)).collect(),
             resources: resources
                 .into_iter()
@@ -84,17 +84,17 @@ impl Destinations {
         }
     }
 
-    pub fn reach(&self, destination: &Destination) -> Result<Reach, Unreachable> {
+    pub fn reach(&self, destination: &Destination) -> Result<DestinationAccess, UnreachableDestination> {
         match destination {
             Destination::WebHook(hook) => {
                 let url = parse(hook.url.expose()).ok_or_else(|| no_url("properties.endpointUrl"))?;
-                Ok(Reach::plain(url, EndpointKind::WebHook))
+                Ok(DestinationAccess::plain(url, EndpointKind::WebHook))
             }
             Destination::EventGrid { url, .. } => {
                 let url = parse(url).ok_or_else(|| no_url("properties.endpointUrl"))?;
-                Ok(Reach::plain(url, EndpointKind::AzureResource))
+                Ok(DestinationAccess::plain(url, EndpointKind::AzureResource))
             }
-            Destination::EdgeHub { .. } => Err(Unreachable {
+            Destination::EdgeHub { .. } => Err(UnreachableDestination {
                 field: "endpointType",
                 reason: "EdgeHub is not supported by this server: it is no module of an IoT Edge device"
                     .into(),
@@ -109,10 +109,10 @@ impl Destinations {
                 }
                 let mut secrets = vec![ConfiguredSecret::Url(known.url.clone())];
                 secrets.extend(known.key.clone().map(ConfiguredSecret::Value));
-                Ok(Reach {
+                Ok(DestinationAccess {
                     function_key,
                     secrets: secrets.into(),
-                    ..Reach::plain(url, EndpointKind::AzureResource)
+                    ..DestinationAccess::plain(url, EndpointKind::AzureResource)
                 })
             }
             Destination::StorageQueue {
@@ -127,28 +127,34 @@ impl Destinations {
                     self.queue(resource, queue, time_to_live)?
                 };
                 let url = queue.url().clone();
-                let reach = Reach::resource(url, Way::Queue(Arc::new(queue)));
+                let reach = DestinationAccess::resource(url, DeliveryMethod::Queue(Arc::new(queue)));
                 Ok(reach.with_secret(self.account(resource).map(|account| &account.key)))
             }
             Destination::EventHub { resource, attributes } => {
-                self.broker(Kind::EventHub, resource, "/microsoft.eventhub/", attributes)
+                self.broker(BrokerKind::EventHub, resource, "/microsoft.eventhub/", attributes)
             }
-            Destination::ServiceBusQueue { resource, attributes } => {
-                self.broker(Kind::ServiceBus, resource, "/microsoft.servicebus/", attributes)
-            }
-            Destination::ServiceBusTopic { resource, attributes } => {
-                self.broker(Kind::ServiceBus, resource, "/microsoft.servicebus/", attributes)
-            }
+            Destination::ServiceBusQueue { resource, attributes } => self.broker(
+                BrokerKind::ServiceBus,
+                resource,
+                "/microsoft.servicebus/",
+                attributes,
+            ),
+            Destination::ServiceBusTopic { resource, attributes } => self.broker(
+                BrokerKind::ServiceBus,
+                resource,
+                "/microsoft.servicebus/",
+                attributes,
+            ),
             Destination::HybridConnection { resource, .. } => {
                 let (field, url, access) = self.entity(resource, "/microsoft.relay/")?;
                 let parsed = parse(&url).ok_or_else(|| no_url(field))?;
-                let reach = Reach::resource(parsed, Way::Relay { url, access });
+                let reach = DestinationAccess::resource(parsed, DeliveryMethod::Relay { url, access });
                 Ok(reach.with_secret(self.key_of(resource)))
             }
         }
     }
 
-    fn resource(&self, id: &str, provider: &str) -> Result<&Resource, Unreachable> {
+    fn resource(&self, id: &str, provider: &str) -> Result<&ConfiguredResource, UnreachableDestination> {
         if let Some(known) = self.resources.get(&id.to_lowercase()) {
             return Ok(known);
         }
@@ -158,7 +164,7 @@ impl Destinations {
             [] => "none of its kind is".to_owned(),
             some => format!("configured are {}", some.join(", ")),
         };
-        Err(Unreachable {
+        Err(UnreachableDestination {
             field: RESOURCE_ID,
             reason: format!(
                 "names {id:?}, for which the server's configuration has no [[destination]]; {configured}"
@@ -168,14 +174,14 @@ impl Destinations {
 
     fn broker(
         &self,
-        kind: Kind,
+        kind: BrokerKind,
         entity: &Entity,
         provider: &str,
         attributes: &[DeliveryAttribute],
-    ) -> Result<Reach, Unreachable> {
+    ) -> Result<DestinationAccess, UnreachableDestination> {
         let (field, url, access) = self.entity(entity, provider)?;
-        let broker = Broker::new(kind, &url, access, attributes).ok_or_else(|| no_url(field))?;
-        let reach = Reach::resource(broker.url().clone(), Way::Broker(broker));
+        let broker = BrokerEntity::new(kind, &url, access, attributes).ok_or_else(|| no_url(field))?;
+        let reach = DestinationAccess::resource(broker.url().clone(), DeliveryMethod::Broker(broker));
         Ok(reach.with_secret(self.key_of(entity)))
     }
 
@@ -194,7 +200,11 @@ impl Destinations {
 
     /// The field that names an entity, the entity's URL without a trailing slash, and the
     /// credentials.
-    fn entity(&self, entity: &Entity, provider: &str) -> Result<(&'static str, String, Access), Unreachable> {
+    fn entity(
+        &self,
+        entity: &Entity,
+        provider: &str,
+    ) -> Result<(&'static str, String, BrokerAccess), UnreachableDestination> {
         match entity {
             Entity::Connection(connection) => {
                 let (url, access) = entity_by_connection(connection.expose())?;
@@ -203,8 +213,10 @@ impl Destinations {
             Entity::Resource(id) => {
                 let known = self.resource(id, provider)?;
                 let access = match (&known.key_name, &known.key) {
-                    (Some(name), Some(key)) => Access::Key(sign::NamedKey::new(name, key.expose())),
-                    _ => Access::Open,
+                    (Some(name), Some(key)) => {
+                        BrokerAccess::Key(sign::ServiceBusKey::new(name, key.expose()))
+                    }
+                    _ => BrokerAccess::Open,
                 };
                 let url = known.url.expose().trim_end_matches('/').to_owned();
                 Ok((RESOURCE_ID, url, access))
@@ -212,14 +224,19 @@ impl Destinations {
         }
     }
 
-    fn queue(&self, account: &str, queue: &str, time_to_live: i64) -> Result<Queue, Unreachable> {
+    fn queue(
+        &self,
+        account: &str,
+        queue: &str,
+        time_to_live: i64,
+    ) -> Result<StorageQueueTarget, UnreachableDestination> {
         let name = account_name(account);
         let Some(known) = self.account(account) else {
             let configured = match self.accounts.keys().map(String::as_str).collect::<Vec<_>>() {
                 some if some.is_empty() => "none is".to_owned(),
                 some => format!("configured are {}", some.join(", ")),
             };
-            return Err(Unreachable {
+            return Err(UnreachableDestination {
                 field: RESOURCE_ID,
                 reason: format!(
                     "names storage account {name:?}, which is not configured as one with queues \
@@ -227,49 +244,52 @@ impl Destinations {
                 ),
             });
         };
-        let key = sign::AccountKey::new(&known.name, known.key.expose());
-        let key = key.ok_or_else(|| Unreachable {
+        let key = sign::StorageAccountKey::new(&known.name, known.key.expose());
+        let key = key.ok_or_else(|| UnreachableDestination {
             field: RESOURCE_ID,
             reason: format!("names storage account {name:?}, whose key is not base64"),
         })?;
         let endpoint = known.endpoint.trim_end_matches('/');
-        let access = queue::Access::Key(key);
-        Queue::new(endpoint, queue, time_to_live, access, "", known.create_queues)
+        let access = queue::QueueAccess::Key(key);
+        StorageQueueTarget::new(endpoint, queue, time_to_live, access, "", known.create_queues)
             .ok_or_else(|| no_url(RESOURCE_ID))
     }
 }
 
-impl Reach {
-    fn plain(url: Arc<Uri>, kind: EndpointKind) -> Reach {
-        Reach {
+impl DestinationAccess {
+    fn plain(url: Arc<Uri>, kind: EndpointKind) -> DestinationAccess {
+        DestinationAccess {
             url,
             kind,
-            way: Way::Plain,
+            way: DeliveryMethod::Plain,
             function_key: None,
             secrets: Box::default(),
         }
     }
 
-    fn with_secret(self, secret: Option<&Secret>) -> Reach {
+    fn with_secret(self, secret: Option<&Secret>) -> DestinationAccess {
         let secrets = secret.cloned().map(ConfiguredSecret::Value);
-        Reach {
+        DestinationAccess {
             secrets: secrets.into_iter().collect(),
             ..self
         }
     }
 
-    fn resource(url: Arc<Uri>, way: Way) -> Reach {
-        Reach {
+    fn resource(url: Arc<Uri>, way: DeliveryMethod) -> DestinationAccess {
+        DestinationAccess {
             way,
-            ..Reach::plain(url, EndpointKind::AzureResource)
+            ..DestinationAccess::plain(url, EndpointKind::AzureResource)
         }
     }
 
     /// A destination that is no longer configured. Attempts fail and are treated like any other
     /// failure, so that its events do not pile up.
-    pub(crate) fn nowhere(why: &Unreachable) -> Reach {
+    pub(crate) fn nowhere(why: &UnreachableDestination) -> DestinationAccess {
         let url = Arc::new(Uri::from_static("http://not-configured.invalid/"));
-        Reach::resource(url, Way::Nowhere(format!("{} {}", why.field, why.reason)))
+        DestinationAccess::resource(
+            url,
+            DeliveryMethod::Unreachable(format!("{} {}", why.field, why.reason)),
+        )
     }
 }
 
@@ -278,15 +298,15 @@ fn account_name(account: &str) -> String {
     account.rsplit('/').next().unwrap_or(account).to_lowercase()
 }
 
-fn no_url(field: &'static str) -> Unreachable {
-    Unreachable {
+fn no_url(field: &'static str) -> UnreachableDestination {
+    UnreachableDestination {
         field,
         reason: "leads to no URL that requests can be sent to".into(),
     }
 }
 
-fn no_header(field: &'static str) -> Unreachable {
-    Unreachable {
+fn no_header(field: &'static str) -> UnreachableDestination {
+    UnreachableDestination {
         field,
         reason: "has a key that cannot be sent in a header".into(),
     }
@@ -298,15 +318,15 @@ fn parse(text: &str) -> Option<Arc<Uri>> {
     known.then(|| Arc::new(url))
 }
 
-fn connection_lacks(what: &str) -> Unreachable {
-    Unreachable {
+fn connection_lacks(what: &str) -> UnreachableDestination {
+    UnreachableDestination {
         field: CONNECTION_STRING,
         reason: format!("must be a connection string with {what}"),
     }
 }
 
 /// `Endpoint=sb://…;SharedAccessKeyName=…;SharedAccessKey=…;EntityPath=…`
-fn entity_by_connection(connection: &str) -> Result<(String, Access), Unreachable> {
+fn entity_by_connection(connection: &str) -> Result<(String, BrokerAccess), UnreachableDestination> {
     let need = |name| part(connection, name).ok_or_else(|| connection_lacks(name));
     let endpoint = need("Endpoint")?.trim_end_matches('/');
     // Connection strings use the AMQP scheme `sb`.
@@ -322,14 +342,18 @@ fn entity_by_connection(connection: &str) -> Result<(String, Access), Unreachabl
     }
     if let Some(token) = part(connection, "SharedAccessSignature") {
         let token = HeaderValue::try_from(token).map_err(|_| no_header(CONNECTION_STRING))?;
-        return Ok((url, Access::Token(token)));
+        return Ok((url, BrokerAccess::Token(token)));
     }
-    let key = sign::NamedKey::new(need("SharedAccessKeyName")?, need("SharedAccessKey")?);
-    Ok((url, Access::Key(key)))
+    let key = sign::ServiceBusKey::new(need("SharedAccessKeyName")?, need("SharedAccessKey")?);
+    Ok((url, BrokerAccess::Key(key)))
 }
 
 /// `DefaultEndpointsProtocol=https;AccountName=…;AccountKey=…;EndpointSuffix=core.windows.net`
-fn queue_by_connection(connection: &str, queue: &str, time_to_live: i64) -> Result<Queue, Unreachable> {
+fn queue_by_connection(
+    connection: &str,
+    queue: &str,
+    time_to_live: i64,
+) -> Result<StorageQueueTarget, UnreachableDestination> {
     let given = |name| part(connection, name);
     let development = given("UseDevelopmentStorage").is_some_and(|said| said.eq_ignore_ascii_case("true"));
     let otherwise = |index: usize| development.then_some(DEVELOPMENT[index]);
@@ -358,14 +382,14 @@ fn queue_by_connection(connection: &str, queue: &str, time_to_live: i64) -> Resu
     ) {
         (Some(key), _) => {
             let account = account.ok_or_else(|| connection_lacks("AccountName"))?;
-            let key = sign::AccountKey::new(account, key)
+            let key = sign::StorageAccountKey::new(account, key)
                 .ok_or_else(|| connection_lacks("an AccountKey in base64"))?;
-            (queue::Access::Key(key), "")
+            (queue::QueueAccess::Key(key), "")
         }
-        (None, Some(signature)) => (queue::Access::Signature, signature.trim_start_matches('?')),
+        (None, Some(signature)) => (queue::QueueAccess::Signature, signature.trim_start_matches('?')),
         (None, None) => return Err(connection_lacks("AccountKey or SharedAccessSignature")),
     };
-    Queue::new(endpoint, queue, time_to_live, access, signature, false)
+    StorageQueueTarget::new(endpoint, queue, time_to_live, access, signature, false)
         .ok_or_else(|| no_url(CONNECTION_STRING))
 }
 
@@ -375,8 +399,8 @@ mod tests {
 
     const GROUP: &str = "/subscriptions/s/resourceGroups/g/providers";
 
-    fn known() -> Destinations {
-        let resource = |id: &str, url: &str| Resource {
+    fn known() -> ConfiguredDestinations {
+        let resource = |id: &str, url: &str| ConfiguredResource {
             id: format!("{GROUP}/{id}"),
             url: Secret::new(url),
             key_name: Some("send".into()),
@@ -388,7 +412,7 @@ mod tests {
             key: Secret::new("a2V5"),
             create_queues: true,
         };
-        let function = Resource {
+        let function = ConfiguredResource {
             key_name: None,
             ..resource(
                 "Microsoft.Web/sites/app/functions/fn",
@@ -397,7 +421,7 @@ mod tests {
         };
         let hub = "Microsoft.EventHub/namespaces/ns/eventhubs/hub";
         let relay = "Microsoft.Relay/namespaces/ns/hybridConnections/hc";
-        Destinations::new(
+        ConfiguredDestinations::new(
             vec![account],
             vec![
                 function,

@@ -1,8 +1,8 @@
 //! The catalog in memory, in the form that publishing needs: topics by name, each with its routes.
 
-use crate::counters::Published;
-use crate::recorder::{Audience, Verdict, Verdicts};
-use postrider_core::envelope::Envelope;
+use crate::counters::PublishCounters;
+use crate::recorder::{RoutingVerdict, RoutingVerdicts, TopicAudience};
+use postrider_core::envelope::EventEnvelope;
 use postrider_core::filter::{FilterBudget, FilterBudgetExceeded, FilterInput};
 use postrider_core::ids::{SubscriptionId, TopicId};
 use postrider_core::subscription::{DomainTopic, Subscription, Topic, TopicKind};
@@ -21,25 +21,25 @@ pub struct TopicEntry {
     /// The full resource id, as events carry it.
     pub full_id: Arc<str>,
     /// Routes of the topic or domain as a whole.
-    routes: Arc<[Route]>,
+    routes: Arc<[SubscriptionRoute]>,
     /// Routes of the topics inside a domain.
-    inside: Inside,
+    inside: DomainTopicRoutes,
     /// The subscriptions of all routes, if none of them has a filter or an expiry.
     open: Option<Arc<[SubscriptionId]>>,
     /// The number of subscriptions of the topic or domain as a whole that filter events.
     filtering: usize,
     /// Created on first use: only a recorder asks for it.
-    audience: OnceLock<Arc<Audience>>,
-    pub published: Arc<Published>,
+    audience: OnceLock<Arc<TopicAudience>>,
+    pub published: Arc<PublishCounters>,
 }
 
 /// A subscription in the form that publishing needs.
 #[derive(Clone, Debug)]
-pub struct Route {
+pub struct SubscriptionRoute {
     pub subscription: Arc<Subscription>,
 }
 
-impl Route {
+impl SubscriptionRoute {
     fn looks_at_nothing(&self) -> bool {
         let subscription = &*self.subscription;
         subscription.filter.is_open() && subscription.expires.is_none()
@@ -51,27 +51,27 @@ fn verdict<'a>(
     subscription: &'a Subscription,
     event: &mut FilterInput<'a>,
     now: Timestamp,
-) -> Result<Verdict, FilterBudgetExceeded> {
+) -> Result<RoutingVerdict, FilterBudgetExceeded> {
     if subscription.expires.is_some_and(|at| at <= now) {
-        return Ok(Verdict::Expired);
+        return Ok(RoutingVerdict::Expired);
     }
     if subscription.filter.is_open() {
-        return Ok(Verdict::Matched);
+        return Ok(RoutingVerdict::Matched);
     }
     let mismatch = subscription.filter.first_mismatch(event)?;
-    Ok(mismatch.map_or(Verdict::Matched, Verdict::from))
+    Ok(mismatch.map_or(RoutingVerdict::Matched, RoutingVerdict::from))
 }
 
 /// The routes of a domain's topics, by name in lower case. Sharded, so that a change copies only
 /// one shard: a domain may have a hundred thousand topics.
 #[derive(Clone, Debug, Default)]
-struct Inside {
-    parts: Option<Box<[Arc<Part>]>>,
+struct DomainTopicRoutes {
+    parts: Option<Box<[Arc<DomainTopicRouteShard>]>>,
     /// The number of all routes.
     count: usize,
 }
 
-type Part = FxHashMap<Arc<str>, Arc<[Route]>>;
+type DomainTopicRouteShard = FxHashMap<Arc<str>, Arc<[SubscriptionRoute]>>;
 
 const PARTS: usize = 256;
 
@@ -80,17 +80,17 @@ fn part_of(name: &str) -> usize {
     (hash >> 32) as usize % PARTS
 }
 
-impl Inside {
+impl DomainTopicRoutes {
     fn is_empty(&self) -> bool {
         self.parts.is_none()
     }
 
-    fn get(&self, name: &str) -> &[Route] {
+    fn get(&self, name: &str) -> &[SubscriptionRoute] {
         let part = self.parts.as_ref().map(|parts| &parts[part_of(name)]);
         part.and_then(|part| part.get(name)).map_or(&[], |routes| routes)
     }
 
-    fn set(&mut self, name: &str, routes: Arc<[Route]>) {
+    fn set(&mut self, name: &str, routes: Arc<[SubscriptionRoute]>) {
         self.count += routes.len();
         self.count -= self.get(name).len();
         if routes.is_empty() {
@@ -108,7 +108,7 @@ impl Inside {
         Arc::make_mut(&mut parts[part_of(name)]).insert(name.into(), routes);
     }
 
-    fn all(&self) -> impl Iterator<Item = &Route> {
+    fn all(&self) -> impl Iterator<Item = &SubscriptionRoute> {
         let parts = self.parts.iter().flatten();
         parts.flat_map(|part| part.values().flat_map(|routes| routes.iter()))
     }
@@ -124,7 +124,7 @@ impl TopicEntry {
             full_id: full_id(&topic, prefix).into(),
             topic: Arc::new(topic),
             routes: Arc::default(),
-            inside: Inside::default(),
+            inside: DomainTopicRoutes::default(),
             open: Some(Arc::default()),
             filtering: 0,
             audience: OnceLock::new(),
@@ -133,7 +133,7 @@ impl TopicEntry {
     }
 
     /// The same topic with new routes, of the topic as a whole or of one domain topic.
-    fn set_routes(&mut self, inside: Option<&str>, routes: Arc<[Route]>) {
+    fn set_routes(&mut self, inside: Option<&str>, routes: Arc<[SubscriptionRoute]>) {
         match inside {
             Some(name) => self.inside.set(name, routes),
             None => self.routes = routes,
@@ -147,13 +147,13 @@ impl TopicEntry {
 
     /// The subscriptions that may get the topic's events, by id, for the recorder. For a large
     /// domain, only the subscriptions of the domain as a whole.
-    pub fn audience(&self) -> &Arc<Audience> {
+    pub fn audience(&self) -> &Arc<TopicAudience> {
         self.audience.get_or_init(|| {
             let inside = (!self.is_large()).then(|| self.inside.all());
             let routes = self.routes.iter().chain(inside.into_iter().flatten());
             let mut all: Vec<_> = routes.map(|route| route.subscription.clone()).collect();
             all.sort_by_key(|subscription| subscription.id);
-            Arc::new(Audience::new(&self.topic, &self.full_id, all))
+            Arc::new(TopicAudience::new(&self.topic, &self.full_id, all))
         })
     }
 
@@ -192,7 +192,7 @@ pub fn storage_account(id: &str) -> Option<&str> {
 }
 
 /// Routes the events of one publish request, and keeps the distinct match sets.
-pub struct Router<'a> {
+pub struct EventRouter<'a> {
     topic: &'a TopicEntry,
     now: Timestamp,
     /// The filter budget for each event.
@@ -203,25 +203,25 @@ pub struct Router<'a> {
     over_budget: Option<EventOverBudget>,
     routed: usize,
     sets: MatchedSets,
-    set_places: ListPlaces,
+    set_places: VerdictListIndex,
     found: Vec<SubscriptionId>,
     pub unmatched: usize,
     /// The verdicts for the recorder, if there is one.
-    noting: Option<Noting>,
+    noting: Option<VerdictCollector>,
 }
 
 #[derive(Default)]
-struct Noting {
-    verdicts: Verdicts,
-    list_places: ListPlaces,
-    list: Vec<Verdict>,
+struct VerdictCollector {
+    verdicts: RoutingVerdicts,
+    list_places: VerdictListIndex,
+    list: Vec<RoutingVerdict>,
     /// In a large domain: the subscriptions of the domain topics that were published to so far, and
     /// where those of each domain topic begin.
     visited: Vec<Arc<Subscription>>,
     begins: FxHashMap<String, usize>,
 }
 
-impl Noting {
+impl VerdictCollector {
     /// Makes the current list that of the next event.
     fn finish_event(&mut self) {
         let number = self.list_places.number_of(&self.list, &mut self.verdicts.lists);
@@ -235,11 +235,11 @@ const LISTS_COMPARED_MAX: usize = 8;
 /// Index of the earlier lists of a request by hash. Needed because every event may have a different
 /// list.
 #[derive(Default)]
-struct ListPlaces {
+struct VerdictListIndex {
     by_hash: FxHashMap<u64, u32>,
 }
 
-impl ListPlaces {
+impl VerdictListIndex {
     /// The number of a list, which is added if it is new. A list is kept only once, except when
     /// hashes collide.
     fn number_of<T: Clone + Eq + Hash>(&mut self, list: &[T], lists: &mut Vec<Box<[T]>>) -> u32 {
@@ -264,12 +264,12 @@ impl ListPlaces {
 
 /// The result of routing one publish request, besides the match sets.
 #[derive(Default)]
-pub struct Routed {
+pub struct RoutingResult {
     /// Events that no subscription matched.
     pub unmatched: usize,
-    pub verdicts: Verdicts,
+    pub verdicts: RoutingVerdicts,
     /// The audience where it differs from the topic's own.
-    pub(crate) audience: Option<Arc<Audience>>,
+    pub(crate) audience: Option<Arc<TopicAudience>>,
 }
 
 /// The distinct match sets of one publish request.
@@ -290,9 +290,9 @@ pub enum BudgetScope {
     Request,
 }
 
-impl<'a> Router<'a> {
-    pub fn new(topic: &'a TopicEntry, now: Timestamp, budget: FilterBudget) -> Router<'a> {
-        Router {
+impl<'a> EventRouter<'a> {
+    pub fn new(topic: &'a TopicEntry, now: Timestamp, budget: FilterBudget) -> EventRouter<'a> {
+        EventRouter {
             topic,
             now,
             budget,
@@ -300,7 +300,7 @@ impl<'a> Router<'a> {
             over_budget: None,
             routed: 0,
             sets: Vec::new(),
-            set_places: ListPlaces::default(),
+            set_places: VerdictListIndex::default(),
             found: Vec::new(),
             unmatched: 0,
             noting: None,
@@ -308,21 +308,21 @@ impl<'a> Router<'a> {
     }
 
     /// A router that collects its verdicts for the recorder.
-    pub fn noting(topic: &'a TopicEntry, now: Timestamp, budget: FilterBudget) -> Router<'a> {
-        Router {
-            noting: Some(Noting::default()),
-            ..Router::new(topic, now, budget)
+    pub fn noting(topic: &'a TopicEntry, now: Timestamp, budget: FilterBudget) -> EventRouter<'a> {
+        EventRouter {
+            noting: Some(VerdictCollector::default()),
+            ..EventRouter::new(topic, now, budget)
         }
     }
 
     /// The same router with a budget for all events together.
-    pub fn within(self, budget: FilterBudget) -> Router<'a> {
-        Router { left: budget, ..self }
+    pub fn within(self, budget: FilterBudget) -> EventRouter<'a> {
+        EventRouter { left: budget, ..self }
     }
 
     /// The number of the event's match set. Once an event has exceeded its budget the number is
-    /// meaningless, and [`Router::finish`] fails.
-    pub fn route(&mut self, event: &Envelope<'_>, domain_topic: Option<&str>) -> u32 {
+    /// meaningless, and [`EventRouter::finish`] fails.
+    pub fn route(&mut self, event: &EventEnvelope<'_>, domain_topic: Option<&str>) -> u32 {
         self.routed += 1;
         if let Some(all) = &self.topic.open {
             if self.sets.is_empty() {
@@ -359,7 +359,7 @@ impl<'a> Router<'a> {
     /// and empty outside of domains.
     fn find_subscriptions(
         &mut self,
-        event: &Envelope<'_>,
+        event: &EventEnvelope<'_>,
         topic_id: &str,
         domain_topic: String,
     ) -> Result<(), FilterBudgetExceeded> {
@@ -376,7 +376,7 @@ impl<'a> Router<'a> {
         match &mut self.noting {
             None => {
                 for route in topic.routes.iter().chain(inside) {
-                    if verdict(&route.subscription, &mut input, self.now)? == Verdict::Matched {
+                    if verdict(&route.subscription, &mut input, self.now)? == RoutingVerdict::Matched {
                         self.found.push(route.subscription.id);
                     }
                 }
@@ -389,11 +389,11 @@ impl<'a> Router<'a> {
                             && (of.is_ascii() || of.to_lowercase() != domain_topic)
                     };
                     let verdict = match subscription.domain_topic.as_ref().is_some_and(other) {
-                        true => Verdict::DomainTopic,
+                        true => RoutingVerdict::DomainTopic,
                         false => verdict(subscription, &mut input, self.now)?,
                     };
                     noting.list.push(verdict);
-                    if verdict == Verdict::Matched {
+                    if verdict == RoutingVerdict::Matched {
                         self.found.push(subscription.id);
                     }
                 }
@@ -412,11 +412,11 @@ impl<'a> Router<'a> {
                 let told = begin + inside.len() <= AUDIENCE_INSIDE_MAX;
                 for (at, route) in topic.routes.iter().chain(inside).enumerate() {
                     let verdict = verdict(&route.subscription, &mut input, self.now)?;
-                    if verdict == Verdict::Matched {
+                    if verdict == RoutingVerdict::Matched {
                         self.found.push(route.subscription.id);
                     }
                     if at == whole && told {
-                        noting.list.resize(whole + begin, Verdict::DomainTopic);
+                        noting.list.resize(whole + begin, RoutingVerdict::DomainTopic);
                     }
                     if at < whole || told {
                         noting.list.push(verdict);
@@ -434,19 +434,19 @@ impl<'a> Router<'a> {
 
     /// The match sets and the rest of the result, or the first event whose filters exceeded a
     /// budget.
-    pub fn finish(self) -> Result<(MatchedSets, Routed), EventOverBudget> {
+    pub fn finish(self) -> Result<(MatchedSets, RoutingResult), EventOverBudget> {
         if let Some(over) = self.over_budget {
             return Err(over);
         }
-        let mut routed = Routed {
+        let mut routed = RoutingResult {
             unmatched: self.unmatched,
-            ..Routed::default()
+            ..RoutingResult::default()
         };
         if let Some(noting) = self.noting {
             if !noting.visited.is_empty() {
                 let whole = self.topic.routes.iter().map(|route| route.subscription.clone());
                 let all = whole.chain(noting.visited).collect();
-                let audience = Audience::new(&self.topic.topic, &self.topic.full_id, all);
+                let audience = TopicAudience::new(&self.topic.topic, &self.topic.full_id, all);
                 routed.audience = Some(Arc::new(audience));
             }
             routed.verdicts = noting.verdicts;
@@ -594,15 +594,15 @@ fn beyond<K>(after: Option<K>) -> (Bound<K>, Bound<K>) {
 /// The catalog in memory. Readers see each change as a whole. Names compare without case. Lists are
 /// in order of creation, so that paging stays correct during changes: a reader who continues after
 /// an item gets every item that stays exactly once.
-pub struct Directory {
+pub struct CatalogDirectory {
     /// The prefix of full resource ids: `/subscriptions/<id>`.
     prefix: String,
     inner: RwLock<Inner>,
 }
 
-impl Directory {
-    pub fn new(prefix: String) -> Directory {
-        Directory {
+impl CatalogDirectory {
+    pub fn new(prefix: String) -> CatalogDirectory {
+        CatalogDirectory {
             prefix,
             inner: RwLock::default(),
         }
@@ -839,14 +839,14 @@ impl Directory {
         for subscription in subscriptions {
             inner.add(subscription);
         }
-        let mut routes: Vec<Route> = Vec::new();
+        let mut routes: Vec<SubscriptionRoute> = Vec::new();
         for (topic, names) in &inner.by_topic {
             let Some(entry) = entries.get_mut(topic) else {
                 continue;
             };
             let mut names = names.iter().peekable();
             while let Some(((inside, _), subscription)) = names.next() {
-                routes.push(Route {
+                routes.push(SubscriptionRoute {
                     subscription: subscription.clone(),
                 });
                 if names.peek().is_none_or(|((next, _), _)| next != inside) {
@@ -1054,9 +1054,9 @@ impl Inner {
         let Some(known) = self.topics.get(&topic) else {
             return;
         };
-        let mut routes: Vec<Route> = self
+        let mut routes: Vec<SubscriptionRoute> = self
             .of(topic, inside)
-            .map(|subscription| Route {
+            .map(|subscription| SubscriptionRoute {
                 subscription: subscription.clone(),
             })
             .collect();
@@ -1070,11 +1070,11 @@ impl Inner {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use postrider_core::event::Schema;
+    use postrider_core::event::EventSchema;
 
     use postrider_core::ids::Secret;
-    use postrider_core::json::Raw;
-    use postrider_core::subscription::{Destination, Origin};
+    use postrider_core::json::RawJson;
+    use postrider_core::subscription::{Destination, ResourceOrigin};
 
     const DOMAIN: TopicKind = TopicKind::Domain {
         auto_create: true,
@@ -1100,7 +1100,7 @@ mod tests {
     fn subscription(id: u64, topic: u64, inside: Option<&str>, name: &str) -> Arc<Subscription> {
         Arc::new(Subscription {
             domain_topic: inside.map(str::to_owned),
-            origin: Origin::Azure,
+            origin: ResourceOrigin::Azure,
             ..Subscription::new(
                 SubscriptionId(id),
                 TopicId(topic),
@@ -1116,8 +1116,8 @@ mod tests {
         Arc::new(one)
     }
 
-    fn directory() -> Directory {
-        Directory::new("/subscriptions/x".into())
+    fn directory() -> CatalogDirectory {
+        CatalogDirectory::new("/subscriptions/x".into())
     }
 
     fn ids(entries: &[Arc<TopicEntry>]) -> Vec<u64> {
@@ -1129,11 +1129,11 @@ mod tests {
     }
 
     /// The subscriptions that get an event of a topic or domain topic.
-    fn routed(directory: &Directory, topic: u64, inside: Option<&str>) -> Vec<u64> {
+    fn routed(directory: &CatalogDirectory, topic: u64, inside: Option<&str>) -> Vec<u64> {
         let entry = directory.topic_by_id(TopicId(topic)).unwrap();
-        let mut router = Router::new(&entry, Timestamp::from_secs(50), FilterBudget::UNLIMITED);
-        let object = Raw::parse(r#"{"subject":"s"}"#).unwrap();
-        let set = router.route(&Envelope::read(Schema::EventGrid, object, None), inside);
+        let mut router = EventRouter::new(&entry, Timestamp::from_secs(50), FilterBudget::UNLIMITED);
+        let object = RawJson::parse(r#"{"subject":"s"}"#).unwrap();
+        let set = router.route(&EventEnvelope::read(EventSchema::EventGrid, object, None), inside);
         let (sets, routed) = router.finish().unwrap();
         let found: Vec<u64> = sets[set as usize].iter().map(|id| id.0).collect();
         assert_eq!(routed.unmatched, usize::from(found.is_empty()));
@@ -1144,7 +1144,7 @@ mod tests {
     // took 12.5 million comparisons.
     #[test]
     fn a_list_is_found_among_many_and_kept_once() {
-        let (mut places, mut lists) = (ListPlaces::default(), Vec::new());
+        let (mut places, mut lists) = (VerdictListIndex::default(), Vec::new());
         let list = |n: u32| [n % 2, n, n + 1];
         for n in 0..100 {
             assert_eq!(places.number_of(&list(n), &mut lists), n);
@@ -1168,9 +1168,9 @@ mod tests {
         directory.put_subscription(Arc::new(filtering));
         let entry = directory.topic_by_id(TopicId(1)).unwrap();
         let event = format!(r#"{{"eventType":"{}"}}"#, "y".repeat(500));
-        let event = Envelope::read(Schema::EventGrid, Raw::parse(&event).unwrap(), None);
+        let event = EventEnvelope::read(EventSchema::EventGrid, RawJson::parse(&event).unwrap(), None);
         let over = |of_event: u64, of_request: u64| {
-            let router = Router::new(&entry, Timestamp::MIN, FilterBudget::bytes(of_event));
+            let router = EventRouter::new(&entry, Timestamp::MIN, FilterBudget::bytes(of_event));
             let mut router = router.within(FilterBudget::bytes(of_request));
             for _ in 0..4 {
                 router.route(&event, None);

@@ -11,47 +11,52 @@ mod lane_sync {
 }
 mod late_answers;
 pub(crate) mod metering;
-mod noting;
-mod reporting;
+mod recording;
+mod failure_log;
 mod splits;
 mod time;
 
+use endpoints::EndpointRegistry;
 pub use endpoints::EndpointStatus;
-use endpoints::Endpoints;
+use failure_log::FailureLogLimits;
 use lanes::{LanePool, LaneStart, ParkOutcome};
-pub use metering::{LABELLED_MAX, Unlabelled};
-use noting::{Heard, Sent, place};
-use reporting::Reports;
+pub use metering::{LABELLED_MAX, UnlabelledCounts};
+use recording::{FinishedAttempt, RecordedReply, place};
 use splits::BatchSplits;
-use time::Alarm;
+use time::DispatchAlarm;
 
-use crate::attempt::{Attempted, Plan};
-use crate::counters::{Counters, Published, add, by_reason};
-use crate::delays::Delays;
-use crate::deliver::{Failure, FailureKind, Reply, SendGuard, Sending, Transport};
-use crate::destinations::Destinations;
+use crate::attempt::{AttemptResult, DeliveryPlan};
+use crate::counters::{DeliveryCounters, PublishCounters, add, by_reason};
+use crate::deliver::{
+    DeliveryReply, DeliveryTransport, PendingReply, SendGuard, TransportFailure, TransportFailureKind,
+};
+use crate::destinations::ConfiguredDestinations;
 use crate::directory::TopicEntry;
-use crate::endpoint::{Admission, EXPIRY_PROBE_LEAD, Ended, Endpoint, ExpiryProbe, Left, Pass, Sender};
+use crate::endpoint::{
+    DepartureEffects, EXPIRY_PROBE_LEAD, EndedRequest, Endpoint, EndpointAdmission, ExpiryProbe, SendPass,
+    SenderLimits,
+};
+use crate::endpoint_delays::EndpointDelays;
 use crate::in_flight::{
     BUDGET_BYTES_DEFAULT, EndpointStanding, InFlightBudget, InFlightCharge, InFlightPermits,
 };
-use crate::late::LateBook;
+use crate::late_answer_registry::LateAnswerRegistry;
 use crate::meters::Meter;
-use crate::recorder::Recorder;
+use crate::recorder::EventRecorder;
 use crate::replay_outcomes::ReplayOutcomes;
 use crate::tasks::{TaskKind, TaskRegistry};
 use crate::{Engine, Error};
 use http::Uri;
 use postrider_core::ids::{Position, SubscriptionId};
 use postrider_core::outcome::Outcome;
-use postrider_core::pause::Pauses;
+use postrider_core::pause::SubscriptionPauses;
 use postrider_core::profile::{Profile, TimeToLiveRule};
-use postrider_core::retry::{Next, Reason, chance};
+use postrider_core::retry::{GiveUpReason, NextStep, chance};
 use postrider_core::subscription::{BatchDefaults, Subscription};
 use postrider_core::time::{Clock, Timestamp};
-use postrider_core::trace::{Context, Ids, Share};
+use postrider_core::trace::{TraceContext, TraceIds, TraceShare};
 use postrider_store::log::LastAttempt;
-use postrider_store::{Backlog, Catalog, Claim, EventLog, LetterKey, Listener, Settled};
+use postrider_store::{Backlog, Catalog, Claim, DeadLetterKey, EventLog, LogListener, Settlement};
 use rustc_hash::FxHashMap;
 use std::collections::BTreeMap;
 use std::collections::hash_map::Entry::{Occupied, Vacant};
@@ -97,9 +102,9 @@ pub struct Config {
     pub safety_net: bool,
     /// An event that more deliveries than this have led to is dropped: it is in a loop.
     pub hops_max: u32,
-    pub destinations: Arc<Destinations>,
+    pub destinations: Arc<ConfiguredDestinations>,
     /// Set if spans are exported: the share of the traces begun here that is.
-    pub spans: Option<Share>,
+    pub spans: Option<TraceShare>,
 }
 
 impl Default for Config {
@@ -120,9 +125,9 @@ impl Default for Config {
 }
 
 /// The dispatch state of one subscription.
-pub struct Outlet {
+pub struct SubscriptionDispatcher {
     pub id: SubscriptionId,
-    plan: RwLock<Option<Arc<Plan>>>,
+    plan: RwLock<Option<Arc<DeliveryPlan>>>,
     lanes: LanePool,
     /// Whether the subscription stands in its endpoint's queue.
     pub(crate) waiting: AtomicBool,
@@ -134,11 +139,11 @@ pub struct Outlet {
     /// it.
     waits_for_memory: AtomicBool,
     /// Notified when the plan changes: what a lane waits for may have become irrelevant.
-    replanned: Notify,
+    plan_changed: Notify,
     /// When the subscription is next checked because an event may expire while the endpoint is on
     /// probation, in nanoseconds.
     expiry_alarm: AtomicI64,
-    late: LateBook,
+    late: LateAnswerRegistry,
     splits: BatchSplits,
     /// Timed-out attempts whose answers are still awaited.
     late_listeners: AtomicUsize,
@@ -146,18 +151,22 @@ pub struct Outlet {
     closed: CancellationToken,
     /// Why the subscription was removed, once it is. Held for reading while anything but a success
     /// is settled: a settlement after the removal would be lost without being counted.
-    gone: tokio::sync::RwLock<Option<Reason>>,
-    pub counters: Counters,
+    gone: tokio::sync::RwLock<Option<GiveUpReason>>,
+    pub counters: DeliveryCounters,
     pub meter: Meter,
     /// The counts of the subscription's topic.
-    topic: Arc<Published>,
+    topic: Arc<PublishCounters>,
     /// Whether exported metrics show the subscription separately.
     pub labelled: bool,
 }
 
-impl Outlet {
-    pub(crate) fn new(id: SubscriptionId, topic: Arc<Published>, labelled: bool) -> Outlet {
-        Outlet {
+impl SubscriptionDispatcher {
+    pub(crate) fn new(
+        id: SubscriptionId,
+        topic: Arc<PublishCounters>,
+        labelled: bool,
+    ) -> SubscriptionDispatcher {
+        SubscriptionDispatcher {
             id,
             topic,
             labelled,
@@ -168,21 +177,21 @@ impl Outlet {
             claiming: AtomicUsize::new(0),
             sending: AtomicUsize::new(0),
             waits_for_memory: AtomicBool::new(false),
-            replanned: Notify::new(),
+            plan_changed: Notify::new(),
             expiry_alarm: AtomicI64::new(i64::MAX),
-            late: LateBook::default(),
+            late: LateAnswerRegistry::default(),
             splits: BatchSplits::default(),
             late_listeners: AtomicUsize::new(0),
             closed: CancellationToken::new(),
             gone: tokio::sync::RwLock::new(None),
-            counters: Counters::default(),
+            counters: DeliveryCounters::default(),
         }
     }
 
     /// Limits that the subscription's endpoint puts on sending: rate and probation.
-    pub(crate) fn sender(&self) -> Sender {
-        let nobody = Sender {
-            obeys: false,
+    pub(crate) fn sender(&self) -> SenderLimits {
+        let nobody = SenderLimits {
+            has_probation: false,
             rate_max: None,
         };
         self.plan().map_or(nobody, |plan| plan.sender())
@@ -194,18 +203,18 @@ impl Outlet {
         self.closed.cancel();
     }
 
-    pub fn plan(&self) -> Option<Arc<Plan>> {
+    pub fn plan(&self) -> Option<Arc<DeliveryPlan>> {
         self.plan.read().expect("no panic holds it").clone()
     }
 
     /// Whether this plan is still in force.
-    fn has_plan(&self, plan: &Plan) -> bool {
+    fn has_plan(&self, plan: &DeliveryPlan) -> bool {
         let now = self.plan.read().expect("no panic holds it");
         now.as_ref().is_some_and(|now| std::ptr::eq(&**now, plan))
     }
 
     /// The current pauses: new ones may have come since the lane took its plan.
-    fn pauses(&self, plan: &Plan) -> Pauses {
+    fn pauses(&self, plan: &DeliveryPlan) -> SubscriptionPauses {
         let now = self.plan.read().expect("no panic holds it");
         let subscription = now.as_ref().map_or(&plan.subscription, |now| &now.subscription);
         subscription.pauses.clone()
@@ -214,28 +223,28 @@ impl Outlet {
 
 /// The subscriptions that are delivered to.
 #[derive(Default)]
-struct Outlets {
-    by_id: FxHashMap<SubscriptionId, Arc<Outlet>>,
+struct SubscriptionDispatchers {
+    by_id: FxHashMap<SubscriptionId, Arc<SubscriptionDispatcher>>,
     /// Removed subscriptions whose lanes or late answers may still be in progress.
-    removed: Vec<Weak<Outlet>>,
+    removed: Vec<Weak<SubscriptionDispatcher>>,
     /// Set once the dispatcher has stopped: lanes end, including those of subscriptions put later.
     stopped: bool,
 }
 
 pub struct Dispatcher {
     log: Arc<dyn EventLog>,
-    transport: Arc<dyn Transport>,
+    transport: Arc<dyn DeliveryTransport>,
     clock: Arc<dyn Clock>,
     /// The machine's clock, for times that other systems compare with theirs.
     wall: Arc<dyn Clock>,
     config: Config,
     /// The catalog, if other nodes change it too.
     shared_catalog: Option<Arc<dyn Catalog>>,
-    recorder: Arc<dyn Recorder>,
-    outlets: RwLock<Outlets>,
-    endpoints: Mutex<Endpoints>,
+    recorder: Arc<dyn EventRecorder>,
+    outlets: RwLock<SubscriptionDispatchers>,
+    endpoints: Mutex<EndpointRegistry>,
     /// Endpoints and subscriptions to be checked again at a point in time.
-    alarms: Mutex<BTreeMap<(Timestamp, u64), Alarm>>,
+    alarms: Mutex<BTreeMap<(Timestamp, u64), DispatchAlarm>>,
     alarm_number: AtomicU64,
     changed: Notify,
     /// Notified when there may be dead letters to write.
@@ -244,8 +253,8 @@ pub struct Dispatcher {
     looks_at: AtomicI64,
     /// When a failing claim was last logged, in nanoseconds.
     claim_trouble_said: AtomicI64,
-    pub(crate) delays: Delays,
-    reports: Reports,
+    pub(crate) delays: EndpointDelays,
+    reports: FailureLogLimits,
     late_room: Arc<Semaphore>,
     pub in_flight: InFlightBudget,
     /// Late answers that are being processed.
@@ -255,9 +264,9 @@ pub struct Dispatcher {
     pub(crate) stop: CancellationToken,
     /// Cancelled to abort attempts in flight.
     pub(crate) abort: CancellationToken,
-    pub counters: Counters,
+    pub counters: DeliveryCounters,
     pub meter: Meter,
-    pub unlabelled: Unlabelled,
+    pub unlabelled: UnlabelledCounts,
     pub replay_outcomes: ReplayOutcomes,
     /// The engine that this dispatcher belongs to: it writes and withdraws dead letters.
     engine: OnceLock<Weak<Engine>>,
@@ -270,17 +279,17 @@ impl Dispatcher {
     )]
     pub fn new(
         log: Arc<dyn EventLog>,
-        delays: Delays,
-        transport: Arc<dyn Transport>,
+        delays: EndpointDelays,
+        transport: Arc<dyn DeliveryTransport>,
         clock: Arc<dyn Clock>,
         wall: Arc<dyn Clock>,
         config: Config,
-        recorder: Arc<dyn Recorder>,
+        recorder: Arc<dyn EventRecorder>,
         shared_catalog: Option<Arc<dyn Catalog>>,
     ) -> Arc<Dispatcher> {
         let dispatcher = Arc::new(Dispatcher {
             delays,
-            reports: Reports::default(),
+            reports: FailureLogLimits::default(),
             late_room: Arc::new(Semaphore::new(config.late_answers_max.min(LATE_ANSWERS_MAX))),
             in_flight: InFlightBudget::new(config.in_flight_bytes_max, config.attempts_max),
             late_busy: AtomicUsize::new(0),
@@ -302,38 +311,40 @@ impl Dispatcher {
             tasks: TaskRegistry::default(),
             stop: CancellationToken::new(),
             abort: CancellationToken::new(),
-            counters: Counters::default(),
+            counters: DeliveryCounters::default(),
             meter: Meter::of_all(),
-            unlabelled: Unlabelled::default(),
+            unlabelled: UnlabelledCounts::default(),
             replay_outcomes: ReplayOutcomes::default(),
             engine: OnceLock::new(),
         });
-        dispatcher.log.listen(Arc::new(Ears(Arc::downgrade(&dispatcher))));
+        dispatcher
+            .log
+            .listen(Arc::new(DispatcherLogListener(Arc::downgrade(&dispatcher))));
         let tasks = &dispatcher.tasks;
-        tasks.spawn(TaskKind::RetryTimer, dispatcher.clone().keep_time());
-        tasks.spawn(TaskKind::ProbationSaver, dispatcher.clone().keep_delays());
+        tasks.spawn(TaskKind::RetryTimer, dispatcher.clone().run_timers());
+        tasks.spawn(TaskKind::ProbationSaver, dispatcher.clone().run_delay_saver());
         dispatcher
     }
 
     /// Sets the engine that this dispatcher belongs to. To be called once, before anything is
     /// delivered.
-    pub(crate) fn belongs_to(&self, engine: Weak<Engine>) {
+    pub(crate) fn set_engine(&self, engine: Weak<Engine>) {
         // A second call has no effect.
         let _ = self.engine.set(engine);
     }
 
     /// The trace that a publish request without a trace context began, by the position of its first
     /// event. None without span export.
-    pub fn trace_begun(&self, first: Position) -> Option<Context> {
-        let ids = Ids {
+    pub fn publish_trace_context(&self, first: Position) -> Option<TraceContext> {
+        let ids = TraceIds {
             log: self.log.identity(),
         };
-        let context = ids.begun(first, self.config.spans?);
+        let context = ids.begin_trace(first, self.config.spans?);
         context.sampled().then_some(context)
     }
 
     /// The configured destinations.
-    pub fn destinations(&self) -> &Destinations {
+    pub fn destinations(&self) -> &ConfiguredDestinations {
         &self.config.destinations
     }
 
@@ -347,7 +358,7 @@ impl Dispatcher {
     ) {
         let id = subscription.id;
         let find = |url: &Uri| self.endpoint(url);
-        let plan = Plan::new(
+        let plan = DeliveryPlan::new(
             subscription,
             topic,
             profile,
@@ -363,7 +374,8 @@ impl Dispatcher {
             match outlets.by_id.entry(id) {
                 Occupied(known) => (known.get().clone(), true),
                 Vacant(free) => {
-                    let outlet = Outlet::new(id, topic.published.clone(), self.unlabelled.label());
+                    let outlet =
+                        SubscriptionDispatcher::new(id, topic.published.clone(), self.unlabelled.label());
                     if stopped {
                         outlet.lanes.close();
                     }
@@ -385,10 +397,10 @@ impl Dispatcher {
         }
         // The subscription may have been waiting for its old endpoint.
         outlet.waiting.store(false, Relaxed);
-        outlet.replanned.notify_waiters();
+        outlet.plan_changed.notify_waiters();
         if paused {
             // A paused backlog need not stay in memory.
-            self.log.rest(id);
+            self.log.release_memory(id);
             outlet.lanes.end_parked();
             return;
         }
@@ -409,7 +421,7 @@ impl Dispatcher {
     }
 
     /// Removes a subscription. Attempts in flight end, but nothing follows from them.
-    pub async fn remove(&self, id: SubscriptionId, reason: Reason) {
+    pub async fn remove(&self, id: SubscriptionId, reason: GiveUpReason) {
         let outlet = self.outlets.write().expect("no panic holds it").remove(id);
         if let Some(outlet) = outlet {
             *outlet.gone.write().await = Some(reason);
@@ -424,7 +436,7 @@ impl Dispatcher {
         }
     }
 
-    pub fn outlet(&self, id: SubscriptionId) -> Option<Arc<Outlet>> {
+    pub fn outlet(&self, id: SubscriptionId) -> Option<Arc<SubscriptionDispatcher>> {
         let outlets = self.outlets.read().expect("no panic holds it");
         outlets.by_id.get(&id).cloned()
     }
@@ -445,13 +457,13 @@ impl Dispatcher {
     }
 
     /// Announces that about `count` more deliveries can be claimed, and starts lanes for them.
-    fn wake(self: &Arc<Self>, outlet: &Arc<Outlet>, count: usize) {
+    fn wake(self: &Arc<Self>, outlet: &Arc<SubscriptionDispatcher>, count: usize) {
         outlet.lanes.announce(count);
         self.start_lanes(outlet, count);
     }
 
     /// Starts as many lanes as `count` deliveries need and the endpoint admits.
-    fn start_lanes(self: &Arc<Self>, outlet: &Arc<Outlet>, count: usize) {
+    fn start_lanes(self: &Arc<Self>, outlet: &Arc<SubscriptionDispatcher>, count: usize) {
         let waits = outlet.waiting.load(Relaxed) || outlet.waits_for_memory.load(Acquire);
         if self.stop.is_cancelled() || waits {
             return;
@@ -472,7 +484,7 @@ impl Dispatcher {
     }
 
     /// Puts one more lane to work. Returns whether a lane was available.
-    fn start_lane(self: &Arc<Self>, outlet: &Arc<Outlet>) -> bool {
+    fn start_lane(self: &Arc<Self>, outlet: &Arc<SubscriptionDispatcher>) -> bool {
         match outlet.lanes.start_lane(self.config.in_flight_per_endpoint_max) {
             LaneStart::Woken => true,
             LaneStart::Refused => false,
@@ -483,14 +495,23 @@ impl Dispatcher {
         }
     }
 
-    fn spawn_lane(self: &Arc<Self>, outlet: Arc<Outlet>, admitted: Option<(Arc<Endpoint>, Pass)>) {
+    fn spawn_lane(
+        self: &Arc<Self>,
+        outlet: Arc<SubscriptionDispatcher>,
+        admitted: Option<(Arc<Endpoint>, SendPass)>,
+    ) {
         let claiming = ClaimingLane::of(&outlet);
         let lane = self.clone().lane(outlet, claiming, admitted);
         self.tasks.spawn(TaskKind::DeliveryLane, lane);
     }
 
     /// A lane that has found work starts another one if there is more and the endpoint admits it.
-    fn wake_sibling(self: &Arc<Self>, outlet: &Arc<Outlet>, plan: &Plan, claimed: usize) {
+    fn wake_sibling(
+        self: &Arc<Self>,
+        outlet: &Arc<SubscriptionDispatcher>,
+        plan: &DeliveryPlan,
+        claimed: usize,
+    ) {
         let more = outlet.lanes.claimed(claimed);
         if more && plan.endpoint.room() > 0 && !self.stop.is_cancelled() {
             self.start_lane(outlet);
@@ -501,9 +522,9 @@ impl Dispatcher {
     /// an endpoint has already granted.
     async fn lane(
         self: Arc<Self>,
-        outlet: Arc<Outlet>,
+        outlet: Arc<SubscriptionDispatcher>,
         claiming: ClaimingLane,
-        mut admitted: Option<(Arc<Endpoint>, Pass)>,
+        mut admitted: Option<(Arc<Endpoint>, SendPass)>,
     ) {
         let mut claiming = Some(claiming);
         loop {
@@ -531,9 +552,9 @@ impl Dispatcher {
 
     async fn lane_step(
         self: &Arc<Self>,
-        outlet: &Arc<Outlet>,
+        outlet: &Arc<SubscriptionDispatcher>,
         claiming: ClaimingLane,
-        admitted: Option<(Arc<Endpoint>, Pass)>,
+        admitted: Option<(Arc<Endpoint>, SendPass)>,
     ) -> LaneStep {
         let plan = outlet.plan();
         let kept =
@@ -557,12 +578,12 @@ impl Dispatcher {
                 self.leave_unsent(&plan, outlet, pass);
                 return LaneStep::NothingToClaim;
             }
-            ClaimOutcome::BehindAnother => {
+            ClaimOutcome::AnotherLaneWaits => {
                 self.leave_unsent(&plan, outlet, pass);
                 return LaneStep::MayNotSend;
             }
             // The next step uses the plan then in force, if there is one.
-            ClaimOutcome::Replanned => {
+            ClaimOutcome::PlanChanged => {
                 self.leave_unsent(&plan, outlet, pass);
                 return LaneStep::Settled;
             }
@@ -583,42 +604,54 @@ impl Dispatcher {
         self.wake_sibling(outlet, &plan, claims.len());
         // Boxed, because it is large and paid for by the charge: very many lanes may wait for their claims.
         match Box::pin(self.deliver(&plan, outlet, pass, claims, charge)).await {
-            Delivered::Settled => LaneStep::Settled,
-            Delivered::NothingInTime(pass) => LaneStep::NothingInTime(plan.endpoint.clone(), pass),
-            Delivered::TornDown => LaneStep::MayNotSend,
+            DeliveryRound::Settled => LaneStep::Settled,
+            DeliveryRound::NothingInTime(pass) => LaneStep::NothingInTime(plan.endpoint.clone(), pass),
+            DeliveryRound::TornDown => LaneStep::MayNotSend,
         }
     }
 
-    fn leave_unsent(self: &Arc<Self>, plan: &Plan, outlet: &Arc<Outlet>, pass: Pass) {
+    fn leave_unsent(
+        self: &Arc<Self>,
+        plan: &DeliveryPlan,
+        outlet: &Arc<SubscriptionDispatcher>,
+        pass: SendPass,
+    ) {
         let left = plan.endpoint.leave(outlet, pass, None, self.clock.now());
         self.after_leaving(&plan.endpoint, left);
     }
 
-    async fn park(self: &Arc<Self>, outlet: &Arc<Outlet>, epoch: u64) -> ParkOutcome {
+    async fn park(self: &Arc<Self>, outlet: &Arc<SubscriptionDispatcher>, epoch: u64) -> ParkOutcome {
         let (parked, schedule_reap) = outlet.lanes.park(epoch);
         if schedule_reap {
-            self.alarm(self.clock.now() + LINGER, Alarm::Parked(Arc::downgrade(outlet)));
+            self.alarm(
+                self.clock.now() + LINGER,
+                DispatchAlarm::Parked(Arc::downgrade(outlet)),
+            );
         }
         parked.await
     }
 
-    fn admit(self: &Arc<Self>, plan: &Arc<Plan>, outlet: &Arc<Outlet>) -> Option<Pass> {
+    fn admit(
+        self: &Arc<Self>,
+        plan: &Arc<DeliveryPlan>,
+        outlet: &Arc<SubscriptionDispatcher>,
+    ) -> Option<SendPass> {
         match plan.endpoint.enter(outlet, plan.sender(), self.clock.now()) {
-            Admission::Go(pass) => Some(pass),
-            Admission::Full => None,
-            Admission::ProbeUnderWay => {
+            EndpointAdmission::Go(pass) => Some(pass),
+            EndpointAdmission::Full => None,
+            EndpointAdmission::ProbeUnderWay => {
                 // The probe in flight may fail, and prolong the delay.
                 self.alarm_before_expiry(plan, outlet, None);
                 None
             }
-            Admission::Delayed(until) => {
+            EndpointAdmission::Delayed(until) => {
                 self.alarm_before_expiry(plan, outlet, None);
                 // A subscription limited only by its rate continues soon enough to keep its events
                 // in memory.
                 if until.since(self.clock.now()) > REST_FROM {
-                    self.log.rest(outlet.id);
+                    self.log.release_memory(outlet.id);
                 }
-                self.alarm(until, Alarm::Endpoint(Arc::downgrade(&plan.endpoint)));
+                self.alarm(until, DispatchAlarm::Endpoint(Arc::downgrade(&plan.endpoint)));
                 None
             }
         }
@@ -626,7 +659,7 @@ impl Dispatcher {
 
     /// When the oldest waiting event of a subscription expires; without a waiting event, when a new
     /// one would.
-    fn next_expiry(&self, plan: &Plan, outlet: &Outlet, now: Timestamp) -> Timestamp {
+    fn next_expiry(&self, plan: &DeliveryPlan, outlet: &SubscriptionDispatcher, now: Timestamp) -> Timestamp {
         let oldest = self.log.backlog(outlet.id).oldest;
         let received = oldest.map_or(now, |oldest| outlet.pauses(plan).effective(oldest, now));
         received + plan.policy.time_to_live
@@ -634,8 +667,13 @@ impl Dispatcher {
 
     /// Schedules a check of a delayed subscription just before its next event expires, not earlier
     /// than `earliest`.
-    fn alarm_before_expiry(&self, plan: &Plan, outlet: &Arc<Outlet>, earliest: Option<Timestamp>) {
-        if !plan.sender().obeys {
+    fn alarm_before_expiry(
+        &self,
+        plan: &DeliveryPlan,
+        outlet: &Arc<SubscriptionDispatcher>,
+        earliest: Option<Timestamp>,
+    ) {
+        if !plan.sender().has_probation {
             return;
         }
         let now = self.clock.now();
@@ -648,12 +686,12 @@ impl Dispatcher {
             .fetch_update(AcqRel, Acquire, is_sooner)
             .is_ok()
         {
-            self.alarm(at, Alarm::Expiry(Arc::downgrade(outlet)));
+            self.alarm(at, DispatchAlarm::Expiry(Arc::downgrade(outlet)));
         }
     }
 
     /// Probes an endpoint on probation with an event that would expire before the delay is over.
-    fn probe_before_expiry(self: &Arc<Self>, outlet: &Arc<Outlet>) {
+    fn probe_before_expiry(self: &Arc<Self>, outlet: &Arc<SubscriptionDispatcher>) {
         outlet.expiry_alarm.store(i64::MAX, Release);
         if self.stop.is_cancelled() || !outlet.waiting.load(Relaxed) {
             return;
@@ -681,7 +719,11 @@ impl Dispatcher {
         }
     }
 
-    async fn claim(self: &Arc<Self>, plan: &Plan, outlet: &Arc<Outlet>) -> Vec<Claim> {
+    async fn claim(
+        self: &Arc<Self>,
+        plan: &DeliveryPlan,
+        outlet: &Arc<SubscriptionDispatcher>,
+    ) -> Vec<Claim> {
         if self.stop.is_cancelled() {
             return Vec::new();
         }
@@ -712,7 +754,7 @@ impl Dispatcher {
                 if say && self.claim_trouble_said.swap(now.nanos(), Relaxed) == said {
                     tracing::error!(subscription = %plan.subscription.name, error = %e, "cannot claim deliveries");
                 }
-                self.alarm(now + TROUBLE_PAUSE, Alarm::Outlet(Arc::downgrade(outlet)));
+                self.alarm(now + TROUBLE_PAUSE, DispatchAlarm::Outlet(Arc::downgrade(outlet)));
                 Vec::new()
             }
         }
@@ -722,8 +764,8 @@ impl Dispatcher {
     /// admits them.
     async fn claim_within_budget(
         self: &Arc<Self>,
-        plan: &Plan,
-        outlet: &Arc<Outlet>,
+        plan: &DeliveryPlan,
+        outlet: &Arc<SubscriptionDispatcher>,
         standing: EndpointStanding,
     ) -> ClaimOutcome {
         let mut permits = InFlightPermits::default();
@@ -740,32 +782,32 @@ impl Dispatcher {
             };
             // A lane that waits for memory must not hold any.
             self.log.release(outlet.id, claims);
-            self.log.rest(outlet.id);
+            self.log.release_memory(outlet.id);
             if outlet.waits_for_memory.swap(true, AcqRel) {
-                return ClaimOutcome::BehindAnother;
+                return ClaimOutcome::AnotherLaneWaits;
             }
             let waiting = async {
-                let replanned = outlet.replanned.notified();
+                let replanned = outlet.plan_changed.notified();
                 tokio::pin!(replanned);
                 replanned.as_mut().enable();
                 if !outlet.has_plan(plan) {
-                    return RoomWait::Replanned;
+                    return BudgetWait::Replanned;
                 }
-                let _resting = Resting::begin(&outlet.sending);
+                let _resting = WaitingLaneGuard::begin(&outlet.sending);
                 tokio::select! {
                     biased;
-                    () = self.stop.cancelled() => RoomWait::Over,
-                    () = outlet.closed.cancelled() => RoomWait::Over,
-                    () = replanned => RoomWait::Replanned,
-                    permits = self.in_flight.wait(shortage) => RoomWait::Room(permits),
+                    () = self.stop.cancelled() => BudgetWait::Over,
+                    () = outlet.closed.cancelled() => BudgetWait::Over,
+                    () = replanned => BudgetWait::Replanned,
+                    permits = self.in_flight.wait(shortage) => BudgetWait::Room(permits),
                 }
             };
             let waited = waiting.await;
             outlet.waits_for_memory.store(false, Release);
             permits = match waited {
-                RoomWait::Room(permits) => permits,
-                RoomWait::Over => return ClaimOutcome::Nothing,
-                RoomWait::Replanned => return ClaimOutcome::Replanned,
+                BudgetWait::Room(permits) => permits,
+                BudgetWait::Over => return ClaimOutcome::Nothing,
+                BudgetWait::Replanned => return ClaimOutcome::PlanChanged,
             };
         }
     }
@@ -773,12 +815,12 @@ impl Dispatcher {
     /// Makes one attempt for the claims that have not expired, and settles all of them.
     async fn deliver(
         self: &Arc<Self>,
-        plan: &Arc<Plan>,
-        outlet: &Arc<Outlet>,
-        pass: Pass,
+        plan: &Arc<DeliveryPlan>,
+        outlet: &Arc<SubscriptionDispatcher>,
+        pass: SendPass,
         claims: Vec<Claim>,
         charge: Arc<InFlightCharge>,
-    ) -> Delivered {
+    ) -> DeliveryRound {
         let now = self.clock.now();
         let pauses = outlet.pauses(plan);
         let expired = |c: &Claim| {
@@ -794,30 +836,30 @@ impl Dispatcher {
             if pass.before_expiry {
                 // Events that have not expired come after these in the log.
                 self.settle(outlet, settled, None).await;
-                return Delivered::NothingInTime(pass);
+                return DeliveryRound::NothingInTime(pass);
             }
             self.leave_unsent(plan, outlet, pass);
             self.settle(outlet, settled, None).await;
-            return Delivered::Settled;
+            return DeliveryRound::Settled;
         }
         let traced = plan.traced(&claims, self.config.spans);
         let transport = self.transport.clone();
         let guard = self.guard(plan, outlet);
-        let mut sending: Sending = plan.send(transport, &claims, &charge, &traced, &guard, &*self.wall);
+        let mut sending: PendingReply = plan.send(transport, &claims, &charge, &traced, &guard, &*self.wall);
         let (attempted, heard) = match self.wait(plan, outlet, &mut sending, &guard, now).await {
-            Waited::Answered(attempted, heard) => (attempted, heard),
-            Waited::TimedOut => (Attempted::TIMED_OUT, Heard::default()),
-            Waited::Withdrawn => {
+            AnswerWait::Answered(attempted, heard) => (attempted, heard),
+            AnswerWait::TimedOut => (AttemptResult::TIMED_OUT, RecordedReply::default()),
+            AnswerWait::Withdrawn => {
                 self.leave_unsent(plan, outlet, pass);
                 self.log.release(outlet.id, claims);
                 self.settle(outlet, settled, None).await;
-                return Delivered::Settled;
+                return DeliveryRound::Settled;
             }
-            Waited::TornDown => {
-                plan.endpoint.give_back(outlet.id, pass, self.clock.now());
+            AnswerWait::TornDown => {
+                plan.endpoint.return_pass(outlet.id, pass, self.clock.now());
                 self.log.release(outlet.id, claims);
                 self.settle(outlet, settled, None).await;
-                return Delivered::TornDown;
+                return DeliveryRound::TornDown;
             }
         };
         let ended_at = self.clock.now();
@@ -825,7 +867,7 @@ impl Dispatcher {
             Outcome::Success => Vec::new(),
             _ => claims.iter().map(Claim::position).collect(),
         };
-        let ended = Ended {
+        let ended = EndedRequest {
             outcome: attempted.outcome,
             status: attempted.status,
             took: ended_at.since(now),
@@ -837,7 +879,7 @@ impl Dispatcher {
         self.after_leaving(&plan.endpoint, left);
         self.count_attempt(outlet, attempted.outcome);
         let pauses = outlet.pauses(plan);
-        let sent = Sent {
+        let sent = FinishedAttempt {
             plan,
             pauses: &pauses,
             begun: now,
@@ -849,12 +891,12 @@ impl Dispatcher {
         };
         let Some((claims, sent)) = self.send_in_halves(outlet, claims, sent).await else {
             self.settle(outlet, settled, None).await;
-            return Delivered::Settled;
+            return DeliveryRound::Settled;
         };
         for claim in claims {
             settled.push(self.follow_up(plan, outlet, &pauses, claim, attempted, ended_at));
         }
-        let listening = if attempted == Attempted::TIMED_OUT {
+        let listening = if attempted == AttemptResult::TIMED_OUT {
             // A request that was not fully sent gets no answer, and other attempts wait for its
             // memory.
             let unsent = Arc::strong_count(&charge) > 1;
@@ -868,14 +910,14 @@ impl Dispatcher {
         self.settle(outlet, settled, Some(sent)).await;
         if let Some(listening) = listening {
             self.tasks
-                .spawn(TaskKind::LateAnswer, self.clone().hear_late(listening));
+                .spawn(TaskKind::LateAnswer, self.clone().await_late_answer(listening));
         }
-        Delivered::Settled
+        DeliveryRound::Settled
     }
 
     /// Keeps an attempt from being sent if this node has lost its lease meanwhile, or the subscription is another. Where
     /// there is no other node, nothing can change without the lanes knowing.
-    fn guard(&self, plan: &Arc<Plan>, outlet: &Arc<Outlet>) -> SendGuard {
+    fn guard(&self, plan: &Arc<DeliveryPlan>, outlet: &Arc<SubscriptionDispatcher>) -> SendGuard {
         let Some(catalog) = self.shared_catalog.clone() else {
             return SendGuard::default();
         };
@@ -886,36 +928,36 @@ impl Dispatcher {
     /// Waits for the answer as long as the profile allows.
     async fn wait(
         &self,
-        plan: &Plan,
-        outlet: &Outlet,
-        sending: &mut Sending,
+        plan: &DeliveryPlan,
+        outlet: &SubscriptionDispatcher,
+        sending: &mut PendingReply,
         guard: &SendGuard,
         sent: Timestamp,
-    ) -> Waited {
-        let answered = |reply: Reply| {
+    ) -> AnswerWait {
+        let answered = |reply: DeliveryReply| {
             let attempted = plan.outcome(&reply, self.clock.now());
             let heard = match self.recorder.on() {
-                true => Heard::of(reply),
-                false => Heard::unrecorded(reply),
+                true => RecordedReply::of(reply),
+                false => RecordedReply::unrecorded(reply),
             };
-            Waited::Answered(attempted, heard)
+            AnswerWait::Answered(attempted, heard)
         };
         let mut deadline = self.clock.sleep_until(sent + plan.response_wait);
-        let resting = Resting::begin(&outlet.sending);
+        let resting = WaitingLaneGuard::begin(&outlet.sending);
         let waited = tokio::select! {
             biased;
             reply = sending => match reply {
-                Reply::Failed(failure) if failure.kind == FailureKind::Withdrawn => Waited::Withdrawn,
+                DeliveryReply::Failed(failure) if failure.kind == TransportFailureKind::Withdrawn => AnswerWait::Withdrawn,
                 reply => answered(reply),
             },
-            () = self.abort.cancelled() => Waited::TornDown,
+            () = self.abort.cancelled() => AnswerWait::TornDown,
             // Nothing has reached the endpoint: the silence is the proxy's.
             () = &mut deadline => match guard.give_up_tunnel() {
-                true => answered(Reply::Failed(Failure {
-                    kind: FailureKind::Proxy,
+                true => answered(DeliveryReply::Failed(TransportFailure {
+                    kind: TransportFailureKind::Proxy,
                     detail: "the proxy opened no tunnel in time".to_owned(),
                 })),
-                false => Waited::TimedOut,
+                false => AnswerWait::TimedOut,
             },
         };
         drop(resting);
@@ -926,13 +968,13 @@ impl Dispatcher {
 
     fn follow_up(
         &self,
-        plan: &Plan,
-        outlet: &Outlet,
-        pauses: &Pauses,
+        plan: &DeliveryPlan,
+        outlet: &SubscriptionDispatcher,
+        pauses: &SubscriptionPauses,
         claim: Claim,
-        attempted: Attempted,
+        attempted: AttemptResult,
         now: Timestamp,
-    ) -> Settled {
+    ) -> Settlement {
         let number = claim.attempts_made + 1;
         let position = claim.position();
         let chance = if attempted.outcome == Outcome::Success {
@@ -956,8 +998,8 @@ impl Dispatcher {
             .next(profile, plan.kind, attempt, received, now, chance);
         if !outlet.late.is_empty() {
             // An earlier attempt may have been answered with success while this one was in flight.
-            if next != Next::Done && outlet.late.take_answered(position) {
-                next = Next::Done;
+            if next != NextStep::Done && outlet.late.take_answered(position) {
+                next = NextStep::Done;
                 for counters in [&self.counters, &outlet.counters] {
                     add(&counters.delivered_late, 1);
                 }
@@ -965,7 +1007,7 @@ impl Dispatcher {
                 outlet.late.decided(position, next);
             }
         }
-        Settled {
+        Settlement {
             claim,
             at: now,
             attempts_made: number,
@@ -983,10 +1025,10 @@ impl Dispatcher {
     /// neighbours. Returns the arguments if the request was not refused for its size.
     async fn send_in_halves<'a>(
         self: &Arc<Self>,
-        outlet: &Arc<Outlet>,
+        outlet: &Arc<SubscriptionDispatcher>,
         claims: Vec<Claim>,
-        sent: Sent<'a>,
-    ) -> Option<(Vec<Claim>, Sent<'a>)> {
+        sent: FinishedAttempt<'a>,
+    ) -> Option<(Vec<Claim>, FinishedAttempt<'a>)> {
         let attempted = &sent.attempted;
         let refused = attempted.outcome != Outcome::Success;
         if !refused || !sent.plan.profile.splits(attempted.status, claims.len()) {
@@ -1011,7 +1053,7 @@ impl Dispatcher {
         None
     }
 
-    fn count_attempt(&self, outlet: &Outlet, outcome: Outcome) {
+    fn count_attempt(&self, outlet: &SubscriptionDispatcher, outcome: Outcome) {
         for counters in [&self.counters, &outlet.counters] {
             add(&counters.attempts, 1);
             if outcome != Outcome::Success {
@@ -1023,9 +1065,9 @@ impl Dispatcher {
     /// Settles deliveries. `sent` is the attempt that some of them were part of.
     async fn settle(
         self: &Arc<Self>,
-        outlet: &Arc<Outlet>,
-        mut settled: Vec<Settled>,
-        sent: Option<Sent<'_>>,
+        outlet: &Arc<SubscriptionDispatcher>,
+        mut settled: Vec<Settlement>,
+        sent: Option<FinishedAttempt<'_>>,
     ) {
         if settled.is_empty() {
             return;
@@ -1034,11 +1076,11 @@ impl Dispatcher {
             .splits
             .forget(settled.iter().map(|one| one.claim.position()));
         let mut gone = None;
-        if settled.iter().any(|one| one.next != Next::Done) {
+        if settled.iter().any(|one| one.next != NextStep::Done) {
             let reason = outlet.gone.read().await;
             if let Some(reason) = *reason {
-                for one in settled.iter_mut().filter(|one| one.next != Next::Done) {
-                    one.next = Next::Drop(reason);
+                for one in settled.iter_mut().filter(|one| one.next != NextStep::Done) {
+                    one.next = NextStep::Drop(reason);
                 }
             }
             gone = Some(reason);
@@ -1046,17 +1088,17 @@ impl Dispatcher {
         for counters in [&self.counters, &outlet.counters] {
             for one in &settled {
                 let counter = match one.next {
-                    Next::Done => &counters.delivered,
-                    Next::RetryAt(_) => &counters.retried,
-                    Next::DeadLetter(reason) => by_reason(&counters.given_up, reason),
-                    Next::Drop(reason) => by_reason(&counters.dropped, reason),
+                    NextStep::Done => &counters.delivered,
+                    NextStep::RetryAt(_) => &counters.retried,
+                    NextStep::DeadLetter(reason) => by_reason(&counters.given_up, reason),
+                    NextStep::Drop(reason) => by_reason(&counters.dropped, reason),
                 };
                 add(counter, 1);
             }
         }
         self.meter_settled(outlet, &settled, sent.as_ref());
         self.replay_outcomes.settled(outlet.id, &settled);
-        let failed = |sent: &Sent<'_>| sent.attempted.outcome != Outcome::Success;
+        let failed = |sent: &FinishedAttempt<'_>| sent.attempted.outcome != Outcome::Success;
         if gone.is_some() || sent.as_ref().is_some_and(failed) {
             self.report(outlet, &settled, sent.as_ref());
         }
@@ -1064,14 +1106,14 @@ impl Dispatcher {
             // Before the log is told: what follows from the settlement must be recorded after it.
             self.note(outlet.id, &settled, sent);
         }
-        let retry = |one: &Settled| match one.next {
-            Next::RetryAt(due) => Some(due),
+        let retry = |one: &Settlement| match one.next {
+            NextStep::RetryAt(due) => Some(due),
             _ => None,
         };
         let soonest = settled.iter().filter_map(retry).min();
-        let letters: Vec<LetterKey> = match outlet.late.is_empty() {
+        let letters: Vec<DeadLetterKey> = match outlet.late.is_empty() {
             true => Vec::new(),
-            false => settled.iter().filter_map(Settled::letter_key).collect(),
+            false => settled.iter().filter_map(Settlement::dead_letter_key).collect(),
         };
         if let Err(e) = self.log.settle(outlet.id, settled).await {
             tracing::error!(error = %e, "cannot settle; the deliveries will be offered again");
@@ -1085,7 +1127,7 @@ impl Dispatcher {
         if let Some(due) = soonest
             && due.nanos() < self.looks_at.load(Acquire)
         {
-            self.alarm(due, Alarm::Outlet(Arc::downgrade(outlet)));
+            self.alarm(due, DispatchAlarm::Outlet(Arc::downgrade(outlet)));
         }
     }
 
@@ -1093,11 +1135,11 @@ impl Dispatcher {
     /// the queue if the subscription has another endpoint by now.
     fn keep_place(
         self: &Arc<Self>,
-        outlet: &Arc<Outlet>,
-        plan: Option<&Plan>,
+        outlet: &Arc<SubscriptionDispatcher>,
+        plan: Option<&DeliveryPlan>,
         endpoint: Arc<Endpoint>,
-        pass: Pass,
-    ) -> Option<Pass> {
+        pass: SendPass,
+    ) -> Option<SendPass> {
         if plan.is_some_and(|plan| Arc::ptr_eq(&plan.endpoint, &endpoint)) {
             return Some(pass);
         }
@@ -1106,21 +1148,21 @@ impl Dispatcher {
         None
     }
 
-    fn after_leaving(self: &Arc<Self>, endpoint: &Arc<Endpoint>, left: Left) {
+    fn after_leaving(self: &Arc<Self>, endpoint: &Arc<Endpoint>, left: DepartureEffects) {
         for change in left.changed {
             self.note_delay(endpoint, change);
             if let Some(delay) = change.delay {
-                self.alarm(delay.until, Alarm::Endpoint(Arc::downgrade(endpoint)));
+                self.alarm(delay.until, DispatchAlarm::Endpoint(Arc::downgrade(endpoint)));
             }
         }
         if let Some(at) = left.again {
-            self.alarm(at, Alarm::Endpoint(Arc::downgrade(endpoint)));
+            self.alarm(at, DispatchAlarm::Endpoint(Arc::downgrade(endpoint)));
         }
         for (next, pass) in left.admitted {
             let plan = next.plan();
             let kept = match self.stop.is_cancelled() {
                 true => {
-                    endpoint.give_back(next.id, pass, self.clock.now());
+                    endpoint.return_pass(next.id, pass, self.clock.now());
                     None
                 }
                 false => self.keep_place(&next, plan.as_deref(), endpoint.clone(), pass),
@@ -1174,10 +1216,10 @@ impl Dispatcher {
 }
 
 /// Counts a lane as about to claim.
-struct ClaimingLane(Arc<Outlet>);
+struct ClaimingLane(Arc<SubscriptionDispatcher>);
 
 impl ClaimingLane {
-    fn of(outlet: &Arc<Outlet>) -> ClaimingLane {
+    fn of(outlet: &Arc<SubscriptionDispatcher>) -> ClaimingLane {
         outlet.claiming.fetch_add(1, AcqRel);
         ClaimingLane(outlet.clone())
     }
@@ -1190,16 +1232,16 @@ impl Drop for ClaimingLane {
 }
 
 /// Counts a lane as waiting, for the test clock.
-struct Resting<'a>(&'a AtomicUsize);
+struct WaitingLaneGuard<'a>(&'a AtomicUsize);
 
-impl<'a> Resting<'a> {
-    fn begin(count: &'a AtomicUsize) -> Resting<'a> {
+impl<'a> WaitingLaneGuard<'a> {
+    fn begin(count: &'a AtomicUsize) -> WaitingLaneGuard<'a> {
         count.fetch_add(1, AcqRel);
-        Resting(count)
+        WaitingLaneGuard(count)
     }
 }
 
-impl Drop for Resting<'_> {
+impl Drop for WaitingLaneGuard<'_> {
     fn drop(&mut self) {
         self.0.fetch_sub(1, AcqRel);
     }
@@ -1210,13 +1252,13 @@ enum ClaimOutcome {
     /// No delivery can be claimed, or the dispatcher is stopping.
     Nothing,
     /// Another lane of the subscription already waits for the budget.
-    BehindAnother,
+    AnotherLaneWaits,
     /// The subscription was changed in the meantime.
-    Replanned,
+    PlanChanged,
 }
 
 /// How a wait for the budget of bytes in flight ended.
-enum RoomWait {
+enum BudgetWait {
     Room(InFlightPermits),
     /// The subscription was changed: it may have another endpoint now, or none.
     Replanned,
@@ -1230,23 +1272,23 @@ enum LaneStep {
     Settled,
     NothingToClaim,
     /// All claimed events had expired. The pass is kept for events that have not.
-    NothingInTime(Arc<Endpoint>, Pass),
+    NothingInTime(Arc<Endpoint>, SendPass),
     /// The subscription is gone or paused, its endpoint admits no request, or the engine is
     /// stopping.
     MayNotSend,
 }
 
 /// The result of delivering claims.
-enum Delivered {
+enum DeliveryRound {
     Settled,
-    /// All events had expired, and the pass is to be used for others: see [`Pass::before_expiry`].
-    NothingInTime(Pass),
+    /// All events had expired, and the pass is to be used for others: see [`SendPass::before_expiry`].
+    NothingInTime(SendPass),
     /// The engine is being torn down.
     TornDown,
 }
 
-impl Outlets {
-    fn remove(&mut self, id: SubscriptionId) -> Option<Arc<Outlet>> {
+impl SubscriptionDispatchers {
+    fn remove(&mut self, id: SubscriptionId) -> Option<Arc<SubscriptionDispatcher>> {
         let outlet = self.by_id.remove(&id)?;
         if self.removed.len() == self.removed.capacity() {
             self.removed.retain(|removed| removed.strong_count() > 0);
@@ -1257,8 +1299,8 @@ impl Outlets {
 }
 
 /// How the wait for an answer ended.
-enum Waited {
-    Answered(Attempted, Heard),
+enum AnswerWait {
+    Answered(AttemptResult, RecordedReply),
     TimedOut,
     /// Nothing was sent: the conditions under which the attempt began no longer hold.
     Withdrawn,
@@ -1268,22 +1310,22 @@ enum Waited {
 /// Separates the claims that must not be attempted: expired, looping, or delivered by an attempt
 /// whose answer came late. Returns their settlements, and the remaining claims.
 fn set_aside(
-    plan: &Plan,
-    outlet: &Outlet,
-    pauses: &Pauses,
+    plan: &DeliveryPlan,
+    outlet: &SubscriptionDispatcher,
+    pauses: &SubscriptionPauses,
     claims: Vec<Claim>,
     hops_max: u32,
     now: Timestamp,
-) -> (Vec<Settled>, Vec<Claim>) {
+) -> (Vec<Settlement>, Vec<Claim>) {
     let mut settled = Vec::new();
     let mut timely = Vec::with_capacity(claims.len());
     for claim in claims {
         let position = claim.position();
         let next = if outlet.late.take_answered(position) {
-            Some(Next::Done)
+            Some(NextStep::Done)
         } else if claim.entry.batch.hops > hops_max {
             // A dead letter of the event would only re-enter the loop.
-            Some(Next::Drop(Reason::TooManyHops))
+            Some(NextStep::Drop(GiveUpReason::TooManyHops))
         } else {
             plan.policy.expired(pauses.effective(claim.received(), now), now)
         };
@@ -1292,7 +1334,7 @@ fn set_aside(
             continue;
         };
         outlet.late.decided(position, next);
-        settled.push(Settled {
+        settled.push(Settlement {
             at: now,
             attempts_made: claim.attempts_made,
             last_attempt: claim.last_attempt,
@@ -1304,9 +1346,9 @@ fn set_aside(
 }
 
 /// The dispatcher's listener for events from the log.
-struct Ears(Weak<Dispatcher>);
+struct DispatcherLogListener(Weak<Dispatcher>);
 
-impl Listener for Ears {
+impl LogListener for DispatcherLogListener {
     fn ready(&self, of: SubscriptionId, count: usize) {
         if let Some(dispatcher) = self.0.upgrade()
             && let Some(outlet) = dispatcher.outlet(of)
@@ -1321,7 +1363,7 @@ impl Listener for Ears {
         }
     }
 
-    fn letters_added(&self) {
+    fn dead_letters_added(&self) {
         if let Some(dispatcher) = self.0.upgrade() {
             dispatcher.letters_changed.notify_one();
         }

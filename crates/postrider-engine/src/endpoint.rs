@@ -1,13 +1,13 @@
 //! The health of one endpoint: how many requests may be in flight there, and when it is on
 //! probation.
 
-use crate::dispatch::Outlet;
+use crate::dispatch::SubscriptionDispatcher;
 use crate::in_flight::{EndpointStanding, EndpointUsage};
-use crate::node::Sharing;
+use crate::node::SendingTurn;
 use http::Uri;
 use postrider_core::ids::{Position, SubscriptionId};
 use postrider_core::outcome::Outcome;
-use postrider_core::probation::{Delay, Probation};
+use postrider_core::probation::{EndpointProbationDelay, ProbationRules};
 use postrider_core::time::Timestamp;
 use postrider_store::log::LastAttempt;
 use rustc_hash::{FxHashMap, FxHashSet};
@@ -39,18 +39,18 @@ pub const EXPIRY_PROBE_LEAD: Duration = Duration::from_secs(10);
 
 /// A pure value: it changes only through its methods, and time is an argument.
 #[derive(Clone, Debug)]
-pub struct Health {
+pub struct EndpointHealth {
     window: usize,
     window_max: usize,
     in_flight: usize,
     breaker: CircuitBreaker,
     /// Whether the last request failed.
     failed_last: bool,
-    pace: Pace,
+    pace: ResponsePace,
     /// When the next rate-limited request is due.
     next_paced: Timestamp,
     /// This node's share of the rate, if other nodes send to the endpoint as well.
-    sharing: Sharing,
+    sharing: SendingTurn,
 }
 
 /// The failures in a row, and the delay that they have led to.
@@ -58,8 +58,8 @@ pub struct Health {
 struct CircuitBreaker {
     /// The different deliveries that have failed since the last success. A delivery that fails
     /// repeatedly counts once: its failures say more about the delivery than about the endpoint.
-    failing: FxHashSet<Delivery>,
-    delay: Option<Delay>,
+    failing: FxHashSet<EndpointDelivery>,
+    delay: Option<EndpointProbationDelay>,
     /// The delay is over and a probe is under way.
     probing: bool,
     /// Whether a probe is wanted before the delay is over.
@@ -70,7 +70,7 @@ struct CircuitBreaker {
 
 /// The requests that a circuit breaker lets through.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Gate {
+enum BreakerGate {
     Open,
     /// A single request, as a probe; `early` if the delay is not over.
     Probe {
@@ -81,22 +81,22 @@ enum Gate {
 }
 
 impl CircuitBreaker {
-    fn delayed(delay: Option<Delay>) -> CircuitBreaker {
+    fn delayed(delay: Option<EndpointProbationDelay>) -> CircuitBreaker {
         CircuitBreaker {
             delay,
             ..CircuitBreaker::default()
         }
     }
 
-    fn gate(&self, now: Timestamp) -> Gate {
+    fn gate(&self, now: Timestamp) -> BreakerGate {
         let Some(delay) = self.delay else {
-            return Gate::Open;
+            return BreakerGate::Open;
         };
         let early = now < delay.until;
         match () {
-            () if early && !self.probe_wanted => Gate::ClosedUntil(delay.until),
-            () if self.probing => Gate::ProbeUnderWay,
-            () => Gate::Probe { early },
+            () if early && !self.probe_wanted => BreakerGate::ClosedUntil(delay.until),
+            () if self.probing => BreakerGate::ProbeUnderWay,
+            () => BreakerGate::Probe { early },
         }
     }
 
@@ -108,7 +108,7 @@ impl CircuitBreaker {
     /// When the next probe for an expiring event may be sent. The interval to the last one is at
     /// least the first delay for the cause, so that events that expire one by one do not undo the
     /// delay.
-    fn next_expiry_probe(&self, rules: &Probation, now: Timestamp) -> Timestamp {
+    fn next_expiry_probe(&self, rules: &ProbationRules, now: Timestamp) -> Timestamp {
         let Some(delay) = self.delay else {
             return now;
         };
@@ -131,14 +131,14 @@ impl CircuitBreaker {
         self.probe_wanted |= early && self.delay.is_some();
     }
 
-    fn fail(&mut self, probe: bool, ended: &Ended<'_>, rules: &Probation, now: Timestamp) {
+    fn fail(&mut self, probe: bool, ended: &EndedRequest<'_>, rules: &ProbationRules, now: Timestamp) {
         let cause = ended.outcome;
         match self.delay {
             // An early probe that failed leaves the delay as it is, so that asking costs nothing.
             // The same holds for a probe that failed after another node had prolonged the delay.
             Some(delay) if probe && now < delay.until => {}
             Some(delay) if probe => {
-                self.delay = Some(Delay {
+                self.delay = Some(EndpointProbationDelay {
                     status: ended.status,
                     ..rules.prolong(delay, cause, now)
                 });
@@ -150,7 +150,7 @@ impl CircuitBreaker {
                 self.failing.extend(deliveries);
                 if self.failing.len() >= rules.failures as usize {
                     self.failing = FxHashSet::default();
-                    self.delay = Some(Delay {
+                    self.delay = Some(EndpointProbationDelay {
                         status: ended.status,
                         ..rules.begin(cause, now)
                     });
@@ -167,7 +167,7 @@ impl CircuitBreaker {
     }
 
     /// Applies a delay of another node. A probe in flight still tells how the endpoint is.
-    fn hold(&mut self, delay: Delay) {
+    fn hold(&mut self, delay: EndpointProbationDelay) {
         self.failing.clear();
         self.delay = Some(delay);
     }
@@ -181,12 +181,12 @@ impl CircuitBreaker {
 }
 
 /// An event for one subscription.
-pub type Delivery = (SubscriptionId, Position);
+pub type EndpointDelivery = (SubscriptionId, Position);
 
 /// The permission to send one request, to be returned when the request has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
-pub struct Pass {
+pub struct SendPass {
     /// The endpoint's standing when the pass was granted.
     pub standing: EndpointStanding,
     /// Set if the request probes the endpoint; true if the delay was not over.
@@ -202,16 +202,16 @@ pub struct Pass {
 
 /// Limits that a subscription's profile and webhook put on its sending.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Sender {
+pub struct SenderLimits {
     /// Whether its profile has probation.
-    pub obeys: bool,
+    pub has_probation: bool,
     /// The most requests a minute that the webhook allows.
     pub rate_max: Option<u32>,
 }
 
 /// How a request ended.
 #[derive(Clone, Copy, Debug)]
-pub struct Ended<'a> {
+pub struct EndedRequest<'a> {
     pub outcome: Outcome,
     /// The status of the answer, if there was one.
     pub status: Option<u16>,
@@ -221,10 +221,10 @@ pub struct Ended<'a> {
     /// The request's events: each is a delivery of its own. May be left out for a success.
     pub events: &'a [Position],
     /// The probation rules of the subscription; without them its failures do not count.
-    pub rules: Option<&'a Probation>,
+    pub rules: Option<&'a ProbationRules>,
 }
 
-impl Sender {
+impl SenderLimits {
     /// The interval between two requests, whichever node sends them; none without a rate limit.
     fn interval(self) -> Option<Duration> {
         let rate = self.rate_max.filter(|rate| *rate > 0);
@@ -233,7 +233,7 @@ impl Sender {
 }
 
 /// Whether a rate-limited request may be sent.
-enum Paced {
+enum RateAdmission {
     /// The request may be sent; the next one not before `next`.
     Go {
         next: Timestamp,
@@ -243,7 +243,7 @@ enum Paced {
 
 /// The response times of an endpoint.
 #[derive(Clone, Copy, Debug, Default)]
-struct Pace {
+struct ResponsePace {
     /// The quickest recent answer, in seconds: the round trip with the least waiting.
     quickest: f64,
     quickest_next: f64,
@@ -254,7 +254,7 @@ struct Pace {
     was_full: bool,
 }
 
-impl Pace {
+impl ResponsePace {
     fn answered(&mut self, took: Duration) {
         let took = took.as_secs_f64();
         self.quickest = if self.quickest == 0.0 {
@@ -285,7 +285,7 @@ impl Pace {
 /// Whether a request may be sent before the delay is over, because an event is about to expire.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ExpiryProbe {
-    Go(Pass),
+    Go(SendPass),
     /// Not before this time: another probe was sent too recently, or is in flight.
     Later(Timestamp),
     /// Nothing holds the event back until it expires.
@@ -293,8 +293,8 @@ pub enum ExpiryProbe {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Admission {
-    Go(Pass),
+pub enum EndpointAdmission {
+    Go(SendPass),
     /// The in-flight window is full; a request that ends makes space.
     Full,
     /// A probe is in flight; its result decides.
@@ -303,23 +303,23 @@ pub enum Admission {
     Delayed(Timestamp),
 }
 
-impl Health {
+impl EndpointHealth {
     /// `delay` is the delay that was stored by an earlier process.
-    pub fn new(window_max: usize, delay: Option<Delay>) -> Health {
-        Health {
+    pub fn new(window_max: usize, delay: Option<EndpointProbationDelay>) -> EndpointHealth {
+        EndpointHealth {
             window: WINDOW_FIRST.min(window_max),
             window_max,
             in_flight: 0,
             breaker: CircuitBreaker::delayed(delay),
             failed_last: false,
-            pace: Pace::default(),
+            pace: ResponsePace::default(),
             next_paced: Timestamp::MIN,
-            sharing: Sharing::ALONE,
+            sharing: SendingTurn::ALONE,
         }
     }
 
     /// Sets which of the nodes that send to the endpoint this one is.
-    pub fn share(&mut self, sharing: Sharing) {
+    pub fn share(&mut self, sharing: SendingTurn) {
         self.sharing = sharing;
     }
 
@@ -331,7 +331,7 @@ impl Health {
         }
     }
 
-    pub fn delay(&self) -> Option<Delay> {
+    pub fn delay(&self) -> Option<EndpointProbationDelay> {
         self.breaker.delay
     }
 
@@ -347,35 +347,35 @@ impl Health {
 
     /// Asks to send one request. Only a sender whose profile has probation is held back by a delay,
     /// and only one whose webhook set a rate is held to a rate.
-    pub fn enter(&mut self, sender: Sender, now: Timestamp) -> Admission {
-        let gate = match sender.obeys {
+    pub fn enter(&mut self, sender: SenderLimits, now: Timestamp) -> EndpointAdmission {
+        let gate = match sender.has_probation {
             true => self.breaker.gate(now),
-            false => Gate::Open,
+            false => BreakerGate::Open,
         };
-        if let Gate::ClosedUntil(until) = gate {
-            return Admission::Delayed(until);
+        if let BreakerGate::ClosedUntil(until) = gate {
+            return EndpointAdmission::Delayed(until);
         }
         let paced = sender.interval().map(|interval| self.paced(interval, now));
-        if let Some(Paced::Wait(until)) = paced {
-            return Admission::Delayed(until);
+        if let Some(RateAdmission::Wait(until)) = paced {
+            return EndpointAdmission::Delayed(until);
         }
         let probe = match gate {
-            Gate::ProbeUnderWay => return Admission::ProbeUnderWay,
-            Gate::Probe { early } => {
+            BreakerGate::ProbeUnderWay => return EndpointAdmission::ProbeUnderWay,
+            BreakerGate::Probe { early } => {
                 self.breaker.begin_probe();
                 Some(early)
             }
-            _ if self.in_flight >= self.window => return Admission::Full,
+            _ if self.in_flight >= self.window => return EndpointAdmission::Full,
             _ => None,
         };
         self.in_flight += 1;
         self.pace.was_full |= self.in_flight >= self.window;
         let mut share = Duration::ZERO;
-        if let (Some(Paced::Go { next }), Some(interval)) = (paced, sender.interval()) {
+        if let (Some(RateAdmission::Go { next }), Some(interval)) = (paced, sender.interval()) {
             self.next_paced = next;
             share = interval * self.sharing.of();
         }
-        Admission::Go(Pass {
+        EndpointAdmission::Go(SendPass {
             standing: self.standing(),
             probe,
             own_probe: None,
@@ -385,7 +385,7 @@ impl Health {
     }
 
     /// Whether a request may be sent where all nodes together may send one in every `interval`.
-    fn paced(&self, interval: Duration, now: Timestamp) -> Paced {
+    fn paced(&self, interval: Duration, now: Timestamp) -> RateAdmission {
         let share = interval * self.sharing.of();
         // A long interval allows no early request: the rate would be exceeded.
         let early = if share < PACED_EARLY {
@@ -401,21 +401,21 @@ impl Health {
             let current = now - interval + Duration::from_nanos(1);
             let turn = self.sharing.slot_from(next.max(current), interval);
             return match turn > now {
-                true => Paced::Wait(turn),
-                false => Paced::Go { next: turn + share },
+                true => RateAdmission::Wait(turn),
+                false => RateAdmission::Go { next: turn + share },
             };
         }
         // A request that would come too early waits until a full interval has passed.
         match next > now + early {
-            true => Paced::Wait(next),
-            false => Paced::Go {
+            true => RateAdmission::Wait(next),
+            false => RateAdmission::Go {
                 next: next.max(now) + share,
             },
         }
     }
 
     /// A request that was admitted has ended, or (none) was not sent.
-    pub fn leave(&mut self, pass: Pass, ended: Option<Ended<'_>>, now: Timestamp) {
+    pub fn leave(&mut self, pass: SendPass, ended: Option<EndedRequest<'_>>, now: Timestamp) {
         self.in_flight -= 1;
         if pass.probe.is_some() {
             self.breaker.probing = false;
@@ -505,19 +505,19 @@ pub struct Endpoint {
     pub name: Arc<str>,
     /// The endpoint's use of the budget of bytes in flight.
     pub(crate) in_flight: Arc<EndpointUsage>,
-    sharing: watch::Receiver<Sharing>,
+    sharing: watch::Receiver<SendingTurn>,
     inner: Mutex<Inner>,
 }
 
 struct Inner {
-    health: Health,
+    health: EndpointHealth,
     /// The latest request that has ended since the start.
     last: Option<LastAttempt>,
     /// The circuit breakers of subscriptions whose requests the endpoint has answered with a
     /// failure since their last success.
     own_breakers: FxHashMap<SubscriptionId, CircuitBreaker>,
     /// Subscriptions that wait to send, in the order in which they asked.
-    waiting: VecDeque<Weak<Outlet>>,
+    waiting: VecDeque<Weak<SubscriptionDispatcher>>,
 }
 
 /// The identity that subscriptions with the same endpoint share: scheme, host, port and path. A
@@ -534,9 +534,9 @@ pub fn name(url: &Uri) -> String {
 
 /// The work that a request leaves to its lane when it has ended.
 #[derive(Default)]
-pub struct Left {
+pub struct DepartureEffects {
     /// Subscriptions that may send now, each with its pass.
-    pub admitted: Vec<(Arc<Outlet>, Pass)>,
+    pub admitted: Vec<(Arc<SubscriptionDispatcher>, SendPass)>,
     /// Delays that have changed: of the endpoint, or of the subscription.
     pub changed: Vec<DelayChange>,
     /// When the next rate-limited subscription in the queue may send.
@@ -547,7 +547,7 @@ pub struct Left {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DelayChange {
     pub scope: DelayScope,
-    pub delay: Option<Delay>,
+    pub delay: Option<EndpointProbationDelay>,
 }
 
 /// The deliveries to an endpoint that a delay holds back.
@@ -582,9 +582,9 @@ impl DelayScope {
 
 /// The state of an endpoint, for reports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct State {
+pub struct EndpointReportState {
     pub in_flight: usize,
-    pub delay: Option<Delay>,
+    pub delay: Option<EndpointProbationDelay>,
     pub probing: bool,
 }
 
@@ -592,15 +592,15 @@ impl Endpoint {
     pub fn new(
         name: String,
         window_max: usize,
-        delay: Option<Delay>,
-        sharing: watch::Receiver<Sharing>,
+        delay: Option<EndpointProbationDelay>,
+        sharing: watch::Receiver<SendingTurn>,
     ) -> Endpoint {
         Endpoint {
             name: name.into(),
             in_flight: Arc::default(),
             sharing,
             inner: Mutex::new(Inner {
-                health: Health::new(window_max, delay),
+                health: EndpointHealth::new(window_max, delay),
                 last: None,
                 own_breakers: FxHashMap::default(),
                 waiting: VecDeque::new(),
@@ -613,10 +613,15 @@ impl Endpoint {
     }
 
     /// Asks to send one request. A subscription that may not send is queued and woken later.
-    pub fn enter(&self, outlet: &Arc<Outlet>, sender: Sender, now: Timestamp) -> Admission {
+    pub fn enter(
+        &self,
+        outlet: &Arc<SubscriptionDispatcher>,
+        sender: SenderLimits,
+        now: Timestamp,
+    ) -> EndpointAdmission {
         let mut inner = self.inner();
         let admission = self.ask_for_place(&mut inner, outlet.id, sender, now);
-        if !matches!(admission, Admission::Go(_)) && !outlet.waiting.swap(true, Relaxed) {
+        if !matches!(admission, EndpointAdmission::Go(_)) && !outlet.waiting.swap(true, Relaxed) {
             inner.waiting.push_back(Arc::downgrade(outlet));
         }
         admission
@@ -625,9 +630,9 @@ impl Endpoint {
     /// Asks to probe with an event that expires before the delay is over.
     pub fn enter_before_expiry(
         &self,
-        outlet: &Arc<Outlet>,
-        sender: Sender,
-        rules: &Probation,
+        outlet: &Arc<SubscriptionDispatcher>,
+        sender: SenderLimits,
+        rules: &ProbationRules,
         expires: Timestamp,
         now: Timestamp,
     ) -> ExpiryProbe {
@@ -639,7 +644,7 @@ impl Endpoint {
             .filter_map(|breaker| breaker.delay)
             .map(|delay| delay.until)
             .max();
-        if !sender.obeys || until.is_none_or(|until| until < expires) {
+        if !sender.has_probation || until.is_none_or(|until| until < expires) {
             return ExpiryProbe::NotNeeded;
         }
         let waits = inner.breakers_of(outlet.id).filter_map(|breaker| breaker.delay);
@@ -671,9 +676,9 @@ impl Endpoint {
             breaker.probe_wanted = false;
             breaker.expiry_probe_at = Some(now);
         }
-        let Admission::Go(pass) = admission else {
+        let EndpointAdmission::Go(pass) = admission else {
             return match admission {
-                Admission::Delayed(until) => ExpiryProbe::Later(until),
+                EndpointAdmission::Delayed(until) => ExpiryProbe::Later(until),
                 _ => ExpiryProbe::NotNeeded,
             };
         };
@@ -681,7 +686,7 @@ impl Endpoint {
             .waiting
             .retain(|waiting| !std::ptr::eq(waiting.as_ptr(), Arc::as_ptr(outlet)));
         outlet.waiting.store(false, Relaxed);
-        ExpiryProbe::Go(Pass {
+        ExpiryProbe::Go(SendPass {
             probe: pass.probe.map(|_| false),
             own_probe: pass.own_probe.map(|_| false),
             before_expiry: true,
@@ -693,24 +698,26 @@ impl Endpoint {
         &self,
         inner: &mut Inner,
         of: SubscriptionId,
-        sender: Sender,
+        sender: SenderLimits,
         now: Timestamp,
-    ) -> Admission {
+    ) -> EndpointAdmission {
         if sender.rate_max.is_some() {
             inner.health.share(*self.sharing.borrow());
         }
-        let own = match sender.obeys && !inner.own_breakers.is_empty() {
+        let own = match sender.has_probation && !inner.own_breakers.is_empty() {
             true => inner.own_breakers.get_mut(&of),
             false => None,
         };
-        let gate = own.as_ref().map_or(Gate::Open, |own| own.gate(now));
+        let gate = own.as_ref().map_or(BreakerGate::Open, |own| own.gate(now));
         match gate {
-            Gate::ClosedUntil(until) => return Admission::Delayed(until),
-            Gate::ProbeUnderWay => return Admission::ProbeUnderWay,
-            Gate::Open | Gate::Probe { .. } => {}
+            BreakerGate::ClosedUntil(until) => return EndpointAdmission::Delayed(until),
+            BreakerGate::ProbeUnderWay => return EndpointAdmission::ProbeUnderWay,
+            BreakerGate::Open | BreakerGate::Probe { .. } => {}
         }
         let mut admission = inner.health.enter(sender, now);
-        if let (Admission::Go(pass), Some(own), Gate::Probe { early }) = (&mut admission, own, gate) {
+        if let (EndpointAdmission::Go(pass), Some(own), BreakerGate::Probe { early }) =
+            (&mut admission, own, gate)
+        {
             own.begin_probe();
             pass.own_probe = Some(early);
         }
@@ -724,7 +731,13 @@ impl Endpoint {
 
     /// A request of `leaving` has ended; free places in the window go to those that have waited
     /// longest.
-    pub fn leave(&self, leaving: &Arc<Outlet>, pass: Pass, ended: Option<Ended<'_>>, now: Timestamp) -> Left {
+    pub fn leave(
+        &self,
+        leaving: &Arc<SubscriptionDispatcher>,
+        pass: SendPass,
+        ended: Option<EndedRequest<'_>>,
+        now: Timestamp,
+    ) -> DepartureEffects {
         let mut inner = self.inner();
         if let Some(ended) = &ended {
             inner.last = Some(LastAttempt {
@@ -736,7 +749,7 @@ impl Endpoint {
         let before = inner.health.delay();
         inner.health.leave(pass, ended, now);
         let after = inner.health.delay();
-        let mut left = Left::default();
+        let mut left = DepartureEffects::default();
         if before != after {
             left.changed.push(DelayChange {
                 scope: DelayScope::Endpoint,
@@ -758,16 +771,16 @@ impl Endpoint {
             }
             let sender = outlet.sender();
             match self.ask_for_place(&mut inner, outlet.id, sender, now) {
-                Admission::Go(pass) => {
+                EndpointAdmission::Go(pass) => {
                     inner.waiting.remove(place);
                     outlet.waiting.store(false, Relaxed);
                     left.admitted.push((outlet, pass));
                 }
                 // A delay holds this one back, not the window: those behind it may not have
                 // probation.
-                _ if sender.obeys && after.is_some() => place += 1,
-                Admission::ProbeUnderWay => place += 1,
-                Admission::Delayed(until) => {
+                _ if sender.has_probation && after.is_some() => place += 1,
+                EndpointAdmission::ProbeUnderWay => place += 1,
+                EndpointAdmission::Delayed(until) => {
                     left.again = Some(left.again.map_or(until, |at| at.min(until)));
                     place += 1;
                 }
@@ -778,7 +791,7 @@ impl Endpoint {
     }
 
     /// Returns a pass that was granted to a subscription which no longer sends here.
-    pub fn give_back(&self, of: SubscriptionId, pass: Pass, now: Timestamp) {
+    pub fn return_pass(&self, of: SubscriptionId, pass: SendPass, now: Timestamp) {
         let mut inner = self.inner();
         inner.health.leave(pass, None, now);
         inner.leave_own(of, pass, None, now);
@@ -821,7 +834,7 @@ impl Endpoint {
     }
 
     /// Applies a delay that another node has set, or an earlier process has stored.
-    pub fn hold(&self, scope: DelayScope, delay: Delay) {
+    pub fn hold(&self, scope: DelayScope, delay: EndpointProbationDelay) {
         let mut inner = self.inner();
         match scope {
             DelayScope::Endpoint => inner.health.breaker.hold(delay),
@@ -847,19 +860,19 @@ impl Endpoint {
 
     /// Takes all waiting subscriptions to be woken: the delay is over, or something else has
     /// changed.
-    pub fn take_waiting(&self) -> Vec<Arc<Outlet>> {
+    pub fn take_waiting(&self) -> Vec<Arc<SubscriptionDispatcher>> {
         let mut inner = self.inner();
         let waiting = std::mem::take(&mut inner.waiting);
-        let outlets: Vec<Arc<Outlet>> = waiting.iter().filter_map(Weak::upgrade).collect();
+        let outlets: Vec<Arc<SubscriptionDispatcher>> = waiting.iter().filter_map(Weak::upgrade).collect();
         for outlet in &outlets {
             outlet.waiting.store(false, Relaxed);
         }
         outlets
     }
 
-    pub fn state(&self) -> State {
+    pub fn state(&self) -> EndpointReportState {
         let health = &self.inner().health;
-        State {
+        EndpointReportState {
             in_flight: health.in_flight,
             delay: health.delay(),
             probing: health.breaker.probing,
@@ -872,15 +885,15 @@ impl Endpoint {
     }
 
     /// The state of the endpoint for one subscription.
-    pub fn state_for(&self, of: SubscriptionId) -> State {
-        self.own_state(of).unwrap_or_else(|| self.state())
+    pub fn state_for(&self, of: SubscriptionId) -> EndpointReportState {
+        self.own_delay_state(of).unwrap_or_else(|| self.state())
     }
 
     /// The state of a subscription whose own deliveries are delayed.
-    pub fn own_state(&self, of: SubscriptionId) -> Option<State> {
+    pub fn own_delay_state(&self, of: SubscriptionId) -> Option<EndpointReportState> {
         let inner = self.inner();
         let own = inner.own_breakers.get(&of).filter(|own| own.delay.is_some())?;
-        Some(State {
+        Some(EndpointReportState {
             in_flight: inner.health.in_flight,
             delay: own.delay,
             probing: own.probing,
@@ -900,8 +913,8 @@ impl Inner {
     fn leave_own(
         &mut self,
         of: SubscriptionId,
-        pass: Pass,
-        ended: Option<Ended<'_>>,
+        pass: SendPass,
+        ended: Option<EndedRequest<'_>>,
         now: Timestamp,
     ) -> Option<DelayChange> {
         let refused = ended.filter(|ended| is_own(ended.outcome));
@@ -942,26 +955,26 @@ mod tests {
         Timestamp::from_secs(secs)
     }
 
-    const RULES: Probation = Probation::DOCUMENTED;
-    const OBEYS: Sender = Sender {
-        obeys: true,
+    const RULES: ProbationRules = ProbationRules::DOCUMENTED;
+    const OBEYS: SenderLimits = SenderLimits {
+        has_probation: true,
         rate_max: None,
     };
-    const FREE: Sender = Sender {
-        obeys: false,
+    const FREE: SenderLimits = SenderLimits {
+        has_probation: false,
         rate_max: None,
     };
 
     /// Makes one request, for a new event.
-    fn send(health: &mut Health, event: u64, now: Timestamp, outcome: Outcome) {
-        let Admission::Go(pass) = health.enter(OBEYS, now) else {
+    fn send(health: &mut EndpointHealth, event: u64, now: Timestamp, outcome: Outcome) {
+        let EndpointAdmission::Go(pass) = health.enter(OBEYS, now) else {
             panic!("not admitted");
         };
         health.leave(pass, Some(ended(event, outcome)), now);
     }
 
-    fn ended(event: u64, outcome: Outcome) -> Ended<'static> {
-        Ended {
+    fn ended(event: u64, outcome: Outcome) -> EndedRequest<'static> {
+        EndedRequest {
             outcome,
             status: (outcome == Outcome::GenericError).then_some(500),
             took: Duration::from_millis(5),
@@ -971,9 +984,9 @@ mod tests {
         }
     }
 
-    fn go(admission: Admission) -> Pass {
+    fn go(admission: EndpointAdmission) -> SendPass {
         match admission {
-            Admission::Go(pass) => pass,
+            EndpointAdmission::Go(pass) => pass,
             other => panic!("{other:?}"),
         }
     }
@@ -994,7 +1007,7 @@ mod tests {
     // budget of bytes in flight.
     #[test]
     fn an_endpoint_that_answers_with_an_error_of_its_own_is_not_failing() {
-        let mut health = Health::new(64, None);
+        let mut health = EndpointHealth::new(64, None);
         assert_eq!(health.standing(), EndpointStanding::Untried);
         let mut standing = |event: u64, outcome: Outcome| {
             send(&mut health, event, at(0), outcome);
@@ -1009,21 +1022,21 @@ mod tests {
 
     #[test]
     fn ten_failures_in_a_row_delay_everything_and_probes_double_it() {
-        let mut health = Health::new(64, None);
+        let mut health = EndpointHealth::new(64, None);
         for event in 0..9 {
             send(&mut health, event, at(0), Outcome::SocketError);
         }
         assert_eq!(health.delay(), None);
         send(&mut health, 9, at(0), Outcome::SocketError);
-        assert_eq!(health.enter(OBEYS, at(29)), Admission::Delayed(at(30)));
+        assert_eq!(health.enter(OBEYS, at(29)), EndpointAdmission::Delayed(at(30)));
         let probe = go(health.enter(OBEYS, at(30)));
         assert_eq!(
             health.enter(OBEYS, at(30)),
-            Admission::ProbeUnderWay,
+            EndpointAdmission::ProbeUnderWay,
             "one probe at a time"
         );
         health.leave(probe, Some(ended(10, Outcome::SocketError)), at(31));
-        assert_eq!(health.enter(OBEYS, at(32)), Admission::Delayed(at(91)));
+        assert_eq!(health.enter(OBEYS, at(32)), EndpointAdmission::Delayed(at(91)));
         let probe = go(health.enter(OBEYS, at(91)));
         health.leave(probe, Some(ended(10, Outcome::Success)), at(91));
         assert_eq!(health.delay(), None);
@@ -1031,12 +1044,12 @@ mod tests {
     }
 
     /// An endpoint after ten failures: delayed from 0 to 30.
-    fn delayed() -> Health {
-        let mut health = Health::new(64, None);
+    fn delayed() -> EndpointHealth {
+        let mut health = EndpointHealth::new(64, None);
         for event in 0..10 {
             send(&mut health, event, at(0), Outcome::SocketError);
         }
-        assert_eq!(health.enter(OBEYS, at(1)), Admission::Delayed(at(30)));
+        assert_eq!(health.enter(OBEYS, at(1)), EndpointAdmission::Delayed(at(30)));
         health
     }
 
@@ -1047,7 +1060,7 @@ mod tests {
         let probe = go(health.enter(OBEYS, at(5)));
         assert_eq!(
             health.enter(OBEYS, at(5)),
-            Admission::Delayed(at(30)),
+            EndpointAdmission::Delayed(at(30)),
             "one, and no flood"
         );
         assert!(!health.breaker.want_probe(at(5)), "one is under way");
@@ -1064,16 +1077,20 @@ mod tests {
         let probe = go(health.enter(OBEYS, at(5)));
         health.leave(probe, Some(ended(11, Outcome::TimedOut)), at(6));
         assert_eq!(health.delay(), before);
-        assert_eq!(health.enter(OBEYS, at(7)), Admission::Delayed(at(30)));
+        assert_eq!(health.enter(OBEYS, at(7)), EndpointAdmission::Delayed(at(30)));
         // The regular probe doubles the delay as usual.
         send(&mut health, 12, at(30), Outcome::SocketError);
-        assert_eq!(health.enter(OBEYS, at(31)), Admission::Delayed(at(90)));
+        assert_eq!(health.enter(OBEYS, at(31)), EndpointAdmission::Delayed(at(90)));
     }
 
     #[test]
     fn an_event_that_expires_during_a_delay_is_the_probe_and_not_too_often() {
-        let endpoint = Endpoint::new("http://x/".into(), 64, None, watch::channel(Sharing::ALONE).1);
-        let outlet = Arc::new(Outlet::new(SubscriptionId(7), Arc::default(), true));
+        let endpoint = Endpoint::new("http://x/".into(), 64, None, watch::channel(SendingTurn::ALONE).1);
+        let outlet = Arc::new(SubscriptionDispatcher::new(
+            SubscriptionId(7),
+            Arc::default(),
+            true,
+        ));
         let ask = |expires: i64, now: i64| {
             endpoint.enter_before_expiry(&outlet, OBEYS, &RULES, at(expires), at(now))
         };
@@ -1082,7 +1099,7 @@ mod tests {
         assert_eq!(ask(31, 5), ExpiryProbe::NotNeeded, "the delay ends before");
         assert!(matches!(
             endpoint.enter(&outlet, OBEYS, at(5)),
-            Admission::Delayed(_)
+            EndpointAdmission::Delayed(_)
         ));
         let ExpiryProbe::Go(pass) = ask(30, 5) else {
             panic!("it expires with the delay");
@@ -1091,7 +1108,10 @@ mod tests {
         assert_eq!(ask(30, 6), ExpiryProbe::Later(at(36)), "one at a time");
         // Nothing was sent, and no other event becomes the probe.
         drop(endpoint.leave(&outlet, pass, None, at(6)));
-        assert_eq!(endpoint.enter(&outlet, OBEYS, at(6)), Admission::Delayed(at(30)));
+        assert_eq!(
+            endpoint.enter(&outlet, OBEYS, at(6)),
+            EndpointAdmission::Delayed(at(30))
+        );
         assert_eq!(ask(30, 7), ExpiryProbe::Later(at(35)), "as long as at first");
         let mut health = delayed();
         health.breaker.delay.as_mut().unwrap().until = at(1000);
@@ -1117,7 +1137,7 @@ mod tests {
     fn a_probe_that_has_failed_elsewhere_meanwhile_counts_once() {
         let mut health = delayed();
         let probe = go(health.enter(OBEYS, at(30)));
-        let set_elsewhere = Delay {
+        let set_elsewhere = EndpointProbationDelay {
             until: at(100),
             ..health.delay().unwrap()
         };
@@ -1146,7 +1166,7 @@ mod tests {
         }
         assert_eq!(
             health.enter(OBEYS, at(11)),
-            Admission::Delayed(at(40)),
+            EndpointAdmission::Delayed(at(40)),
             "that was about another delay"
         );
     }
@@ -1162,17 +1182,17 @@ mod tests {
             }
             events
         };
-        let fail = |health: &mut Health, events: &'static [Position]| {
+        let fail = |health: &mut EndpointHealth, events: &'static [Position]| {
             let pass = go(health.enter(OBEYS, at(0)));
-            let ended = Ended {
+            let ended = EndedRequest {
                 events,
                 ..ended(0, Outcome::SocketError)
             };
             health.leave(pass, Some(ended), at(0));
             health.delay().is_some()
         };
-        assert!(fail(&mut Health::new(64, None), &EVENTS[..10]));
-        let mut health = Health::new(64, None);
+        assert!(fail(&mut EndpointHealth::new(64, None), &EVENTS[..10]));
+        let mut health = EndpointHealth::new(64, None);
         for _ in 0..5 {
             assert!(!fail(&mut health, &EVENTS[..9]), "nine events, again and again");
         }
@@ -1181,7 +1201,7 @@ mod tests {
 
     #[test]
     fn a_success_between_failures_starts_the_count_again() {
-        let mut health = Health::new(64, None);
+        let mut health = EndpointHealth::new(64, None);
         for round in 0..5 {
             for event in 0..9 {
                 send(&mut health, round * 10 + event, at(0), Outcome::TimedOut);
@@ -1193,7 +1213,7 @@ mod tests {
 
     #[test]
     fn a_fault_of_the_proxy_says_nothing_of_the_endpoint() {
-        let mut health = Health::new(64, None);
+        let mut health = EndpointHealth::new(64, None);
         for event in 0..30 {
             send(&mut health, event, at(0), Outcome::ProxyError);
         }
@@ -1208,12 +1228,12 @@ mod tests {
         let mut health = delayed();
         assert!(health.breaker.want_probe(at(5)));
         send(&mut health, 21, at(5), Outcome::ProxyError);
-        assert_eq!(health.enter(OBEYS, at(6)), Admission::Delayed(at(30)));
+        assert_eq!(health.enter(OBEYS, at(6)), EndpointAdmission::Delayed(at(30)));
     }
 
     #[test]
     fn one_event_that_fails_again_and_again_delays_nothing() {
-        let mut health = Health::new(64, None);
+        let mut health = EndpointHealth::new(64, None);
         for hour in 0..30 {
             send(&mut health, 7, at(hour * 3600), Outcome::TimedOut);
         }
@@ -1222,7 +1242,7 @@ mod tests {
 
     #[test]
     fn the_delay_is_bounded() {
-        let mut health = Health::new(64, None);
+        let mut health = EndpointHealth::new(64, None);
         for event in 0..10 {
             send(&mut health, event, at(0), Outcome::Busy);
         }
@@ -1236,7 +1256,7 @@ mod tests {
 
     #[test]
     fn attempts_under_way_when_the_delay_began_neither_prolong_it_nor_count_as_the_probe() {
-        let mut health = Health::new(64, None);
+        let mut health = EndpointHealth::new(64, None);
         let under_way = [go(health.enter(OBEYS, at(0))), go(health.enter(OBEYS, at(0)))];
         for event in 0..10 {
             send(&mut health, event, at(0), Outcome::TimedOut);
@@ -1247,7 +1267,7 @@ mod tests {
         health.leave(under_way[1], Some(ended(21, Outcome::TimedOut)), at(11));
         assert_eq!(
             health.enter(OBEYS, at(11)),
-            Admission::ProbeUnderWay,
+            EndpointAdmission::ProbeUnderWay,
             "the probe is still out"
         );
         assert_eq!(health.delay().unwrap().until, at(10));
@@ -1257,8 +1277,8 @@ mod tests {
 
     #[test]
     fn senders_without_such_rules_neither_cause_nor_obey_a_delay() {
-        let mut health = Health::new(64, None);
-        let lawless = |event| Ended {
+        let mut health = EndpointHealth::new(64, None);
+        let lawless = |event| EndedRequest {
             rules: None,
             ..ended(event, Outcome::SocketError)
         };
@@ -1271,7 +1291,7 @@ mod tests {
             send(&mut health, event, at(0), Outcome::SocketError);
         }
         let pass = go(health.enter(FREE, at(1)));
-        assert_eq!(health.enter(OBEYS, at(1)), Admission::Delayed(at(30)));
+        assert_eq!(health.enter(OBEYS, at(1)), EndpointAdmission::Delayed(at(30)));
         health.leave(pass, Some(lawless(40)), at(1));
         assert_eq!(health.delay().unwrap().until, at(30));
         // An answer from any sender ends the delay for all.
@@ -1283,15 +1303,15 @@ mod tests {
     /// The window after many answers from an endpoint whose latency depends on the number of
     /// requests in flight.
     fn window_at(takes: impl Fn(usize) -> Duration) -> usize {
-        let mut health = Health::new(64, None);
+        let mut health = EndpointHealth::new(64, None);
         for _ in 0..2000 {
             let mut entered = Vec::new();
-            while let Admission::Go(pass) = health.enter(OBEYS, at(0)) {
+            while let EndpointAdmission::Go(pass) = health.enter(OBEYS, at(0)) {
                 entered.push(pass);
             }
             let took = takes(entered.len());
             for pass in entered {
-                let ended = Ended {
+                let ended = EndedRequest {
                     took,
                     ..ended(0, Outcome::Success)
                 };
@@ -1311,26 +1331,28 @@ mod tests {
 
     #[test]
     fn a_rate_that_was_asked_for_is_kept() {
-        let per_minute = |rate: u32| Sender {
-            obeys: true,
+        let per_minute = |rate: u32| SenderLimits {
+            has_probation: true,
             rate_max: Some(rate),
         };
         // The requests of a sender that asks for five minutes whenever it may.
         let sent = |rate: u32| {
-            let mut health = Health::new(64, None);
+            let mut health = EndpointHealth::new(64, None);
             let mut now = at(0);
             let mut times = Vec::new();
             while now < at(300) {
                 match health.enter(per_minute(rate), now) {
-                    Admission::Go(pass) => {
+                    EndpointAdmission::Go(pass) => {
                         times.push(now);
                         health.leave(pass, Some(ended(times.len() as u64, Outcome::Success)), now);
                     }
-                    Admission::Delayed(until) => {
+                    EndpointAdmission::Delayed(until) => {
                         assert!(until > now, "it would ask for ever");
                         now = until;
                     }
-                    Admission::Full | Admission::ProbeUnderWay => panic!("everything was answered"),
+                    EndpointAdmission::Full | EndpointAdmission::ProbeUnderWay => {
+                        panic!("everything was answered")
+                    }
                 }
             }
             times
@@ -1353,39 +1375,48 @@ mod tests {
             }
         }
 
-        let mut health = Health::new(64, None);
+        let mut health = EndpointHealth::new(64, None);
         let pass = go(health.enter(per_minute(1), at(0)));
         // Senders without a rate are not held up, and do not take the rate's turn.
         let other = go(health.enter(OBEYS, at(1)));
         health.leave(other, Some(ended(1, Outcome::Success)), at(1));
-        assert_eq!(health.enter(per_minute(1), at(1)), Admission::Delayed(at(60)));
+        assert_eq!(
+            health.enter(per_minute(1), at(1)),
+            EndpointAdmission::Delayed(at(60))
+        );
         // A request that was not sent does not count.
         health.leave(pass, None, at(2));
         let _ = go(health.enter(per_minute(1), at(2)));
     }
 
     /// The times at which several nodes send that ask whenever they may, each with its own share.
-    fn all_sent(rate: u32, sharing: impl Fn(usize, Timestamp) -> Sharing, from: &[i64]) -> Vec<Timestamp> {
-        let sender = Sender {
-            obeys: true,
+    fn all_sent(
+        rate: u32,
+        sharing: impl Fn(usize, Timestamp) -> SendingTurn,
+        from: &[i64],
+    ) -> Vec<Timestamp> {
+        let sender = SenderLimits {
+            has_probation: true,
             rate_max: Some(rate),
         };
         let mut times = Vec::new();
         for (node, begins) in from.iter().enumerate() {
-            let mut health = Health::new(64, None);
+            let mut health = EndpointHealth::new(64, None);
             let mut now = at(*begins);
             while now < at(1200) {
                 health.share(sharing(node, now));
                 match health.enter(sender, now) {
-                    Admission::Go(pass) => {
+                    EndpointAdmission::Go(pass) => {
                         times.push(now);
                         health.leave(pass, Some(ended(times.len() as u64, Outcome::Success)), now);
                     }
-                    Admission::Delayed(until) => {
+                    EndpointAdmission::Delayed(until) => {
                         assert!(until > now, "it would ask for ever");
                         now = until.min(now + Duration::from_secs(60));
                     }
-                    Admission::Full | Admission::ProbeUnderWay => panic!("everything was answered"),
+                    EndpointAdmission::Full | EndpointAdmission::ProbeUnderWay => {
+                        panic!("everything was answered")
+                    }
                 }
             }
         }
@@ -1406,7 +1437,7 @@ mod tests {
         for (rate, nodes) in [(1, 2), (1, 3), (7, 3), (60, 2), (600, 5), (6_000, 3), (60_000, 4)] {
             // Each node begins at a different time.
             let from: Vec<i64> = (0..nodes).map(|node| node as i64 * 17).collect();
-            let times = all_sent(rate, |node, _| Sharing::new(node, nodes), &from);
+            let times = all_sent(rate, |node, _| SendingTurn::new(node, nodes), &from);
             let burst = (rate / 600) as usize * nodes + nodes * usize::from(rate > 600) + 1;
             let most = most_in_a_minute(&times);
             assert!(most <= rate as usize + burst, "{rate} among {nodes}: {most}");
@@ -1423,8 +1454,8 @@ mod tests {
         // The second node dies after ten minutes; the first learns of it.
         let alone_from = at(600);
         let sharing = |_: usize, now: Timestamp| match now < alone_from {
-            true => Sharing::new(0, 3),
-            false => Sharing::ALONE,
+            true => SendingTurn::new(0, 3),
+            false => SendingTurn::ALONE,
         };
         let times = all_sent(2, sharing, &[0]);
         let before = times.iter().filter(|t| **t < alone_from).count();

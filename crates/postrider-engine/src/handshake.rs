@@ -5,22 +5,22 @@
 //! cancellation and a newer handshake for the same subscription are signalled to the task, and the
 //! signaller waits until the task has acted.
 
-mod notice;
-mod places;
-mod question;
-mod run;
+mod deletion_notice;
+mod request_slots;
+mod validation_request;
+mod handshake_task;
 
-use crate::deliver::Transport;
-use crate::manage::Read;
+use crate::deliver::DeliveryTransport;
+use crate::manage::SubscriptionRead;
 use crate::tasks::TaskKind;
 use crate::unless_done;
 use crate::{Engine, Error};
-use places::{Owner, Places};
-use postrider_core::handshake::{Patience, manual_in};
+use postrider_core::handshake::{ValidationRetries, supports_manual_validation};
 use postrider_core::ids::{Secret, TopicId};
 use postrider_core::subscription::{Destination, Subscription};
 use postrider_core::time::{Clock, Timestamp};
-use postrider_store::{Catalog, Change, Handshake, HandshakeState};
+use postrider_store::{Catalog, CatalogChange, Handshake, HandshakeState};
+use request_slots::{HandshakeOwner, HandshakeSlots};
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::Ordering::{Acquire, Release};
 use std::sync::atomic::{AtomicBool, AtomicUsize};
@@ -46,7 +46,7 @@ const IN_FORCE_WITHIN: Duration = Duration::from_secs(20);
 
 /// The settings of handshakes.
 #[derive(Clone)]
-pub struct Rules {
+pub struct HandshakeRules {
     /// If false, subscriptions are in force at once, and webhooks are not notified of their
     /// deletion.
     pub enabled: bool,
@@ -54,7 +54,7 @@ pub struct Rules {
     pub origin: String,
     /// The requests per minute that are asked for.
     pub rate: u32,
-    pub patience: Patience,
+    pub patience: ValidationRetries,
     pub response_timeout: Duration,
     /// The source of codes, tokens and ids. Must be unpredictable.
     pub guids: Arc<dyn Fn() -> Uuid + Send + Sync>,
@@ -62,13 +62,13 @@ pub struct Rules {
     pub operations: Arc<dyn Fn() -> String + Send + Sync>,
 }
 
-impl Default for Rules {
-    fn default() -> Rules {
-        Rules {
+impl Default for HandshakeRules {
+    fn default() -> HandshakeRules {
+        HandshakeRules {
             enabled: true,
             origin: "eventgrid.azure.net".into(),
             rate: 60_000,
-            patience: Patience {
+            patience: ValidationRetries {
                 tries: 3,
                 pause: Duration::from_secs(5),
             },
@@ -79,7 +79,7 @@ impl Default for Rules {
     }
 }
 
-impl Rules {
+impl HandshakeRules {
     fn guid(&self) -> String {
         (self.guids)().to_string()
     }
@@ -96,21 +96,21 @@ pub enum OperationState {
 
 /// A handshake and its state, for reports.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Seen {
+pub struct HandshakeReport {
     pub handshake: Arc<Handshake>,
     /// How the handshake ended, unless it failed or is in progress.
-    pub ended: Option<(Timestamp, Ended)>,
+    pub ended: Option<(Timestamp, HandshakeEnd)>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Ended {
+pub enum HandshakeEnd {
     Granted,
     Cancelled,
 }
 
 /// Why a visit to the callback changed nothing.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum NotConfirmed {
+pub enum ConfirmationRefusal {
     /// A visitor without the right token learns nothing more.
     #[error("there is no such validation, or the token is not the one that was sent")]
     Unknown,
@@ -127,13 +127,13 @@ pub enum NotConfirmed {
 }
 
 /// The identity of a subscription by name: its topic, its domain topic and its name, in lower case.
-type Key = (TopicId, Option<String>, String);
+type SubscriptionNameKey = (TopicId, Option<String>, String);
 
-fn key(topic: TopicId, domain_topic: Option<&str>, name: &str) -> Key {
+fn key(topic: TopicId, domain_topic: Option<&str>, name: &str) -> SubscriptionNameKey {
     (topic, domain_topic.map(str::to_lowercase), name.to_lowercase())
 }
 
-fn key_of(subscription: &Subscription) -> Key {
+fn key_of(subscription: &Subscription) -> SubscriptionNameKey {
     key(
         subscription.topic,
         subscription.domain_topic.as_deref(),
@@ -142,9 +142,9 @@ fn key_of(subscription: &Subscription) -> Key {
 }
 
 /// The signals to the task of a handshake.
-struct Said {
+struct HandshakeSignals {
     /// The caller and topic that the request is charged to.
-    owner: Owner,
+    owner: HandshakeOwner,
     cancelled: CancellationToken,
     /// Whether another handshake for the same subscription follows at once.
     superseded: AtomicBool,
@@ -160,9 +160,9 @@ struct Said {
     settled: AtomicBool,
 }
 
-impl Said {
-    fn new(owner: Owner) -> Said {
-        Said {
+impl HandshakeSignals {
+    fn new(owner: HandshakeOwner) -> HandshakeSignals {
+        HandshakeSignals {
             owner,
             cancelled: CancellationToken::new(),
             superseded: AtomicBool::new(false),
@@ -176,20 +176,20 @@ impl Said {
 }
 
 #[derive(Default)]
-struct Book {
+struct HandshakeTable {
     /// In progress, by operation.
-    under_way: BTreeMap<String, (Arc<Handshake>, Arc<Said>)>,
+    under_way: BTreeMap<String, (Arc<Handshake>, Arc<HandshakeSignals>)>,
     /// The operation that is to put each subscription in force; trials are not included.
-    current: BTreeMap<Key, String>,
+    current: BTreeMap<SubscriptionNameKey, String>,
     /// Ordered by the time of failure and the operation.
     failed: BTreeMap<(Timestamp, String), Arc<Handshake>>,
     /// The latest is last.
-    ended: VecDeque<Seen>,
+    ended: VecDeque<HandshakeReport>,
 }
 
-impl Book {
-    fn find(&self, operation: &str) -> Option<Seen> {
-        let seen = |handshake: &Arc<Handshake>| Seen {
+impl HandshakeTable {
+    fn find(&self, operation: &str) -> Option<HandshakeReport> {
+        let seen = |handshake: &Arc<Handshake>| HandshakeReport {
             handshake: handshake.clone(),
             ended: None,
         };
@@ -201,7 +201,7 @@ impl Book {
     }
 
     /// Why no more handshakes may be begun for this owner, if so.
-    fn objection(&self, owner: &Owner) -> Option<String> {
+    fn objection(&self, owner: &HandshakeOwner) -> Option<String> {
         if self.under_way.len() >= UNDER_WAY_MAX {
             return Some(format!("{UNDER_WAY_MAX} webhook validations are under way"));
         }
@@ -218,7 +218,7 @@ impl Book {
         })
     }
 
-    fn begin(&mut self, handshake: Arc<Handshake>, said: Arc<Said>) {
+    fn begin(&mut self, handshake: Arc<Handshake>, said: Arc<HandshakeSignals>) {
         let operation = handshake.operation.clone();
         if !handshake.trial {
             self.current
@@ -235,7 +235,7 @@ impl Book {
         }
     }
 
-    fn remember(&mut self, seen: Seen) {
+    fn remember(&mut self, seen: HandshakeReport) {
         self.ended.push_back(seen);
         while self.ended.len() > ENDED_MAX {
             self.ended.pop_front();
@@ -250,13 +250,13 @@ impl Book {
     }
 
     /// Removes failed handshakes that are too old or too many.
-    fn prune(&mut self, now: Timestamp) -> Vec<Change> {
+    fn prune(&mut self, now: Timestamp) -> Vec<CatalogChange> {
         let mut changes = Vec::new();
         while let Some(((at, operation), _)) = self.failed.first_key_value() {
             if now.since(*at) < FAILED_FOR && self.failed.len() < FAILED_MAX {
                 break;
             }
-            changes.push(Change::DeleteHandshake(operation.clone()));
+            changes.push(CatalogChange::DeleteHandshake(operation.clone()));
             self.failed.pop_first();
         }
         changes
@@ -264,41 +264,41 @@ impl Book {
 }
 
 /// All known handshakes.
-pub struct Handshakes {
-    rules: Rules,
-    transport: Arc<dyn Transport>,
+pub struct HandshakeRegistry {
+    rules: HandshakeRules,
+    transport: Arc<dyn DeliveryTransport>,
     catalog: Arc<dyn Catalog>,
     clock: Arc<dyn Clock>,
-    book: Mutex<Book>,
-    places: Arc<Places>,
-    notices: notice::Notices,
+    book: Mutex<HandshakeTable>,
+    places: Arc<HandshakeSlots>,
+    notices: deletion_notice::DeletionNotices,
     /// Tasks that do something other than wait.
     busy: AtomicUsize,
     /// Handshakes that have yet to ask.
     asking: AtomicUsize,
 }
 
-impl Handshakes {
+impl HandshakeRegistry {
     pub(crate) fn new(
-        rules: Rules,
-        transport: Arc<dyn Transport>,
+        rules: HandshakeRules,
+        transport: Arc<dyn DeliveryTransport>,
         catalog: Arc<dyn Catalog>,
         clock: Arc<dyn Clock>,
-    ) -> Handshakes {
-        Handshakes {
+    ) -> HandshakeRegistry {
+        HandshakeRegistry {
             rules,
             transport,
             catalog,
             clock,
             book: Mutex::default(),
             places: Arc::default(),
-            notices: notice::Notices::default(),
+            notices: deletion_notice::DeletionNotices::default(),
             busy: AtomicUsize::new(0),
             asking: AtomicUsize::new(0),
         }
     }
 
-    fn book(&self) -> MutexGuard<'_, Book> {
+    fn book(&self) -> MutexGuard<'_, HandshakeTable> {
         self.book.lock().expect("no panic holds it")
     }
 
@@ -330,8 +330,8 @@ impl Handshakes {
     pub fn operation(&self, operation: &str) -> Option<OperationState> {
         let seen = self.seen(operation)?;
         Some(match (&seen.handshake.state, seen.ended) {
-            (_, Some((_, Ended::Granted))) => OperationState::Succeeded,
-            (_, Some((_, Ended::Cancelled))) => OperationState::Canceled,
+            (_, Some((_, HandshakeEnd::Granted))) => OperationState::Succeeded,
+            (_, Some((_, HandshakeEnd::Cancelled))) => OperationState::Canceled,
             (HandshakeState::Failed { message, .. }, None) => OperationState::Failed {
                 code: "Url validation",
                 message: message.clone(),
@@ -340,23 +340,23 @@ impl Handshakes {
         })
     }
 
-    pub fn seen(&self, operation: &str) -> Option<Seen> {
+    pub fn seen(&self, operation: &str) -> Option<HandshakeReport> {
         self.book().find(&operation.to_lowercase())
     }
 
     /// All known handshakes, the latest first.
-    pub fn all(&self) -> Vec<Seen> {
+    pub fn all(&self) -> Vec<HandshakeReport> {
         let book = self.book();
         let under_way = book.under_way.values().map(|(one, _)| one);
-        let seen = |one: &Arc<Handshake>| Seen {
+        let seen = |one: &Arc<Handshake>| HandshakeReport {
             handshake: one.clone(),
             ended: None,
         };
-        let mut all: Vec<Seen> = under_way.chain(book.failed.values()).map(seen).collect();
+        let mut all: Vec<HandshakeReport> = under_way.chain(book.failed.values()).map(seen).collect();
         all.extend(book.ended.iter().cloned());
         drop(book);
         all.sort_by(|a, b| {
-            let order = |seen: &Seen| (seen.handshake.begun, seen.handshake.operation.clone());
+            let order = |seen: &HandshakeReport| (seen.handshake.begun, seen.handshake.operation.clone());
             order(b).cmp(&order(a))
         });
         all
@@ -369,7 +369,7 @@ impl Handshakes {
         self.cancel_key(&key(topic, domain_topic, name), false).await
     }
 
-    async fn cancel_key(&self, key: &Key, superseded: bool) -> Result<(), Error> {
+    async fn cancel_key(&self, key: &SubscriptionNameKey, superseded: bool) -> Result<(), Error> {
         let said = {
             let book = self.book();
             let operation = book.current.get(key);
@@ -412,21 +412,21 @@ impl Handshakes {
 
     /// Forgets the failed handshakes of a deleted topic; returns the changes that make this
     /// durable.
-    pub(crate) fn forget(&self, topic: TopicId) -> Vec<Change> {
+    pub(crate) fn forget(&self, topic: TopicId) -> Vec<CatalogChange> {
         let mut changes = Vec::new();
         self.book().failed.retain(|_, one| {
             let stays = one.subscription.topic != topic;
             if !stays {
-                changes.push(Change::DeleteHandshake(one.operation.clone()));
+                changes.push(CatalogChange::DeleteHandshake(one.operation.clone()));
             }
             stays
         });
         changes
     }
 
-    async fn cancel_one(&self, handshake: &Handshake, said: &Said) -> Result<(), Error> {
+    async fn cancel_one(&self, handshake: &Handshake, said: &HandshakeSignals) -> Result<(), Error> {
         if said.elsewhere.load(Acquire) {
-            return self.cancel_elsewhere(handshake, said).await;
+            return self.cancel_remote_handshake(handshake, said).await;
         }
         said.cancelled.cancel();
         said.over.cancelled().await;
@@ -437,16 +437,20 @@ impl Handshakes {
     }
 
     /// Cancels a handshake of another node, which learns of it through the catalog.
-    async fn cancel_elsewhere(&self, handshake: &Handshake, said: &Said) -> Result<(), Error> {
-        let gone = Change::DeleteHandshake(handshake.operation.clone());
+    async fn cancel_remote_handshake(
+        &self,
+        handshake: &Handshake,
+        said: &HandshakeSignals,
+    ) -> Result<(), Error> {
+        let gone = CatalogChange::DeleteHandshake(handshake.operation.clone());
         self.catalog.commit(vec![gone]).await?;
-        self.ended_elsewhere(&handshake.operation, Ended::Cancelled);
+        self.ended_elsewhere(&handshake.operation, HandshakeEnd::Cancelled);
         said.over.cancel();
         Ok(())
     }
 
     /// Ends a handshake that has no task on this node, or no longer needs it.
-    fn ended_elsewhere(&self, operation: &str, how: Ended) {
+    fn ended_elsewhere(&self, operation: &str, how: HandshakeEnd) {
         let now = self.clock.now();
         let mut book = self.book();
         let Some((handshake, said)) = book.under_way.get(operation).cloned() else {
@@ -456,7 +460,7 @@ impl Handshakes {
         said.settled.store(true, Release);
         book.end(&handshake);
         let ended = Some((now, how));
-        book.remember(Seen { handshake, ended });
+        book.remember(HandshakeReport { handshake, ended });
         drop(book);
         said.cancelled.cancel();
         if said.elsewhere.load(Acquire) {
@@ -465,7 +469,7 @@ impl Handshakes {
     }
 
     /// Applies a handshake that another node has begun or changed.
-    pub(crate) fn put_elsewhere(&self, handshake: Handshake) {
+    pub(crate) fn apply_remote_handshake(&self, handshake: Handshake) {
         let mut book = self.book();
         let known = book.under_way.get(&handshake.operation).cloned();
         let failed = matches!(handshake.state, HandshakeState::Failed { .. });
@@ -487,7 +491,7 @@ impl Handshakes {
         let said = match known {
             Some((_, said)) if said.elsewhere.load(Acquire) => said,
             _ => {
-                let said = Said::new(Owner::new("", handshake.subscription.topic));
+                let said = HandshakeSignals::new(HandshakeOwner::new("", handshake.subscription.topic));
                 said.elsewhere.store(true, Release);
                 Arc::new(said)
             }
@@ -505,10 +509,10 @@ impl Handshakes {
     }
 
     /// Applies the end of a handshake on another node.
-    pub(crate) fn deleted_elsewhere(&self, operation: &str, granted: bool) {
+    pub(crate) fn apply_remote_handshake_end(&self, operation: &str, granted: bool) {
         let how = match granted {
-            true => Ended::Granted,
-            false => Ended::Cancelled,
+            true => HandshakeEnd::Granted,
+            false => HandshakeEnd::Cancelled,
         };
         self.ended_elsewhere(operation, how);
     }
@@ -574,10 +578,10 @@ impl Engine {
     }
 
     /// Like [`Engine::ask`], unless another node has changed the subscription since `read`.
-    pub async fn ask_over(
+    pub async fn begin_handshake_if_unchanged(
         self: &Arc<Self>,
         subscription: Subscription,
-        read: Read,
+        read: SubscriptionRead,
         callback_base: &str,
         api_version: &str,
         caller: &str,
@@ -590,7 +594,7 @@ impl Engine {
 
     /// Repeats the handshake with the webhook of a subscription in force, without changing
     /// anything.
-    pub async fn ask_again(
+    pub async fn repeat_handshake(
         self: &Arc<Self>,
         subscription: &Subscription,
         callback_base: &str,
@@ -625,8 +629,8 @@ impl Engine {
         let begun = self.clock.now();
         let operation = (rules.operations)();
         let token = format!("{}{}", (rules.guids)().simple(), (rules.guids)().simple());
-        let callback = manual_in(api_version).then(|| {
-            question::callback(
+        let callback = supports_manual_validation(api_version).then(|| {
+            validation_request::callback(
                 callback_base,
                 &subscription.name,
                 &operation,
@@ -653,34 +657,34 @@ impl Engine {
     async fn begin(
         self: &Arc<Self>,
         handshake: Handshake,
-        read: Option<Read>,
+        read: Option<SubscriptionRead>,
         caller: &str,
     ) -> Result<Arc<Handshake>, Error> {
-        let owner = Owner::new(caller, handshake.subscription.topic);
+        let owner = HandshakeOwner::new(caller, handshake.subscription.topic);
         if let Some(full) = self.handshakes.book().objection(&owner) {
             return Err(Error::Store(postrider_store::Error::Busy(full)));
         }
-        let _turn = self.name_turn(&handshake.subscription).await;
+        let _turn = self.subscription_name_turn(&handshake.subscription).await;
         if let Some(read) = read {
             self.read(&handshake.subscription).check(&read)?;
         }
         self.catalog
-            .commit(vec![Change::PutHandshake(handshake.clone())])
+            .commit(vec![CatalogChange::PutHandshake(handshake.clone())])
             .await?;
         Ok(self.take_up_handshake(handshake, owner))
     }
 
     /// Restores a handshake whose caller is not known.
     fn restore_handshake(self: &Arc<Self>, handshake: Handshake) {
-        let owner = Owner::new("", handshake.subscription.topic);
+        let owner = HandshakeOwner::new("", handshake.subscription.topic);
         self.take_up_handshake(handshake, owner);
     }
 
-    fn take_up_handshake(self: &Arc<Self>, handshake: Handshake, owner: Owner) -> Arc<Handshake> {
+    fn take_up_handshake(self: &Arc<Self>, handshake: Handshake, owner: HandshakeOwner) -> Arc<Handshake> {
         let handshake = Arc::new(handshake);
-        let said = Arc::new(Said::new(owner));
+        let said = Arc::new(HandshakeSignals::new(owner));
         self.handshakes.book().begin(handshake.clone(), said.clone());
-        let running = run::Running::new(self.clone(), handshake.clone(), said);
+        let running = handshake_task::HandshakeTask::new(self.clone(), handshake.clone(), said);
         self.dispatcher
             .tasks
             .spawn(TaskKind::WebhookValidation, running.run());
@@ -688,10 +692,10 @@ impl Engine {
     }
 
     /// Applies a stored handshake that this node does not know.
-    pub(crate) fn put_handshake_elsewhere(self: &Arc<Self>, handshake: Handshake) {
+    pub(crate) fn apply_stored_handshake(self: &Arc<Self>, handshake: Handshake) {
         let failed = matches!(handshake.state, HandshakeState::Failed { .. });
-        if failed || !self.node.is_me(handshake.by.as_deref()) {
-            self.handshakes.put_elsewhere(handshake);
+        if failed || !self.node.is_this_node(handshake.by.as_deref()) {
+            self.handshakes.apply_remote_handshake(handshake);
         } else if !self.handshakes.runs_here(&handshake.operation) {
             // This node stored the handshake itself, and gave up waiting for the confirmation.
             self.restore_handshake(handshake);
@@ -705,11 +709,11 @@ impl Engine {
             let topic = self.directory.topic_by_id(handshake.subscription.topic);
             if topic.is_none() {
                 // The topic was deleted while the handshake was not.
-                changes.push(Change::DeleteHandshake(handshake.operation));
+                changes.push(CatalogChange::DeleteHandshake(handshake.operation));
             } else if matches!(handshake.state, HandshakeState::Failed { .. }) {
                 self.handshakes.book().failed(handshake);
-            } else if !self.node.is_me(handshake.by.as_deref()) {
-                self.handshakes.put_elsewhere(handshake);
+            } else if !self.node.is_this_node(handshake.by.as_deref()) {
+                self.handshakes.apply_remote_handshake(handshake);
             } else {
                 self.restore_handshake(handshake);
             }
@@ -722,13 +726,13 @@ impl Engine {
     }
 
     /// Takes over the handshakes of nodes that are gone, or of a server without a cluster.
-    pub async fn take_up_handshakes(
+    pub async fn take_over_handshakes(
         self: &Arc<Self>,
         gone: impl Fn(Option<&str>) -> bool,
     ) -> Result<(), Error> {
-        let left: Vec<(Arc<Handshake>, Arc<Said>)> = {
+        let left: Vec<(Arc<Handshake>, Arc<HandshakeSignals>)> = {
             let book = self.handshakes.book();
-            let left = |(one, said): &&(Arc<Handshake>, Arc<Said>)| {
+            let left = |(one, said): &&(Arc<Handshake>, Arc<HandshakeSignals>)| {
                 gone(one.by.as_deref()) && said.elsewhere.load(Acquire)
             };
             book.under_way.values().filter(left).cloned().collect()
@@ -736,7 +740,7 @@ impl Engine {
         for (handshake, said) in left {
             let mut handshake = Handshake::clone(&handshake);
             handshake.by = self.node.name.as_deref().map(str::to_owned);
-            let change = Change::PutHandshake(handshake.clone());
+            let change = CatalogChange::PutHandshake(handshake.clone());
             match self.catalog.commit(vec![change]).await {
                 Ok(()) => {}
                 // The handshake has changed, and the change is applied here in a moment.
@@ -749,7 +753,7 @@ impl Engine {
             said.elsewhere.store(false, Release);
             let handshake = Arc::new(handshake);
             self.handshakes.book().begin(handshake.clone(), said.clone());
-            let running = run::Running::new(self.clone(), handshake, said);
+            let running = handshake_task::HandshakeTask::new(self.clone(), handshake, said);
             self.dispatcher
                 .tasks
                 .spawn(TaskKind::WebhookValidation, running.run());
@@ -759,7 +763,7 @@ impl Engine {
 
     /// Puts the subscription of another node's handshake in force: a visitor with the right token
     /// came to the callback here.
-    fn grant_here(&self, operation: &str, said: &Arc<Said>) {
+    fn grant_here(&self, operation: &str, said: &Arc<HandshakeSignals>) {
         let Some(engine) = self.me.upgrade() else {
             return;
         };
@@ -768,7 +772,7 @@ impl Engine {
         if let Some((handshake, _)) = known
             && !said.confirmed.is_cancelled()
         {
-            let running = run::Running::new(engine, handshake, said.clone());
+            let running = handshake_task::HandshakeTask::new(engine, handshake, said.clone());
             self.dispatcher
                 .tasks
                 .spawn(TaskKind::WebhookValidation, running.run_granted());
@@ -781,13 +785,16 @@ impl Engine {
         name: &str,
         operation: &str,
         token: &str,
-    ) -> Result<Arc<Handshake>, NotConfirmed> {
+    ) -> Result<Arc<Handshake>, ConfirmationRefusal> {
         let operation = operation.to_lowercase();
         let said = self.handshakes.book().under_way.get(&operation).cloned();
-        let seen = self.handshakes.seen(&operation).ok_or(NotConfirmed::Unknown)?;
+        let seen = self
+            .handshakes
+            .seen(&operation)
+            .ok_or(ConfirmationRefusal::Unknown)?;
         let named = seen.handshake.subscription.name.eq_ignore_ascii_case(name);
         if !named || !same(seen.handshake.token.expose(), token) || seen.handshake.callback.is_none() {
-            return Err(NotConfirmed::Unknown);
+            return Err(ConfirmationRefusal::Unknown);
         }
         if let Some((_, said)) = said {
             if !self
@@ -795,7 +802,7 @@ impl Engine {
                 .may_be_visited(&operation, &said, &*self.wall)
                 .await
             {
-                return Err(NotConfirmed::TooEarly);
+                return Err(ConfirmationRefusal::TooEarly);
             }
             if said.elsewhere.load(Acquire) {
                 self.grant_here(&operation, &said);
@@ -804,46 +811,48 @@ impl Engine {
             tokio::select! {
                 biased;
                 () = said.over.cancelled() => {}
-                () = self.wall.sleep_until(self.wall.now() + IN_FORCE_WITHIN) => return Err(NotConfirmed::Unavailable),
+                () = self.wall.sleep_until(self.wall.now() + IN_FORCE_WITHIN) => return Err(ConfirmationRefusal::Unavailable),
             }
             let seen = self.handshakes.seen(&operation);
             return match seen.as_ref().map(outcome) {
-                Some(Err(NotConfirmed::Already)) => Ok(seen.expect("just looked at").handshake),
+                Some(Err(ConfirmationRefusal::Already)) => Ok(seen.expect("just looked at").handshake),
                 Some(Err(other)) => Err(other),
-                Some(Ok(())) | None => Err(NotConfirmed::Unavailable),
+                Some(Ok(())) | None => Err(ConfirmationRefusal::Unavailable),
             };
         }
         match outcome(&seen) {
             Err(why) => Err(why),
             // The handshake ended between the two lookups; the next visit will see how.
-            Ok(()) => Err(NotConfirmed::Unavailable),
+            Ok(()) => Err(ConfirmationRefusal::Unavailable),
         }
     }
 }
 
 /// The result of a handshake that has ended.
-fn outcome(seen: &Seen) -> Result<(), NotConfirmed> {
+fn outcome(seen: &HandshakeReport) -> Result<(), ConfirmationRefusal> {
     match (&seen.handshake.state, seen.ended) {
-        (_, Some((_, Ended::Granted))) => Err(NotConfirmed::Already),
-        (_, Some((_, Ended::Cancelled))) => Err(NotConfirmed::Cancelled),
-        (HandshakeState::Failed { message, .. }, None) => Err(NotConfirmed::Failed(message.clone())),
+        (_, Some((_, HandshakeEnd::Granted))) => Err(ConfirmationRefusal::Already),
+        (_, Some((_, HandshakeEnd::Cancelled))) => Err(ConfirmationRefusal::Cancelled),
+        (HandshakeState::Failed { message, .. }, None) => Err(ConfirmationRefusal::Failed(message.clone())),
         _ => Ok(()),
     }
 }
 
-impl Handshakes {
+impl HandshakeRegistry {
     /// Whether a visit is allowed now. CloudEvents webhooks answer first and visit then: a visit
     /// before the answer is refused, unless the answer arrives shortly.
     async fn may_be_visited(
         &self,
         operation: &str,
-        said: &Said,
+        said: &HandshakeSignals,
         wall: &dyn postrider_core::time::Clock,
     ) -> bool {
         let early = || {
             let book = self.book();
             let asked = book.under_way.get(operation);
-            asked.is_some_and(|(one, _)| one.state == HandshakeState::Asking && question::is_options(one))
+            asked.is_some_and(|(one, _)| {
+                one.state == HandshakeState::Asking && validation_request::is_options(one)
+            })
         };
         let mut patience = wall.sleep_until(wall.now() + OVERTAKING);
         loop {

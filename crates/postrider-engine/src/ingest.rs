@@ -2,32 +2,37 @@
 //! durable.
 
 use crate::counters::add;
-use crate::directory::{Routed, Router, TopicEntry};
-use crate::dispatch::metering::Wanted;
-use crate::recorder::Accepted;
+use crate::directory::{EventRouter, RoutingResult, TopicEntry};
+use crate::dispatch::metering::MatchedSubscriptions;
+use crate::recorder::AcceptedRequest;
 use crate::{Engine, Error};
-use postrider_core::event::Batch;
+use postrider_core::event::PublishedBatch;
 use postrider_core::filter::FilterBudget;
 use postrider_core::time::Timestamp;
 use std::sync::Arc;
 
 impl Engine {
     /// A router for the events of one publish request.
-    pub fn router<'a>(&self, topic: &'a TopicEntry, now: Timestamp, budget: FilterBudget) -> Router<'a> {
+    pub fn router<'a>(&self, topic: &'a TopicEntry, now: Timestamp, budget: FilterBudget) -> EventRouter<'a> {
         if self.recorder.on() {
-            Router::noting(topic, now, budget)
+            EventRouter::noting(topic, now, budget)
         } else {
-            Router::new(topic, now, budget)
+            EventRouter::new(topic, now, budget)
         }
     }
 
     /// Makes the events of one publish request durable. After `Ok`, each reaches every subscription
     /// that it matched, or is given up with a reason.
-    pub async fn accept(&self, topic: &TopicEntry, batch: Batch, routed: Routed) -> Result<(), Error> {
+    pub async fn accept(
+        &self,
+        topic: &TopicEntry,
+        batch: PublishedBatch,
+        routed: RoutingResult,
+    ) -> Result<(), Error> {
         if self.stopping.is_cancelled() {
             return Err(Error::Stopping);
         }
-        let Routed {
+        let RoutingResult {
             unmatched,
             verdicts,
             audience,
@@ -38,12 +43,12 @@ impl Engine {
         let mut first = None;
         // Events without a matching subscription are counted and need no space on disk.
         if unmatched < events {
-            let wanted = Wanted::of(&batch);
+            let wanted = MatchedSubscriptions::of(&batch);
             first = Some(self.log.append(batch).await?);
             self.dispatcher.count_matched(&wanted);
         }
         if let Some(batch) = kept {
-            self.recorder.accepted(Accepted {
+            self.recorder.accepted(AcceptedRequest {
                 first,
                 batch,
                 audience: audience.unwrap_or_else(|| topic.audience().clone()),

@@ -4,20 +4,20 @@ pub mod ingest;
 pub mod directory;
 pub mod manage;
 mod tasks;
-mod turns;
-pub mod catalogue;
+mod change_turns;
+pub mod observed_catalog;
 pub mod masking;
 pub mod node;
-mod follow;
+mod remote_changes;
 pub mod dispatch;
 pub mod attempt;
 pub mod destinations;
 pub mod deliver;
 pub mod handshake;
-pub mod late;
+pub mod late_answer_registry;
 pub mod in_flight;
 pub mod endpoint;
-pub mod delays;
+pub mod endpoint_delays;
 pub mod counters;
 pub mod meters;
 pub mod numbers_snapshot;
@@ -26,24 +26,24 @@ pub mod clock;
 pub mod virtual_time;
 pub mod blobs;
 pub mod dead_letters;
-pub mod letter_blob;
+pub mod dead_letter_blob;
 pub mod replay;
 pub mod replay_outcomes;
 pub mod recorder;
 
-use dead_letters::DeadLetters;
-use deliver::Transport;
-use directory::{Directory, TopicEntry};
+use dead_letters::DeadLetterService;
+use deliver::DeliveryTransport;
+use directory::{CatalogDirectory, TopicEntry};
 use dispatch::Dispatcher;
-use handshake::Handshakes;
+use handshake::HandshakeRegistry;
 use manage::join_all;
 use postrider_core::ids::{SubscriptionId, TopicId};
 use postrider_core::profile::Profiles;
-use postrider_core::retry::Reason;
+use postrider_core::retry::GiveUpReason;
 use postrider_core::subscription::{DomainTopic, Subscription, Topic};
 use postrider_core::time::{Clock, Timestamp};
-use postrider_store::{Catalog, Change, EventLog};
-use recorder::Recorder;
+use postrider_store::{Catalog, CatalogChange, EventLog};
+use recorder::EventRecorder;
 use rustc_hash::FxHashSet;
 use std::future::Future;
 use std::sync::{Arc, OnceLock, Weak};
@@ -79,10 +79,10 @@ pub enum Error {
 }
 
 /// The parts that the engine is built from.
-pub struct Parts {
+pub struct EngineParts {
     pub log: Arc<dyn EventLog>,
     pub catalog: Arc<dyn Catalog>,
-    pub transport: Arc<dyn Transport>,
+    pub transport: Arc<dyn DeliveryTransport>,
     pub clock: Arc<dyn Clock>,
     /// The machine's clock, for real-time waits whatever the engine's clock shows.
     pub wall: Arc<dyn Clock>,
@@ -90,31 +90,31 @@ pub struct Parts {
     /// The prefix of full resource ids: `/subscriptions/<id>`.
     pub id_prefix: String,
     pub dispatch: dispatch::Config,
-    pub dead_letters: DeadLetters,
-    pub handshake: handshake::Rules,
+    pub dead_letters: DeadLetterService,
+    pub handshake: handshake::HandshakeRules,
     /// Receives everything that happens to events; [`recorder::Nothing`] to record nothing.
-    pub recorder: Arc<dyn Recorder>,
-    /// This node; [`node::Node::alone`] without a cluster.
-    pub node: node::Node,
+    pub recorder: Arc<dyn EventRecorder>,
+    /// This node; [`node::NodeIdentity::alone`] without a cluster.
+    pub node: node::NodeIdentity,
 }
 
 /// The event path as a whole. Cheap to share behind an `Arc`.
 pub struct Engine {
-    pub directory: Directory,
+    pub directory: CatalogDirectory,
     pub dispatcher: Arc<Dispatcher>,
     pub clock: Arc<dyn Clock>,
     log: Arc<dyn EventLog>,
     catalog: Arc<dyn Catalog>,
     /// The same catalog, with observation.
-    watched: Arc<catalogue::Watched>,
+    watched: Arc<observed_catalog::ObservedCatalog>,
     pub profiles: Profiles,
-    pub dead_letters: DeadLetters,
-    pub handshakes: Arc<Handshakes>,
-    pub recorder: Arc<dyn Recorder>,
-    pub(crate) node: node::Node,
-    replays: replay::Replays,
+    pub dead_letters: DeadLetterService,
+    pub handshakes: Arc<HandshakeRegistry>,
+    pub recorder: Arc<dyn EventRecorder>,
+    pub(crate) node: node::NodeIdentity,
+    replays: replay::ReplayRegistry,
     wall: Arc<dyn Clock>,
-    turns: turns::Turns,
+    turns: change_turns::ChangeTurns,
     /// A reference to itself, for changes that continue after their caller has gone.
     me: Weak<Engine>,
     /// Notified when the earliest expiry of a subscription may have changed.
@@ -129,10 +129,13 @@ pub struct Engine {
 
 impl Engine {
     /// Reads the catalog and continues deliveries where an earlier process left them.
-    pub async fn start(parts: Parts) -> Result<Arc<Engine>, Error> {
-        let watched = Arc::new(catalogue::Watched::new(parts.catalog, parts.wall.clone()));
+    pub async fn start(parts: EngineParts) -> Result<Arc<Engine>, Error> {
+        let watched = Arc::new(observed_catalog::ObservedCatalog::new(
+            parts.catalog,
+            parts.wall.clone(),
+        ));
         let loaded = watched.load().await?;
-        let handshakes = Arc::new(Handshakes::new(
+        let handshakes = Arc::new(HandshakeRegistry::new(
             parts.handshake,
             parts.transport.clone(),
             watched.clone(),
@@ -140,7 +143,7 @@ impl Engine {
         ));
         let dispatcher = Dispatcher::new(
             parts.log.clone(),
-            delays::Delays::new(
+            endpoint_delays::EndpointDelays::new(
                 watched.clone(),
                 &parts.node,
                 parts.profiles.fallback().batch_response_timeout,
@@ -160,7 +163,7 @@ impl Engine {
         let engine = Arc::new_cyclic(|me| Engine {
             started: parts.clock.now(),
             counted_since: OnceLock::new(),
-            directory: Directory::new(parts.id_prefix),
+            directory: CatalogDirectory::new(parts.id_prefix),
             dispatcher,
             clock: parts.clock,
             log: parts.log,
@@ -171,28 +174,28 @@ impl Engine {
             handshakes,
             recorder: parts.recorder,
             node: parts.node,
-            replays: replay::Replays::default(),
+            replays: replay::ReplayRegistry::default(),
             wall: parts.wall,
-            turns: turns::Turns::default(),
+            turns: change_turns::ChangeTurns::default(),
             me: me.clone(),
             expiry_changed: Notify::new(),
             replays_ended: Notify::new(),
             stopping: CancellationToken::new(),
         });
-        engine.dispatcher.belongs_to(Arc::downgrade(&engine));
+        engine.dispatcher.set_engine(Arc::downgrade(&engine));
         engine
             .restore(loaded.topics, loaded.domain_topics, loaded.subscriptions)
             .await?;
-        engine.restore_desks();
+        engine.restore_letter_writers();
         engine.dispatcher.restored();
         engine.restore_handshakes(loaded.handshakes).await?;
         let retiring = manage::retire_expired(engine.clone(), engine.dispatcher.stop.clone());
         let tasks = &engine.dispatcher.tasks;
         tasks.spawn(TaskKind::ExpiryTimer, retiring);
-        tasks.spawn(TaskKind::DeadLetterTimer, engine.clone().keep_letters());
-        tasks.spawn(TaskKind::CatalogFollower, follow::run(engine.clone()));
+        tasks.spawn(TaskKind::DeadLetterTimer, engine.clone().run_letter_writers());
+        tasks.spawn(TaskKind::CatalogFollower, remote_changes::run(engine.clone()));
         if engine.node.name.is_some() {
-            tasks.spawn(TaskKind::ReplaySupervisor, engine.clone().keep_replays());
+            tasks.spawn(TaskKind::ReplaySupervisor, engine.clone().run_replays());
         }
         Ok(engine)
     }
@@ -207,12 +210,12 @@ impl Engine {
         // A crash between a commit to the catalog and the log leaves one of the two behind.
         let known: FxHashSet<SubscriptionId> = subscriptions.iter().map(|s| s.id).collect();
         let busy = self.log.subscriptions();
-        let letters = self.log.letters_waiting().into_iter().map(|one| one.of);
+        let letters = self.log.pending_dead_letters().into_iter().map(|one| one.of);
         let logged: FxHashSet<SubscriptionId> = busy.iter().copied().chain(letters).collect();
         let strays = logged.difference(&known);
         // In a cluster this is done later, when the changes of other nodes are known.
         let strays = strays.filter(|_| self.node.name.is_none());
-        let closed = join_all(strays.map(|id| self.retire(*id, Reason::SubscriptionGone))).await;
+        let closed = join_all(strays.map(|id| self.retire(*id, GiveUpReason::SubscriptionGone))).await;
         closed.into_iter().collect::<Result<(), _>>()?;
         for some in subscriptions.chunks(OPEN_AT_ONCE) {
             let opened = join_all(some.iter().map(|s| self.log.open_subscription(s.id))).await;
@@ -220,7 +223,11 @@ impl Engine {
         }
         let missing = unrecorded(&topics, &domain_topics, &subscriptions);
         if !missing.is_empty() {
-            let changes = missing.iter().cloned().map(Change::PutDomainTopic).collect();
+            let changes = missing
+                .iter()
+                .cloned()
+                .map(CatalogChange::PutDomainTopic)
+                .collect();
             unless_done(self.catalog.commit(changes).await)?;
             domain_topics.extend(missing);
         }
@@ -258,13 +265,13 @@ impl Engine {
     fn take_up_some(&self, subscriptions: Vec<Arc<Subscription>>) {
         for subscription in subscriptions {
             if let Some(topic) = self.directory.topic_by_id(subscription.topic) {
-                self.take_up(subscription, &topic);
+                self.start_dispatch(subscription, &topic);
             }
         }
     }
 
     /// Reports every catalog change of this node to the observer from now on; to be called once.
-    pub fn observe_changes(&self, observer: Arc<dyn catalogue::ChangeObserver>) {
+    pub fn observe_changes(&self, observer: Arc<dyn observed_catalog::ChangeObserver>) {
         self.watched.observe(self.me.clone(), observer);
     }
 
@@ -283,7 +290,7 @@ impl Engine {
     }
 
     /// When and why the last catalog change could not be stored, if so.
-    pub fn catalogue_trouble(&self) -> Option<(Timestamp, String)> {
+    pub fn catalog_trouble(&self) -> Option<(Timestamp, String)> {
         self.watched.trouble()
     }
 

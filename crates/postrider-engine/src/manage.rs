@@ -4,22 +4,22 @@
 //! Changes of the same resource take turns, so that the last visible state is the last stored one.
 //! A change that has begun runs to completion, even if its caller goes away.
 
-use crate::catalogue::{observed_as_here, observer_here};
+use crate::change_turns::{ChangeTurn, TurnKey};
 use crate::directory::TopicEntry;
-use crate::meters::{FailureCause, FailureEffect, Noted};
+use crate::meters::{FailureCause, FailureEffect, MeterNote};
 use crate::node;
-use crate::recorder::Retired;
+use crate::observed_catalog::{current_observer, observed_as_here};
+use crate::recorder::RetiredSubscription;
 use crate::tasks::TaskKind;
-use crate::turns::{Key, Turn};
 use crate::{Engine, Error};
-use postrider_core::event::Schema;
+use postrider_core::event::EventSchema;
 use postrider_core::ids::{Secret, SubscriptionId, TopicId};
-use postrider_core::pause::Pauses;
+use postrider_core::pause::SubscriptionPauses;
 use postrider_core::profile::Profile;
-use postrider_core::retry::Reason;
+use postrider_core::retry::GiveUpReason;
 use postrider_core::subscription::{Destination, DomainTopic, Subscription, Topic, TopicKind};
 use postrider_core::time::Timestamp;
-use postrider_store::{Change, Handshake};
+use postrider_store::{CatalogChange, Handshake};
 use std::collections::BTreeMap;
 use std::future::Future;
 use std::sync::Arc;
@@ -60,59 +60,61 @@ impl Engine {
 
     /// Runs the change to completion even if the caller goes away: a durable change must become
     /// visible.
-    async fn see_through<T, F>(&self, change: impl FnOnce(Arc<Engine>) -> F) -> Result<T, Error>
+    async fn run_to_completion<T, F>(&self, change: impl FnOnce(Arc<Engine>) -> F) -> Result<T, Error>
     where
         T: Send + 'static,
         F: Future<Output = Result<T, Error>> + Send + 'static,
     {
         let engine = self.me.upgrade().ok_or(Error::Stopping)?;
         // The change runs on another task than the caller's.
-        let change = observed_as_here(observer_here(), change(engine));
+        let change = observed_as_here(current_observer(), change(engine));
         let done = self.dispatcher.tasks.spawn(TaskKind::CatalogChange, change).await;
         done.map_err(|_| Error::Stopping)?
     }
 
     /// Creates a topic, or replaces the one with the same id. Takes effect for the next event.
     pub async fn put_topic(&self, topic: Topic) -> Result<Arc<TopicEntry>, Error> {
-        self.see_through(|engine| async move {
-            let _turn = engine.turns.alone(Key::Topic(topic.id)).await;
-            engine.put_topic_now(topic).await
+        self.run_to_completion(|engine| async move {
+            let _turn = engine.turns.alone(TurnKey::Topic(topic.id)).await;
+            engine.commit_topic(topic).await
         })
         .await
     }
 
     /// Like [`Engine::put_topic`], but fails if another node has changed or deleted the topic since
     /// `read`. None: the topic must not exist yet.
-    pub async fn put_topic_over(
+    pub async fn replace_topic_if_unchanged(
         &self,
         topic: Topic,
         read: Option<Arc<TopicEntry>>,
     ) -> Result<Arc<TopicEntry>, Error> {
-        self.see_through(|engine| async move {
-            let _turn = engine.turns.alone(Key::Topic(topic.id)).await;
+        self.run_to_completion(|engine| async move {
+            let _turn = engine.turns.alone(TurnKey::Topic(topic.id)).await;
             let now = engine.directory.topic_by_id(topic.id);
             if now.map(|now| now.topic.clone()) != read.map(|read| read.topic.clone()) {
                 return Err(changed_meanwhile("the topic"));
             }
-            engine.put_topic_now(topic).await
+            engine.commit_topic(topic).await
         })
         .await
     }
 
-    async fn put_topic_now(&self, topic: Topic) -> Result<Arc<TopicEntry>, Error> {
-        self.catalog.commit(vec![Change::PutTopic(topic.clone())]).await?;
-        Ok(self.show_topic(topic).await)
+    async fn commit_topic(&self, topic: Topic) -> Result<Arc<TopicEntry>, Error> {
+        self.catalog
+            .commit(vec![CatalogChange::PutTopic(topic.clone())])
+            .await?;
+        Ok(self.apply_topic(topic).await)
     }
 
     /// Applies a stored topic: it is in force from now on.
-    pub(crate) async fn show_topic(&self, topic: Topic) -> Arc<TopicEntry> {
+    pub(crate) async fn apply_topic(&self, topic: Topic) -> Arc<TopicEntry> {
         let before = self.directory.topic_by_id(topic.id);
         let entry = self.directory.put_topic(topic);
         if before.is_some_and(|before| !delivers_alike(&before, &entry)) {
             let subscriptions = self.directory.subscriptions(entry.topic.id);
             for some in subscriptions.chunks(RETIRE_AT_ONCE) {
                 for subscription in some {
-                    self.take_up(subscription.clone(), &entry);
+                    self.start_dispatch(subscription.clone(), &entry);
                 }
                 // A domain may have very many subscriptions.
                 tokio::task::yield_now().await;
@@ -124,24 +126,24 @@ impl Engine {
     /// Deletes a topic with everything in it. The backlog of its subscriptions is dropped and
     /// counted.
     pub async fn delete_topic(&self, id: TopicId) -> Result<(), Error> {
-        self.see_through(move |engine| async move {
+        self.run_to_completion(move |engine| async move {
             // Before taking the turn: a handshake that is just being granted needs the turn too.
             engine.handshakes.cancel_of(id, None).await?;
-            let turn = engine.turns.alone(Key::Topic(id)).await;
+            let turn = engine.turns.alone(TurnKey::Topic(id)).await;
             let entry = engine.directory.topic_by_id(id);
             let subscriptions = engine.directory.subscriptions(id);
-            let mut changes: Vec<Change> = subscriptions
+            let mut changes: Vec<CatalogChange> = subscriptions
                 .iter()
-                .map(|s| Change::DeleteSubscription(s.id))
+                .map(|s| CatalogChange::DeleteSubscription(s.id))
                 .collect();
             let domain_topics = engine.directory.domain_topics(id).into_iter();
-            changes.extend(domain_topics.map(|topic| Change::DeleteDomainTopic(id, topic.name)));
+            changes.extend(domain_topics.map(|topic| CatalogChange::DeleteDomainTopic(id, topic.name)));
             changes.extend(engine.handshakes.forget(id));
-            changes.push(Change::DeleteTopic(id));
+            changes.push(CatalogChange::DeleteTopic(id));
             engine.catalog.commit(changes).await?;
             engine.directory.delete_topic(id);
             for subscription in &subscriptions {
-                engine.tell_deleted(subscription, entry.as_deref());
+                engine.notify_subscription_deleted(subscription, entry.as_deref());
             }
             drop(turn);
             // Handshakes begun in the meantime cannot succeed any more.
@@ -162,8 +164,8 @@ impl Engine {
     ) -> Result<Arc<TopicEntry>, Error> {
         let source = source.trim_end_matches('/').to_owned();
         let (topic_type, location) = (topic_type.to_owned(), location.to_owned());
-        self.see_through(|engine| async move {
-            let _turn = engine.turns.alone(Key::Scope(source.to_lowercase())).await;
+        self.run_to_completion(|engine| async move {
+            let _turn = engine.turns.alone(TurnKey::Scope(source.to_lowercase())).await;
             if let Some(known) = engine.directory.scope_by_source(&source) {
                 return Ok(known);
             }
@@ -175,7 +177,7 @@ impl Engine {
                 resource_group: String::new(),
                 location,
                 tags: BTreeMap::new(),
-                input_schema: Schema::EventGrid,
+                input_schema: EventSchema::EventGrid,
                 mapping: None,
                 // Publishing to a scope with a key is impossible.
                 keys: [Secret::new(""), Secret::new("")],
@@ -187,8 +189,8 @@ impl Engine {
                 extras: None,
                 edge: None,
             };
-            let _turn = engine.turns.alone(Key::Topic(id)).await;
-            engine.put_topic_now(topic).await
+            let _turn = engine.turns.alone(TurnKey::Topic(id)).await;
+            engine.commit_topic(topic).await
         })
         .await
     }
@@ -209,10 +211,10 @@ impl Engine {
     /// Deletes the hidden topic of a resource if nothing belongs to it any more. Returns whether it
     /// did.
     pub async fn release_scope(&self, id: TopicId) -> Result<bool, Error> {
-        self.see_through(move |engine| async move {
+        self.run_to_completion(move |engine| async move {
             let mut tries = 1;
             loop {
-                match engine.release_scope_now(id).await {
+                match engine.try_release_scope(id).await {
                     // The caller will not ask again, so a conflict is retried here: the other
                     // node's change is applied in a moment, and shows whether the scope is still
                     // used.
@@ -227,14 +229,14 @@ impl Engine {
         .await
     }
 
-    async fn release_scope_now(&self, id: TopicId) -> Result<bool, Error> {
-        let _turn = self.turns.alone(Key::Topic(id)).await;
+    async fn try_release_scope(&self, id: TopicId) -> Result<bool, Error> {
+        let _turn = self.turns.alone(TurnKey::Topic(id)).await;
         let scope = self.directory.topic_by_id(id);
         let is_scope = scope.is_some_and(|entry| matches!(entry.topic.kind, TopicKind::Scope { .. }));
         if !is_scope || self.is_used(id, None) {
             return Ok(false);
         }
-        self.catalog.commit(vec![Change::DeleteTopic(id)]).await?;
+        self.catalog.commit(vec![CatalogChange::DeleteTopic(id)]).await?;
         self.directory.delete_topic(id);
         Ok(true)
     }
@@ -255,9 +257,9 @@ impl Engine {
         name: impl Into<String>,
     ) -> Result<DomainTopic, Error> {
         let name = name.into();
-        self.see_through(move |engine| async move {
-            let _turn = engine.turns.together(Key::Topic(domain)).await;
-            let _alone = engine.domain_topic_alone(domain, &name).await;
+        self.run_to_completion(move |engine| async move {
+            let _turn = engine.turns.together(TurnKey::Topic(domain)).await;
+            let _alone = engine.exclusive_domain_topic_turn(domain, &name).await;
             if engine.directory.topic_by_id(domain).is_none() {
                 return Err(Error::Gone);
             }
@@ -274,7 +276,7 @@ impl Engine {
                     created: engine.directory.domain_topic_created(domain, engine.clock.now()),
                 },
             };
-            let change = Change::PutDomainTopic(topic.clone());
+            let change = CatalogChange::PutDomainTopic(topic.clone());
             engine.catalog.commit(vec![change]).await?;
             engine.directory.put_domain_topic(topic.clone());
             Ok(topic)
@@ -285,27 +287,27 @@ impl Engine {
     /// Deletes a topic inside a domain with its subscriptions. Returns whether it existed.
     pub async fn delete_domain_topic(&self, domain: TopicId, name: &str) -> Result<bool, Error> {
         let name = name.to_owned();
-        self.see_through(move |engine| async move {
+        self.run_to_completion(move |engine| async move {
             engine.handshakes.cancel_of(domain, Some(&name)).await?;
-            let turn = engine.turns.together(Key::Topic(domain)).await;
-            let alone = engine.domain_topic_alone(domain, &name).await;
+            let turn = engine.turns.together(TurnKey::Topic(domain)).await;
+            let alone = engine.exclusive_domain_topic_turn(domain, &name).await;
             if engine.directory.domain_topic(domain, &name).is_none() {
                 return Ok(false);
             }
             let entry = engine.directory.topic_by_id(domain);
             let subscriptions = engine.directory.subscriptions_of(domain, Some(&name));
-            let mut changes: Vec<Change> = subscriptions
+            let mut changes: Vec<CatalogChange> = subscriptions
                 .iter()
-                .map(|s| Change::DeleteSubscription(s.id))
+                .map(|s| CatalogChange::DeleteSubscription(s.id))
                 .collect();
-            changes.push(Change::DeleteDomainTopic(domain, name.clone()));
+            changes.push(CatalogChange::DeleteDomainTopic(domain, name.clone()));
             engine.catalog.commit(changes).await?;
             for subscription in &subscriptions {
                 engine.directory.delete_subscription(subscription.id);
             }
             engine.directory.delete_domain_topic(domain, &name);
             for subscription in &subscriptions {
-                engine.tell_deleted(subscription, entry.as_deref());
+                engine.notify_subscription_deleted(subscription, entry.as_deref());
             }
             drop((alone, turn));
             engine.retire_all(&subscriptions).await?;
@@ -314,8 +316,8 @@ impl Engine {
         .await
     }
 
-    pub(crate) async fn domain_topic_alone(&self, domain: TopicId, name: &str) -> Turn {
-        let key = Key::DomainTopic(domain, name.to_lowercase());
+    pub(crate) async fn exclusive_domain_topic_turn(&self, domain: TopicId, name: &str) -> ChangeTurn {
+        let key = TurnKey::DomainTopic(domain, name.to_lowercase());
         self.turns.alone(key).await
     }
 
@@ -324,66 +326,72 @@ impl Engine {
     /// allows that. Cancels a handshake for a subscription of this name.
     pub async fn put_subscription(&self, subscription: Subscription) -> Result<Arc<Subscription>, Error> {
         self.supersede_handshake(&subscription).await?;
-        self.put_subscription_and(subscription, Vec::new(), None).await
+        self.put_subscription_with_changes(subscription, Vec::new(), None)
+            .await
     }
 
     /// Like [`Engine::put_subscription`], but fails if another node has changed the subscription
     /// since `read`.
-    pub async fn put_subscription_over(
+    pub async fn replace_subscription_if_unchanged(
         &self,
         subscription: Subscription,
-        read: Read,
+        read: SubscriptionRead,
     ) -> Result<Arc<Subscription>, Error> {
         self.read(&subscription).check_pending(&read)?;
         self.supersede_handshake(&subscription).await?;
-        self.put_subscription_and(subscription, Vec::new(), Some(read))
+        self.put_subscription_with_changes(subscription, Vec::new(), Some(read))
             .await
     }
 
     /// The state of a subscription, to be passed on with a change that was decided from it.
-    pub fn read_subscription(&self, topic: TopicId, domain_topic: Option<&str>, name: &str) -> Read {
-        Read {
+    pub fn snapshot_subscription(
+        &self,
+        topic: TopicId,
+        domain_topic: Option<&str>,
+        name: &str,
+    ) -> SubscriptionRead {
+        SubscriptionRead {
             in_force: self.directory.subscription(topic, domain_topic, name),
             pending: self.handshakes.pending(topic, domain_topic, name),
         }
     }
 
     /// The state of the subscription of this name.
-    pub(crate) fn read(&self, one: &Subscription) -> Read {
-        self.read_subscription(one.topic, one.domain_topic.as_deref(), &one.name)
+    pub(crate) fn read(&self, one: &Subscription) -> SubscriptionRead {
+        self.snapshot_subscription(one.topic, one.domain_topic.as_deref(), &one.name)
     }
 
     /// Takes the turn at a subscription's name.
-    pub(crate) async fn name_turn(&self, one: &Subscription) -> Turn {
+    pub(crate) async fn subscription_name_turn(&self, one: &Subscription) -> ChangeTurn {
         let inside = one.domain_topic.as_ref().map(|name| name.to_lowercase());
-        let key = Key::Name(one.topic, inside, one.name.to_lowercase());
+        let key = TurnKey::Name(one.topic, inside, one.name.to_lowercase());
         self.turns.alone(key).await
     }
 
     /// Puts a subscription together with other changes in the same commit.
-    pub(crate) async fn put_subscription_and(
+    pub(crate) async fn put_subscription_with_changes(
         &self,
         subscription: Subscription,
-        also: Vec<Change>,
-        read: Option<Read>,
+        also: Vec<CatalogChange>,
+        read: Option<SubscriptionRead>,
     ) -> Result<Arc<Subscription>, Error> {
-        self.see_through(|engine| async move {
+        self.run_to_completion(|engine| async move {
             let (id, topic) = (subscription.id, subscription.topic);
-            let _topic_turn = engine.turns.together(Key::Topic(topic)).await;
+            let _topic_turn = engine.turns.together(TurnKey::Topic(topic)).await;
             let _domain_topic_turn = match &subscription.domain_topic {
                 Some(name) => Some(engine.domain_topic_turn(topic, name).await),
                 None => None,
             };
-            let _turn = engine.turns.alone(Key::Subscription(id)).await;
-            let _name_turn = engine.name_turn(&subscription).await;
+            let _turn = engine.turns.alone(TurnKey::Subscription(id)).await;
+            let _name_turn = engine.subscription_name_turn(&subscription).await;
             let Some(entry) = engine.directory.topic_by_id(topic) else {
                 return Err(Error::Gone);
             };
             if let Some(read) = read {
                 engine.read(&subscription).check(&read)?;
             }
-            let over = |change: &Change| match change {
-                Change::DeleteHandshake(operation) => !engine.handshakes.is_under_way(operation),
+            let over = |change: &CatalogChange| match change {
+                CatalogChange::DeleteHandshake(operation) => !engine.handshakes.is_under_way(operation),
                 _ => false,
             };
             if also.iter().any(over) {
@@ -396,8 +404,8 @@ impl Engine {
             }
             let made = engine.missing_domain_topic(&entry.topic, &subscription)?;
             let mut changes = also;
-            changes.extend(made.clone().map(Change::PutDomainTopic));
-            changes.push(Change::PutSubscription(subscription.clone()));
+            changes.extend(made.clone().map(CatalogChange::PutDomainTopic));
+            changes.push(CatalogChange::PutSubscription(subscription.clone()));
             // The log must know the subscription before an event can match it, and keeps nothing
             // for it until then. Both may run in either order: nothing matches before both are
             // done, and a start repairs a half-done pair.
@@ -409,17 +417,17 @@ impl Engine {
                 engine.directory.put_domain_topic(made);
             }
             let subscription = Arc::new(subscription);
-            engine.show_subscription(subscription.clone(), &entry);
+            engine.apply_subscription(subscription.clone(), &entry);
             Ok(subscription)
         })
         .await
     }
 
     /// Applies a stored subscription: it is in force from now on.
-    pub(crate) fn show_subscription(&self, subscription: Arc<Subscription>, entry: &TopicEntry) {
+    pub(crate) fn apply_subscription(&self, subscription: Arc<Subscription>, entry: &TopicEntry) {
         let expires = subscription.expires.is_some();
         self.directory.put_subscription(subscription.clone());
-        self.take_up(subscription, entry);
+        self.start_dispatch(subscription, entry);
         if expires {
             self.expiry_changed.notify_one();
         }
@@ -428,26 +436,26 @@ impl Engine {
     /// Stops sending for a subscription; events are still accepted for it and wait. Attempts in
     /// flight end normally. None if there is no such subscription.
     pub async fn pause_subscription(&self, id: SubscriptionId) -> Result<Option<Arc<Subscription>>, Error> {
-        self.change_pauses(id, Pauses::begin).await
+        self.change_pauses(id, SubscriptionPauses::begin).await
     }
 
     /// Resumes sending. None if there is no such subscription.
     pub async fn resume_subscription(&self, id: SubscriptionId) -> Result<Option<Arc<Subscription>>, Error> {
-        self.change_pauses(id, Pauses::end).await
+        self.change_pauses(id, SubscriptionPauses::end).await
     }
 
     /// `change` returns whether it has changed anything.
     async fn change_pauses(
         &self,
         id: SubscriptionId,
-        change: fn(&mut Pauses, Timestamp) -> bool,
+        change: fn(&mut SubscriptionPauses, Timestamp) -> bool,
     ) -> Result<Option<Arc<Subscription>>, Error> {
-        self.see_through(move |engine| async move {
+        self.run_to_completion(move |engine| async move {
             let Some(topic) = engine.directory.subscription_by_id(id).map(|known| known.topic) else {
                 return Ok(None);
             };
-            let _topic_turn = engine.turns.together(Key::Topic(topic)).await;
-            let _turn = engine.turns.alone(Key::Subscription(id)).await;
+            let _topic_turn = engine.turns.together(TurnKey::Topic(topic)).await;
+            let _turn = engine.turns.alone(TurnKey::Subscription(id)).await;
             let known = engine.directory.subscription_by_id(id);
             let (Some(known), Some(entry)) = (known, engine.directory.topic_by_id(topic)) else {
                 return Ok(None);
@@ -460,11 +468,11 @@ impl Engine {
             let profile = engine.profile(&subscription, Some(&entry));
             let time_to_live = subscription.retry.time_to_live(profile);
             subscription.pauses.prune(time_to_live, now);
-            let stored = Change::PutSubscription(subscription.clone());
+            let stored = CatalogChange::PutSubscription(subscription.clone());
             engine.catalog.commit(vec![stored]).await?;
             let subscription = Arc::new(subscription);
             engine.directory.put_subscription(subscription.clone());
-            engine.take_up(subscription.clone(), &entry);
+            engine.start_dispatch(subscription.clone(), &entry);
             match subscription.pauses.is_paused() {
                 true => tracing::info!(subscription = %subscription.name, "subscription is paused"),
                 false => {
@@ -478,14 +486,14 @@ impl Engine {
 
     /// Takes a shared turn at an existing domain topic, or an exclusive one at a domain topic that
     /// is to be created.
-    async fn domain_topic_turn(&self, domain: TopicId, name: &str) -> Turn {
-        let key = Key::DomainTopic(domain, name.to_lowercase());
+    async fn domain_topic_turn(&self, domain: TopicId, name: &str) -> ChangeTurn {
+        let key = TurnKey::DomainTopic(domain, name.to_lowercase());
         let together = self.turns.together(key).await;
         if self.directory.domain_topic(domain, name).is_some() {
             return together;
         }
         drop(together);
-        self.domain_topic_alone(domain, name).await
+        self.exclusive_domain_topic_turn(domain, name).await
     }
 
     /// The domain topic that has to be created for a subscription.
@@ -519,7 +527,7 @@ impl Engine {
     /// Deletes a subscription. Its backlog is dropped and counted. The last subscription takes
     /// along an automatic domain topic, if the domain says so, and the hidden topic of a resource.
     pub async fn delete_subscription(&self, id: SubscriptionId) -> Result<(), Error> {
-        self.see_through(move |engine| async move {
+        self.run_to_completion(move |engine| async move {
             if let Some(known) = engine.directory.subscription_by_id(id) {
                 engine
                     .handshakes
@@ -527,7 +535,7 @@ impl Engine {
                     .await?;
             }
             engine
-                .drop_subscription(id, Reason::SubscriptionGone, |_| true)
+                .drop_subscription(id, GiveUpReason::SubscriptionGone, |_| true)
                 .await
         })
         .await
@@ -537,7 +545,7 @@ impl Engine {
     async fn drop_subscription(
         &self,
         id: SubscriptionId,
-        reason: Reason,
+        reason: GiveUpReason,
         meant: impl Fn(&Subscription) -> bool,
     ) -> Result<(), Error> {
         let Some(known) = self.directory.subscription_by_id(id) else {
@@ -547,29 +555,29 @@ impl Engine {
         let entry = self.directory.topic_by_id(topic);
         let kind = entry.as_ref().map(|entry| &entry.topic.kind);
         let scope = matches!(kind, Some(TopicKind::Scope { .. }));
-        let key = Key::Topic(topic);
+        let key = TurnKey::Topic(topic);
         let topic_turn = if scope {
             self.turns.alone(key).await
         } else {
             self.turns.together(key).await
         };
         let domain_topic_turn = match &known.domain_topic {
-            Some(name) => Some(self.domain_topic_alone(topic, name).await),
+            Some(name) => Some(self.exclusive_domain_topic_turn(topic, name).await),
             None => None,
         };
-        let turn = self.turns.alone(Key::Subscription(id)).await;
+        let turn = self.turns.alone(TurnKey::Subscription(id)).await;
         let Some(known) = self.directory.subscription_by_id(id).filter(|s| meant(s)) else {
             return Ok(());
         };
-        let mut changes = vec![Change::DeleteSubscription(id)];
+        let mut changes = vec![CatalogChange::DeleteSubscription(id)];
         let domain_topic = known
             .domain_topic
             .as_deref()
             .filter(|name| self.goes_with(topic, name, id));
-        changes.extend(domain_topic.map(|name| Change::DeleteDomainTopic(topic, name.to_owned())));
+        changes.extend(domain_topic.map(|name| CatalogChange::DeleteDomainTopic(topic, name.to_owned())));
         let scope_goes = scope && !self.is_used(topic, Some(id));
         if scope_goes {
-            changes.push(Change::DeleteTopic(topic));
+            changes.push(CatalogChange::DeleteTopic(topic));
         }
         self.catalog.commit(changes).await?;
         self.directory.delete_subscription(id);
@@ -579,8 +587,8 @@ impl Engine {
         if scope_goes {
             self.directory.delete_topic(topic);
         }
-        if reason == Reason::SubscriptionGone {
-            self.tell_deleted(&known, entry.as_deref());
+        if reason == GiveUpReason::SubscriptionGone {
+            self.notify_subscription_deleted(&known, entry.as_deref());
         }
         // The subscription is gone. Only a change of the same id has to wait until the log knows.
         drop((domain_topic_turn, topic_turn));
@@ -619,7 +627,7 @@ impl Engine {
             if let Some(subscription) = self.directory.subscription_by_id(*id) {
                 tracing::info!(subscription = %subscription.name, "subscription has expired");
             }
-            self.drop_subscription(*id, Reason::SubscriptionExpired, is_over)
+            self.drop_subscription(*id, GiveUpReason::SubscriptionExpired, is_over)
                 .await
         });
         join_all(all).await.into_iter().collect()
@@ -632,7 +640,7 @@ impl Engine {
         self.profiles.in_force(named, subscription.origin)
     }
 
-    pub(crate) fn take_up(&self, subscription: Arc<Subscription>, topic: &TopicEntry) {
+    pub(crate) fn start_dispatch(&self, subscription: Arc<Subscription>, topic: &TopicEntry) {
         let profile = self.profile(&subscription, Some(topic));
         self.dispatcher.put(subscription, topic, profile);
     }
@@ -641,7 +649,9 @@ impl Engine {
     pub(crate) async fn retire_all(&self, subscriptions: &[Arc<Subscription>]) -> Result<(), Error> {
         let mut result = Ok(());
         for some in subscriptions.chunks(RETIRE_AT_ONCE) {
-            let all = some.iter().map(|s| self.retire(s.id, Reason::SubscriptionGone));
+            let all = some
+                .iter()
+                .map(|s| self.retire(s.id, GiveUpReason::SubscriptionGone));
             // A subscription that cannot be closed must not keep the others running.
             result = join_all(all).await.into_iter().fold(result, Result::and);
         }
@@ -649,18 +659,18 @@ impl Engine {
     }
 
     /// Ends what the log still holds for subscriptions whose deletion it never learned of.
-    pub async fn retire_strays(&self, strays: Vec<SubscriptionId>) -> Result<(), Error> {
+    pub async fn retire_unknown_subscriptions(&self, strays: Vec<SubscriptionId>) -> Result<(), Error> {
         for id in strays {
-            self.retire(id, Reason::SubscriptionGone).await?;
+            self.retire(id, GiveUpReason::SubscriptionGone).await?;
         }
         Ok(())
     }
 
     /// Stops deliveries of a subscription that is no longer in the catalog.
-    pub(crate) async fn retire(&self, id: SubscriptionId, reason: Reason) -> Result<(), Error> {
+    pub(crate) async fn retire(&self, id: SubscriptionId, reason: GiveUpReason) -> Result<(), Error> {
         self.dispatcher.remove(id, reason).await;
         let dropped = self.log.close_subscription(id).await?;
-        self.recorder.retired(Retired {
+        self.recorder.retired(RetiredSubscription {
             subscription: id,
             at: self.clock.now(),
             reason,
@@ -674,9 +684,9 @@ impl Engine {
                 outcome: None,
                 status: None,
             };
-            let noted = Noted {
+            let noted = MeterNote {
                 given_up: &[(cause, dropped as usize)],
-                ..Noted::default()
+                ..MeterNote::default()
             };
             self.dispatcher.meter.note(self.clock.now(), &noted);
         }
@@ -687,16 +697,16 @@ impl Engine {
 /// The state of a subscription when a change to it was decided. On one node a turn excludes other
 /// changes; other nodes can still make some.
 #[derive(Clone, Debug, Default)]
-pub struct Read {
+pub struct SubscriptionRead {
     pub in_force: Option<Arc<Subscription>>,
     /// The handshake that was in progress.
     pub pending: Option<Arc<Handshake>>,
 }
 
-impl Read {
+impl SubscriptionRead {
     /// Fails if the subscription has changed since. A handshake that was in progress then may have
     /// succeeded or failed.
-    pub(crate) fn check(&self, read: &Read) -> Result<(), Error> {
+    pub(crate) fn check(&self, read: &SubscriptionRead) -> Result<(), Error> {
         self.check_pending(read)?;
         let now = self.in_force.as_deref();
         let granted = read.pending.as_ref().map(|asked| &asked.subscription);
@@ -707,7 +717,7 @@ impl Read {
     }
 
     /// Fails if a handshake is in progress that was not then.
-    pub fn check_pending(&self, read: &Read) -> Result<(), Error> {
+    pub fn check_pending(&self, read: &SubscriptionRead) -> Result<(), Error> {
         let operation = |asked: &Arc<Handshake>| asked.operation.clone();
         let known = read.pending.as_ref().map(operation);
         match self.pending.as_ref().map(operation) {
@@ -722,7 +732,7 @@ impl Read {
 fn same(one: Option<&Subscription>, other: Option<&Subscription>) -> bool {
     let decided = |one: &Subscription| {
         let mut one = one.clone();
-        one.pauses = Pauses::default();
+        one.pauses = SubscriptionPauses::default();
         if let Destination::WebHook(hook) = &mut one.destination {
             hook.rate_max = None;
         }
@@ -765,7 +775,7 @@ pub(crate) async fn join_all<F: Future>(futures: impl Iterator<Item = F>) -> Vec
 /// Retires each subscription when it expires.
 pub(crate) async fn retire_expired(engine: Arc<Engine>, stop: CancellationToken) {
     let mut again = None;
-    let mut steward = engine.node.steward.clone();
+    let mut steward = engine.node.coordinator.clone();
     loop {
         // Only the coordinator does this.
         let mine = *steward.borrow_and_update();

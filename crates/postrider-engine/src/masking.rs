@@ -7,7 +7,7 @@ use percent_encoding::{NON_ALPHANUMERIC, percent_decode_str, utf8_percent_encode
 use postrider_core::connection::part;
 use postrider_core::ids::Secret;
 use postrider_core::json::write_string;
-use postrider_core::subscription::{AttributeValue, Broker, Destination, Subscription};
+use postrider_core::subscription::{AttributeValue, BrokerAddress, Destination, Subscription};
 use std::collections::BTreeMap;
 
 /// A shorter secret is masked only as a whole word: inside a longer word it is likely to be
@@ -34,7 +34,7 @@ pub enum ConfiguredSecret {
 #[derive(Debug, Default)]
 pub struct SentSecrets {
     /// By their first byte in lower case; the longest first.
-    forms: BTreeMap<u8, Vec<Form>>,
+    forms: BTreeMap<u8, Vec<SecretForm>>,
     /// Whether requests carry signatures, which differ each time.
     signed: bool,
     /// Whether there were more values than are looked for.
@@ -42,7 +42,7 @@ pub struct SentSecrets {
 }
 
 #[derive(Debug, PartialEq, Eq)]
-struct Form {
+struct SecretForm {
     bytes: Vec<u8>,
     /// Whether to match whole words only.
     alone: bool,
@@ -68,7 +68,7 @@ impl SentSecrets {
             | Destination::ServiceBusQueue { resource, .. }
             | Destination::ServiceBusTopic { resource, .. } => {
                 secrets.signed = true;
-                if let Broker::Connection(text) = resource {
+                if let BrokerAddress::Connection(text) = resource {
                     secrets.add_connection(text.expose());
                 }
             }
@@ -210,7 +210,7 @@ impl SentSecrets {
     }
 
     fn put(&mut self, form: String) {
-        let form = Form {
+        let form = SecretForm {
             alone: form.len() < ANYWHERE_MIN,
             bytes: form.into_bytes(),
         };
@@ -287,7 +287,7 @@ fn begins_with(text: &[u8], beginning: &[u8]) -> bool {
     begin.is_some_and(|begin| begin.eq_ignore_ascii_case(beginning))
 }
 
-impl Form {
+impl SecretForm {
     fn is_at(&self, answer: &[u8], at: usize) -> bool {
         if !begins_with(&answer[at..], &self.bytes) {
             return false;
@@ -366,7 +366,7 @@ mod tests {
     #[test]
     fn the_parts_of_connection_strings_that_give_access_are_masked() {
         let hub = |connection: &str| Destination::EventHub {
-            resource: Broker::Connection(Secret::new(connection)),
+            resource: BrokerAddress::Connection(Secret::new(connection)),
             attributes: Vec::new(),
         };
         let queue = |connection: &str| Destination::StorageQueue {

@@ -5,7 +5,7 @@
 //! are kept, so that a clock may jump by years at no cost.
 
 use postrider_core::outcome::Outcome;
-use postrider_core::retry::Reason;
+use postrider_core::retry::GiveUpReason;
 use postrider_core::time::Timestamp;
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Mutex, MutexGuard};
@@ -24,7 +24,7 @@ const CAUSES_PER_MINUTE_MAX: usize = 8;
 
 /// Causes of one minute that are restored from an earlier process: those counted separately, and
 /// one without details for each effect and reason.
-const CAUSES_RESTORED_MAX: usize = CAUSES_PER_MINUTE_MAX + 1 + 2 * Reason::ALL.len();
+const CAUSES_RESTORED_MAX: usize = CAUSES_PER_MINUTE_MAX + 1 + 2 * GiveUpReason::ALL.len();
 
 const NANOS_PER_MINUTE: i64 = 60_000_000_000;
 /// Rates are counted in steps, so that they follow quickly and fall to zero within a minute.
@@ -48,7 +48,7 @@ pub const DURATION_BOUNDS: [f64; 15] = [
 #[derive(Debug)]
 pub struct Meter {
     minutes_max: usize,
-    kept: Mutex<Option<Box<Kept>>>,
+    kept: Mutex<Option<Box<MeterData>>>,
 }
 
 /// A meter of one topic or subscription.
@@ -63,8 +63,8 @@ impl Default for Meter {
 
 /// The result of one delivery request, or of settling deliveries without sending them.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Noted<'a> {
-    pub attempt: Option<Attempt>,
+pub struct MeterNote<'a> {
+    pub attempt: Option<AttemptMeasurement>,
     /// The end-to-end latencies of delivered events, with the number of events for each.
     pub delivered: &'a [(Duration, usize)],
     /// Events that were given up, by cause.
@@ -85,8 +85,8 @@ pub struct FailureCause {
 pub enum FailureEffect {
     /// A request failed, whatever followed for its events.
     AttemptFailed,
-    DeadLettered(Reason),
-    Dropped(Reason),
+    DeadLettered(GiveUpReason),
+    Dropped(GiveUpReason),
 }
 
 impl FailureCause {
@@ -132,7 +132,7 @@ impl RecentCounts {
 
 /// The measurements of one delivery request.
 #[derive(Clone, Copy, Debug)]
-pub struct Attempt {
+pub struct AttemptMeasurement {
     pub outcome: Outcome,
     pub status: Option<u16>,
     pub took: Duration,
@@ -141,15 +141,15 @@ pub struct Attempt {
 }
 
 #[derive(Debug, Default)]
-struct Kept {
-    steps: [Step; STEPS_PER_MINUTE + 1],
+struct MeterData {
+    steps: [RateStep; STEPS_PER_MINUTE + 1],
     /// Ordered by time, without empty ones.
     minutes: VecDeque<MeterMinute>,
-    totals: Totals,
+    totals: MeterTotals,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
-struct Step {
+struct RateStep {
     number: i64,
     published: u32,
     delivered: u32,
@@ -168,7 +168,7 @@ pub struct MeterMinute {
     pub dead_lettered: u32,
     pub dropped: u32,
     pub causes: Vec<(FailureCause, u32)>,
-    pub latency: Latencies,
+    pub latency: MinuteLatencies,
 }
 
 impl MeterMinute {
@@ -222,7 +222,7 @@ impl MeterMinute {
 
 /// Totals since the start, for exporters that keep time series themselves.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Totals {
+pub struct MeterTotals {
     /// From acceptance to delivery, for each event.
     pub latency: Histogram<{ LATENCY_BOUNDS.len() }>,
     /// For each request.
@@ -276,8 +276,8 @@ impl<const BOUNDS: usize> Histogram<BOUNDS> {
     }
 }
 
-impl Totals {
-    pub fn merge(&mut self, other: &Totals) {
+impl MeterTotals {
+    pub fn merge(&mut self, other: &MeterTotals) {
         self.latency.merge(&other.latency);
         self.duration.merge(&other.duration);
         for (count, more) in self.outcomes.iter_mut().zip(&other.outcomes) {
@@ -292,7 +292,7 @@ impl Totals {
 
 /// Events and failed requests per second, over the last minute.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Rates {
+pub struct EventRates {
     pub published: f64,
     pub delivered: f64,
     pub failed: f64,
@@ -300,7 +300,7 @@ pub struct Rates {
 
 /// Latency percentiles of the events delivered in a period. Accurate to an eighth.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Percentiles {
+pub struct LatencyQuantiles {
     pub p50: Duration,
     pub p95: Duration,
     pub p99: Duration,
@@ -308,12 +308,12 @@ pub struct Percentiles {
 
 /// Latency counts by bucket number, from which percentiles are computed. Counts of several meters
 /// can be added up, percentiles cannot.
-pub type Stretches = Vec<(u16, u64)>;
+pub type LatencyBucketCounts = Vec<(u16, u64)>;
 
-impl Percentiles {
+impl LatencyQuantiles {
     /// None without any counts. Buckets may come in any order, and more than once.
-    pub fn of(stretches: &[(u16, u64)]) -> Option<Percentiles> {
-        let mut all = Counts::default();
+    pub fn of(stretches: &[(u16, u64)]) -> Option<LatencyQuantiles> {
+        let mut all = LatencyBuckets::default();
         for (stretch, count) in stretches {
             if let Some(known) = all.0.get_mut(usize::from(*stretch)) {
                 *known = known.saturating_add(*count);
@@ -325,7 +325,7 @@ impl Percentiles {
 
 /// The counts of one minute.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Tally {
+pub struct MinuteTally {
     /// Minutes since 1970.
     pub number: i64,
     pub published: u64,
@@ -333,12 +333,12 @@ pub struct Tally {
     pub failed: u64,
     pub dead_lettered: u64,
     pub dropped: u64,
-    pub latency: Stretches,
+    pub latency: LatencyBucketCounts,
 }
 
 /// The counts of consecutive minutes, the last of them the present one.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Series {
+pub struct MinuteSeries {
     /// When the first minute began.
     pub start: Timestamp,
     pub published: Vec<u64>,
@@ -347,16 +347,16 @@ pub struct Series {
     pub dead_lettered: Vec<u64>,
     pub dropped: Vec<u64>,
     /// None where nothing was delivered.
-    pub latency: Vec<Option<Percentiles>>,
+    pub latency: Vec<Option<LatencyQuantiles>>,
 }
 
-impl Series {
+impl MinuteSeries {
     /// The series of the minutes up to `now`. Tallies of the same minute, from several meters, are
     /// added up.
-    pub fn of(now: Timestamp, minutes: usize, tallies: &[Tally]) -> Series {
+    pub fn of(now: Timestamp, minutes: usize, tallies: &[MinuteTally]) -> MinuteSeries {
         let last = now.nanos().div_euclid(NANOS_PER_MINUTE);
         let first = last - minutes as i64 + 1;
-        let mut series = Series {
+        let mut series = MinuteSeries {
             start: Timestamp::from_nanos(first * NANOS_PER_MINUTE),
             published: vec![0; minutes],
             delivered: vec![0; minutes],
@@ -365,7 +365,7 @@ impl Series {
             dropped: vec![0; minutes],
             latency: vec![None; minutes],
         };
-        let mut stretches: Vec<Stretches> = vec![Vec::new(); minutes];
+        let mut stretches: Vec<LatencyBucketCounts> = vec![Vec::new(); minutes];
         for tally in tallies {
             let at = usize::try_from(tally.number - first)
                 .ok()
@@ -379,7 +379,7 @@ impl Series {
             stretches[at].extend(&tally.latency);
         }
         for (latency, stretches) in series.latency.iter_mut().zip(&stretches) {
-            *latency = Percentiles::of(stretches);
+            *latency = LatencyQuantiles::of(stretches);
         }
         series
     }
@@ -394,7 +394,7 @@ impl Meter {
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, Option<Box<Kept>>> {
+    fn lock(&self) -> MutexGuard<'_, Option<Box<MeterData>>> {
         self.kept.lock().expect("no panic holds it")
     }
 
@@ -406,7 +406,7 @@ impl Meter {
         kept.minute(now, self.minutes_max).published += events as u64;
     }
 
-    pub fn note(&self, now: Timestamp, noted: &Noted<'_>) {
+    pub fn note(&self, now: Timestamp, noted: &MeterNote<'_>) {
         let mut kept = self.lock();
         let kept = kept.get_or_insert_default();
         let delivered: usize = noted.delivered.iter().map(|(_, count)| count).sum();
@@ -443,28 +443,28 @@ impl Meter {
 
     /// A request was refused as a whole and its events are sent again at once. Nothing is known of the events yet, so
     /// that the request is in the totals alone: neither health nor charts take it for a failure.
-    pub fn note_split(&self, attempt: Attempt) {
+    pub fn note_split(&self, attempt: AttemptMeasurement) {
         let mut kept = self.lock();
         kept.get_or_insert_default().totals.attempted(attempt);
     }
 
-    pub fn rates(&self, now: Timestamp) -> Rates {
+    pub fn rates(&self, now: Timestamp) -> EventRates {
         self.lock()
             .as_ref()
-            .map_or(Rates::default(), |kept| kept.rates(now))
+            .map_or(EventRates::default(), |kept| kept.rates(now))
     }
 
     /// The latencies of the last minutes, the present one included; none if nothing was delivered
     /// in them.
-    pub fn latency(&self, now: Timestamp, minutes: usize) -> Option<Percentiles> {
-        Percentiles::of(&self.stretches(now, minutes))
+    pub fn latency(&self, now: Timestamp, minutes: usize) -> Option<LatencyQuantiles> {
+        LatencyQuantiles::of(&self.stretches(now, minutes))
     }
 
     /// The same as counts by bucket.
-    pub fn stretches(&self, now: Timestamp, minutes: usize) -> Stretches {
+    pub fn stretches(&self, now: Timestamp, minutes: usize) -> LatencyBucketCounts {
         let kept = self.lock();
         let last = now.nanos().div_euclid(NANOS_PER_MINUTE);
-        let mut all = Counts::default();
+        let mut all = LatencyBuckets::default();
         for minute in kept
             .iter()
             .flat_map(|kept| kept.between(last - minutes as i64 + 1, last))
@@ -476,13 +476,13 @@ impl Meter {
     }
 
     /// The last minutes in which something happened, the present one included.
-    pub fn tallies(&self, now: Timestamp, minutes: usize) -> Vec<Tally> {
+    pub fn tallies(&self, now: Timestamp, minutes: usize) -> Vec<MinuteTally> {
         let last = now.nanos().div_euclid(NANOS_PER_MINUTE);
         let kept = self.lock();
         let minutes = kept
             .iter()
             .flat_map(|kept| kept.between(last - minutes as i64 + 1, last));
-        let tally = |minute: &MeterMinute| Tally {
+        let tally = |minute: &MeterMinute| MinuteTally {
             number: minute.number,
             published: minute.published,
             delivered: minute.delivered,
@@ -520,8 +520,8 @@ impl Meter {
         recent
     }
 
-    pub fn series(&self, now: Timestamp, minutes: usize) -> Series {
-        Series::of(now, minutes, &self.tallies(now, minutes))
+    pub fn series(&self, now: Timestamp, minutes: usize) -> MinuteSeries {
+        MinuteSeries::of(now, minutes, &self.tallies(now, minutes))
     }
 
     /// The last minutes in which something happened, as they are stored.
@@ -574,7 +574,7 @@ impl Meter {
     }
 
     /// None while nothing was noted.
-    pub fn totals(&self) -> Option<Totals> {
+    pub fn totals(&self) -> Option<MeterTotals> {
         self.lock().as_ref().map(|kept| kept.totals.clone())
     }
 
@@ -586,9 +586,9 @@ impl Meter {
     }
 }
 
-impl Totals {
-    fn attempted(&mut self, attempt: Attempt) {
-        let Attempt {
+impl MeterTotals {
+    fn attempted(&mut self, attempt: AttemptMeasurement) {
+        let AttemptMeasurement {
             outcome,
             took,
             waited,
@@ -608,25 +608,25 @@ impl Totals {
     }
 }
 
-impl Kept {
-    fn step(&mut self, now: Timestamp) -> &mut Step {
+impl MeterData {
+    fn step(&mut self, now: Timestamp) -> &mut RateStep {
         let number = now.nanos().div_euclid(NANOS_PER_STEP);
         let at = number.rem_euclid(self.steps.len() as i64) as usize;
         let step = &mut self.steps[at];
         if step.number != number {
-            *step = Step {
+            *step = RateStep {
                 number,
-                ..Step::default()
+                ..RateStep::default()
             };
         }
         step
     }
 
-    fn rates(&self, now: Timestamp) -> Rates {
+    fn rates(&self, now: Timestamp) -> EventRates {
         let present = now.nanos().div_euclid(NANOS_PER_STEP);
         let oldest = present - STEPS_PER_MINUTE as i64;
         let into = now.nanos().rem_euclid(NANOS_PER_STEP) as f64 / NANOS_PER_STEP as f64;
-        let mut rates = Rates::default();
+        let mut rates = EventRates::default();
         for step in &self.steps {
             // A part of the oldest step lies more than a minute back.
             let share = match step.number {
@@ -687,9 +687,9 @@ impl Kept {
 
 /// Latency counts by bucket number, without empty buckets.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Latencies(pub Vec<(u16, u32)>);
+pub struct MinuteLatencies(pub Vec<(u16, u32)>);
 
-impl Latencies {
+impl MinuteLatencies {
     fn add(&mut self, took: Duration, count: usize) {
         self.add_to(stretch_of(took), count as u32);
     }
@@ -703,24 +703,24 @@ impl Latencies {
 }
 
 /// Latency counts by bucket number, with empty buckets, added up.
-struct Counts([u64; STRETCHES]);
+struct LatencyBuckets([u64; STRETCHES]);
 
-impl Default for Counts {
-    fn default() -> Counts {
-        Counts([0; STRETCHES])
+impl Default for LatencyBuckets {
+    fn default() -> LatencyBuckets {
+        LatencyBuckets([0; STRETCHES])
     }
 }
 
-impl Counts {
-    fn add(&mut self, latencies: &Latencies) {
+impl LatencyBuckets {
+    fn add(&mut self, latencies: &MinuteLatencies) {
         for (stretch, count) in &latencies.0 {
             self.0[usize::from(*stretch)] += u64::from(*count);
         }
     }
 
-    fn percentiles(&self) -> Option<Percentiles> {
+    fn percentiles(&self) -> Option<LatencyQuantiles> {
         let all: u64 = self.0.iter().sum();
-        (all > 0).then(|| Percentiles {
+        (all > 0).then(|| LatencyQuantiles {
             p50: self.quantile(all, 0.50),
             p95: self.quantile(all, 0.95),
             p99: self.quantile(all, 0.99),
@@ -790,23 +790,23 @@ mod tests {
     }
 
     fn delivered(meter: &Meter, secs: i64, latency: Duration, count: usize) {
-        let noted = Noted {
+        let noted = MeterNote {
             delivered: &[(latency, count)],
-            ..Noted::default()
+            ..MeterNote::default()
         };
         meter.note(at(secs), &noted);
     }
 
     fn failed(meter: &Meter, secs: i64) {
-        let attempt = Attempt {
+        let attempt = AttemptMeasurement {
             outcome: Outcome::Busy,
             status: Some(503),
             took: millis(20),
             waited: Some(millis(5)),
         };
-        let noted = Noted {
+        let noted = MeterNote {
             attempt: Some(attempt),
-            ..Noted::default()
+            ..MeterNote::default()
         };
         meter.note(at(secs), &noted);
     }
@@ -866,7 +866,7 @@ mod tests {
     #[test]
     fn rates_are_of_the_last_minute() {
         let meter = Meter::default();
-        assert_eq!(meter.rates(at(0)), Rates::default());
+        assert_eq!(meter.rates(at(0)), EventRates::default());
         for secs in 0..120 {
             meter.published(at(secs), 10);
             delivered(&meter, secs, millis(1), 5);
@@ -878,8 +878,8 @@ mod tests {
         // whole one.
         let half = meter.rates(at(150));
         assert_eq!(half.published, 5.0);
-        assert_eq!(meter.rates(at(180)), Rates::default());
-        assert_eq!(meter.rates(at(86_400)), Rates::default());
+        assert_eq!(meter.rates(at(180)), EventRates::default());
+        assert_eq!(meter.rates(at(86_400)), EventRates::default());
         // An event of this instant counts already.
         meter.published(at(86_400), 60);
         assert_eq!(meter.rates(at(86_400)).published, 1.0);
@@ -893,12 +893,15 @@ mod tests {
         delivered(&meter, 121, millis(80), 1);
         failed(&meter, 122);
         let given_up = [
-            (given_up(FailureEffect::DeadLettered(Reason::BadRequest), 400), 3),
-            (given_up(FailureEffect::Dropped(Reason::BadRequest), 400), 4),
+            (
+                given_up(FailureEffect::DeadLettered(GiveUpReason::BadRequest), 400),
+                3,
+            ),
+            (given_up(FailureEffect::Dropped(GiveUpReason::BadRequest), 400), 4),
         ];
-        let noted = Noted {
+        let noted = MeterNote {
             given_up: &given_up,
-            ..Noted::default()
+            ..MeterNote::default()
         };
         meter.note(at(130), &noted);
         let series = meter.series(at(179), 4);
@@ -922,10 +925,13 @@ mod tests {
         let meter = Meter::default();
         assert_eq!(meter.recent(at(0), 5), RecentCounts::default());
         let dropped = |secs: i64, status: u16| {
-            let given_up = [(given_up(FailureEffect::Dropped(Reason::BadRequest), status), 2)];
-            let noted = Noted {
+            let given_up = [(
+                given_up(FailureEffect::Dropped(GiveUpReason::BadRequest), status),
+                2,
+            )];
+            let noted = MeterNote {
                 given_up: &given_up,
-                ..Noted::default()
+                ..MeterNote::default()
             };
             meter.note(at(secs), &noted);
         };
@@ -944,7 +950,7 @@ mod tests {
             outcome: Some(Outcome::Busy),
             status: Some(503),
         };
-        let refused = given_up(FailureEffect::Dropped(Reason::BadRequest), 400);
+        let refused = given_up(FailureEffect::Dropped(GiveUpReason::BadRequest), 400);
         assert_eq!(all.causes, BTreeMap::from([(busy, 1), (refused, 4)]));
         assert_eq!(meter.recent(at(300), 5).dropped, 2, "the first is too old");
         // Causes beyond the separate ones are still counted.
@@ -962,14 +968,14 @@ mod tests {
     #[test]
     fn a_refused_batch_that_is_sent_again_in_halves_is_no_failure() {
         let meter = Meter::default();
-        meter.note_split(Attempt {
+        meter.note_split(AttemptMeasurement {
             outcome: Outcome::PayloadTooLarge,
             status: Some(413),
             took: millis(5),
             waited: None,
         });
         assert_eq!(meter.recent(at(0), 5), RecentCounts::default());
-        assert_eq!(meter.rates(at(0)), Rates::default());
+        assert_eq!(meter.rates(at(0)), EventRates::default());
         assert_eq!(meter.totals().unwrap().duration.count(), 1);
     }
 
@@ -990,22 +996,22 @@ mod tests {
         both.published(at(61), 7);
         let mut tallies = one.tallies(at(119), 3);
         tallies.extend(other.tallies(at(119), 3));
-        assert_eq!(Series::of(at(119), 3, &tallies), both.series(at(119), 3));
+        assert_eq!(MinuteSeries::of(at(119), 3, &tallies), both.series(at(119), 3));
         let mut stretches = one.stretches(at(119), 15);
         stretches.extend(other.stretches(at(119), 15));
-        let found = Percentiles::of(&stretches).unwrap();
+        let found = LatencyQuantiles::of(&stretches).unwrap();
         assert_eq!(Some(found), both.latency(at(119), 15));
         about(found.p50, millis(10));
         about(found.p95, millis(2000));
-        assert_eq!(Percentiles::of(&[]), None);
+        assert_eq!(LatencyQuantiles::of(&[]), None);
         // Bucket numbers that no meter writes are ignored.
-        assert_eq!(Percentiles::of(&[(u16::MAX, 5)]), None);
-        let old = Tally {
+        assert_eq!(LatencyQuantiles::of(&[(u16::MAX, 5)]), None);
+        let old = MinuteTally {
             number: 0,
             delivered: 5,
-            ..Tally::default()
+            ..MinuteTally::default()
         };
-        assert_eq!(Series::of(at(119), 2, &[old]).delivered, [0, 0]);
+        assert_eq!(MinuteSeries::of(at(119), 2, &[old]).delivered, [0, 0]);
     }
 
     #[test]
@@ -1035,17 +1041,20 @@ mod tests {
         earlier.published(at(0), 3);
         delivered(&earlier, 0, millis(10), 2);
         failed(&earlier, 61);
-        let dropped = [(given_up(FailureEffect::Dropped(Reason::BadRequest), 400), 5)];
-        let noted = Noted {
+        let dropped = [(given_up(FailureEffect::Dropped(GiveUpReason::BadRequest), 400), 5)];
+        let noted = MeterNote {
             given_up: &dropped,
-            ..Noted::default()
+            ..MeterNote::default()
         };
         earlier.note(at(61), &noted);
         for status in 400..420 {
-            let dropped = [(given_up(FailureEffect::Dropped(Reason::BadRequest), status), 1)];
-            let noted = Noted {
+            let dropped = [(
+                given_up(FailureEffect::Dropped(GiveUpReason::BadRequest), status),
+                1,
+            )];
+            let noted = MeterNote {
                 given_up: &dropped,
-                ..Noted::default()
+                ..MeterNote::default()
             };
             earlier.note(at(62), &noted);
         }
@@ -1057,7 +1066,7 @@ mod tests {
         assert_eq!(meter.minutes(at(100)), kept);
         assert_eq!(
             meter.totals(),
-            Some(Totals::default()),
+            Some(MeterTotals::default()),
             "what others count starts anew"
         );
         assert_eq!(meter.last_minute(), kept.last().map(|minute| minute.number));
@@ -1078,7 +1087,7 @@ mod tests {
         // Values that no meter writes do no harm.
         let meter = Meter::default();
         let strange = MeterMinute {
-            latency: Latencies(vec![(u16::MAX, 5), (3, u32::MAX)]),
+            latency: MinuteLatencies(vec![(u16::MAX, 5), (3, u32::MAX)]),
             failed: 4,
             ..kept[0].clone()
         };

@@ -6,33 +6,33 @@ use std::time::Duration;
 use tokio::sync::watch;
 
 #[derive(Clone, Debug)]
-pub struct Node {
+pub struct NodeIdentity {
     /// The name by which other nodes know this one; none without a cluster.
     pub name: Option<Arc<str>>,
     /// Whether this node is the coordinator, which does what only one node may do: it ends what has
     /// expired, runs replays, and takes over the work of dead nodes.
-    pub steward: watch::Receiver<bool>,
+    pub coordinator: watch::Receiver<bool>,
     /// This node's part of the rates that webhooks allow.
-    pub sharing: watch::Receiver<Sharing>,
+    pub sharing: watch::Receiver<SendingTurn>,
 }
 
 /// The rank of this node among the nodes that send. They take turns where a webhook limits requests
 /// per minute.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Sharing {
+pub struct SendingTurn {
     rank: u32,
     of: u32,
 }
 
-impl Sharing {
+impl SendingTurn {
     /// The only node that sends.
-    pub const ALONE: Sharing = Sharing { rank: 0, of: 1 };
+    pub const ALONE: SendingTurn = SendingTurn { rank: 0, of: 1 };
 
     /// A node among `of` sending nodes, `rank` of which come before it in an order known to all.
-    pub fn new(rank: usize, of: usize) -> Sharing {
+    pub fn new(rank: usize, of: usize) -> SendingTurn {
         let of = u32::try_from(of).unwrap_or(u32::MAX).max(1);
         let rank = u32::try_from(rank).unwrap_or(u32::MAX) % of;
-        Sharing { rank, of }
+        SendingTurn { rank, of }
     }
 
     /// The number of nodes that send.
@@ -52,24 +52,24 @@ impl Sharing {
     }
 }
 
-impl Node {
+impl NodeIdentity {
     /// A node without a cluster.
-    pub fn alone() -> Node {
+    pub fn alone() -> NodeIdentity {
         let (_, steward) = watch::channel(true);
-        let (_, sharing) = watch::channel(Sharing::ALONE);
-        Node {
+        let (_, sharing) = watch::channel(SendingTurn::ALONE);
+        NodeIdentity {
             name: None,
-            steward,
+            coordinator: steward,
             sharing,
         }
     }
 
-    pub(crate) fn is_steward(&self) -> bool {
-        *self.steward.borrow()
+    pub(crate) fn is_coordinator(&self) -> bool {
+        *self.coordinator.borrow()
     }
 
     /// Whether this node is the one named in a record.
-    pub(crate) fn is_me(&self, by: Option<&str>) -> bool {
+    pub(crate) fn is_this_node(&self, by: Option<&str>) -> bool {
         self.name.as_deref() == by
     }
 }
@@ -89,7 +89,7 @@ mod tests {
     fn every_slot_is_one_nodes() {
         let at = |millis: i64| Timestamp::from_nanos(millis * 1_000_000);
         let check = |rank, of, from, expected| {
-            let begins = Sharing::new(rank, of).slot_from(at(from), Duration::from_secs(1));
+            let begins = SendingTurn::new(rank, of).slot_from(at(from), Duration::from_secs(1));
             assert_eq!(begins, at(expected), "node {rank} of {of} from {from}");
         };
         check(0, 1, 0, 0);
@@ -101,6 +101,6 @@ mod tests {
         check(2, 3, 5001, 8000);
         check(1, 2, -500, 1000);
         check(0, 2, -500, 0);
-        assert_eq!(Sharing::new(3, 0), Sharing::ALONE);
+        assert_eq!(SendingTurn::new(3, 0), SendingTurn::ALONE);
     }
 }

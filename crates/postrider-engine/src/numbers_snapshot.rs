@@ -1,7 +1,7 @@
 //! Counts that outlive the process: totals and minutes of the engine, its topics and subscriptions.
 
 use crate::Engine;
-use crate::counters::{CountTotals, PublishTotals};
+use crate::counters::{DeliveryTotals, PublishTotals};
 use crate::meters::MeterMinute;
 use postrider_core::ids::{SubscriptionId, TopicId};
 use postrider_core::time::Timestamp;
@@ -18,15 +18,15 @@ pub const MINUTES_MAX: usize = 100_000;
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct NumbersSnapshot {
     pub since: Timestamp,
-    pub counts: CountTotals,
+    pub counts: DeliveryTotals,
     pub minutes: Vec<MeterMinute>,
-    pub subscriptions: BTreeMap<SubscriptionId, Counted<CountTotals>>,
-    pub topics: BTreeMap<TopicId, Counted<PublishTotals>>,
+    pub subscriptions: BTreeMap<SubscriptionId, CountedResource<DeliveryTotals>>,
+    pub topics: BTreeMap<TopicId, CountedResource<PublishTotals>>,
 }
 
 /// The totals of one topic or subscription with its last minutes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Counted<T> {
+pub struct CountedResource<T> {
     pub totals: T,
     pub minutes: Vec<MeterMinute>,
 }
@@ -59,12 +59,12 @@ impl Engine {
         let subscriptions = subscriptions.iter().filter_map(|(_, outlet)| {
             let totals = outlet.counters.totals();
             let minutes = outlet.meter.minutes(now);
-            let counted = totals != CountTotals::default() || !minutes.is_empty();
+            let counted = totals != DeliveryTotals::default() || !minutes.is_empty();
             counted.then_some((outlet.id, totals, minutes))
         });
         let subscriptions = subscriptions.take(ENTRIES_MAX).map(|(id, totals, minutes)| {
             let minutes = within_bounds(minutes);
-            (id, Counted { totals, minutes })
+            (id, CountedResource { totals, minutes })
         });
         let subscriptions = subscriptions.collect();
         let mut topics: Vec<_> = self
@@ -81,7 +81,7 @@ impl Engine {
         });
         let topics = topics.take(ENTRIES_MAX).map(|(id, totals, minutes)| {
             let minutes = within_bounds(minutes);
-            (id, Counted { totals, minutes })
+            (id, CountedResource { totals, minutes })
         });
         let topics = topics.collect();
         NumbersSnapshot {

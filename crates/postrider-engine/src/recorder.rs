@@ -3,12 +3,12 @@
 
 use bytes::Bytes;
 use http::HeaderValue;
-use postrider_core::event::{Batch, Schema};
-use postrider_core::filter::{AdvancedFilter, Filter, Mismatch, Operands};
+use postrider_core::event::{EventSchema, PublishedBatch};
+use postrider_core::filter::{AdvancedFilter, EventFilter, FilterMismatch, FilterOperands};
 use postrider_core::ids::{Position, SubscriptionId, TopicId};
 use postrider_core::outcome::Outcome;
 use postrider_core::profile::{EndpointKind, Profile, StatusRule};
-use postrider_core::retry::{Attempt, Next, Reason, RetryPolicy};
+use postrider_core::retry::{GiveUpReason, MadeAttempt, NextStep, RetryPolicy};
 use postrider_core::subscription::{InputMapping, Subscription, Topic, TopicKind};
 use postrider_core::time::Timestamp;
 use std::fmt;
@@ -19,35 +19,35 @@ use std::time::Duration;
 use tokio::sync::broadcast;
 
 use crate::attempt::trace::AttemptSpan;
-use crate::deliver::Timings;
+use crate::deliver::AttemptTimings;
 use crate::subscription_health::words_of;
 
 /// Receives everything that happens to events. Called on the hot path from any thread: never
 /// blocks, never fails; records that do not fit are lost and counted.
-pub trait Recorder: Send + Sync {
+pub trait EventRecorder: Send + Sync {
     /// Whether anything is recorded. Data that is expensive to collect is collected only then.
     fn on(&self) -> bool;
     /// Once per publish request, when it is durable.
-    fn accepted(&self, accepted: Accepted);
+    fn accepted(&self, accepted: AcceptedRequest);
     /// Once per delivery request, when its consequences are decided.
-    fn attempted(&self, attempted: Attempted);
+    fn attempted(&self, attempted: AttemptedRequest);
     /// Deliveries that ended without an attempt of their own.
-    fn ended(&self, ended: Ended);
+    fn ended(&self, ended: EndedDeliveries);
     /// A subscription is gone, and its backlog with it.
-    fn retired(&self, retired: Retired);
+    fn retired(&self, retired: RetiredSubscription);
     /// An endpoint is on probation, or its probation was prolonged.
-    fn held(&self, held: Held);
+    fn held(&self, held: HeldEndpoint);
     /// Deliveries to an endpoint continue.
-    fn released(&self, released: Released);
+    fn released(&self, released: ReleasedEndpoint);
     /// Dead letters are in a blob.
     fn blob(&self, blob: BlobWritten);
     /// Dead letters were appended to the log again.
-    fn replayed(&self, replayed: Replayed);
+    fn replayed(&self, replayed: ReplayedDeadLetters);
 }
 
 /// A topic and its subscriptions as routing saw them: the names that an accepted request refers to.
 #[derive(Debug)]
-pub struct Audience {
+pub struct TopicAudience {
     pub topic: TopicId,
     pub name: String,
     /// The full resource id.
@@ -58,9 +58,9 @@ pub struct Audience {
     pub subscriptions: Vec<Arc<Subscription>>,
 }
 
-impl Audience {
-    pub fn new(topic: &Topic, full_id: &str, subscriptions: Vec<Arc<Subscription>>) -> Audience {
-        Audience {
+impl TopicAudience {
+    pub fn new(topic: &Topic, full_id: &str, subscriptions: Vec<Arc<Subscription>>) -> TopicAudience {
+        TopicAudience {
             topic: topic.id,
             name: topic.name.clone(),
             full_id: full_id.to_owned(),
@@ -73,7 +73,7 @@ impl Audience {
 
 /// The routing verdict for one event and one subscription.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Verdict {
+pub enum RoutingVerdict {
     Matched,
     /// The subscription had expired.
     Expired,
@@ -82,67 +82,69 @@ pub enum Verdict {
     EventType,
     SubjectBeginsWith,
     SubjectEndsWith,
-    /// Index into `Filter::advanced`.
+    /// Index into `EventFilter::advanced`.
     Advanced(u16),
 }
 
-impl From<Mismatch> for Verdict {
-    fn from(mismatch: Mismatch) -> Verdict {
+impl From<FilterMismatch> for RoutingVerdict {
+    fn from(mismatch: FilterMismatch) -> RoutingVerdict {
         match mismatch {
-            Mismatch::EventType => Verdict::EventType,
-            Mismatch::SubjectPrefix => Verdict::SubjectBeginsWith,
-            Mismatch::SubjectSuffix => Verdict::SubjectEndsWith,
-            Mismatch::Advanced(index) => Verdict::Advanced(u16::try_from(index).unwrap_or(u16::MAX)),
+            FilterMismatch::EventType => RoutingVerdict::EventType,
+            FilterMismatch::SubjectPrefix => RoutingVerdict::SubjectBeginsWith,
+            FilterMismatch::SubjectSuffix => RoutingVerdict::SubjectEndsWith,
+            FilterMismatch::Advanced(index) => {
+                RoutingVerdict::Advanced(u16::try_from(index).unwrap_or(u16::MAX))
+            }
         }
     }
 }
 
 /// The verdicts on the events of one request.
 #[derive(Clone, Debug, Default)]
-pub struct Verdicts {
+pub struct RoutingVerdicts {
     /// The distinct lists, each with a verdict for every subscription of the audience, or for the
     /// first of them where there are too many. Empty when no subscription filters events: all have
     /// matched.
-    pub lists: Vec<Box<[Verdict]>>,
+    pub lists: Vec<Box<[RoutingVerdict]>>,
     /// The number of each event's list. Empty when `lists` is.
     pub of_event: Vec<u32>,
 }
 
 #[derive(Clone, Debug)]
-pub struct Accepted {
+pub struct AcceptedRequest {
     /// The position of the request's first event; none when no event matched and nothing was
     /// stored.
     pub first: Option<Position>,
-    pub batch: Arc<Batch>,
-    pub audience: Arc<Audience>,
-    pub verdicts: Verdicts,
+    pub batch: Arc<PublishedBatch>,
+    pub audience: Arc<TopicAudience>,
+    pub verdicts: RoutingVerdicts,
 }
 
 /// An event, identified by the position of its request's first event and its index in the request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Place {
+pub struct EventPlace {
     pub first: Position,
     pub index: u32,
 }
 
-impl Place {
+impl EventPlace {
     pub fn position(self) -> Position {
         Position(self.first.0 + u64::from(self.index))
     }
 }
 
 /// `12345:0`
-impl fmt::Display for Place {
+impl fmt::Display for EventPlace {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}:{}", self.first, self.index)
     }
 }
 
-impl FromStr for Place {
+impl FromStr for EventPlace {
     type Err = ();
-    fn from_str(text: &str) -> Result<Place, ()> {
+    fn from_str(text: &str) -> Result<EventPlace, ()> {
         let (first, index) = text.split_once(':').ok_or(())?;
-        Ok(Place {
+        Ok(EventPlace {
             first: Position(first.parse().map_err(|_| ())?),
             index: index.parse().map_err(|_| ())?,
         })
@@ -151,18 +153,18 @@ impl FromStr for Place {
 
 /// Consecutive events of one publish request with the same result in one delivery request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Run {
-    pub start: Place,
+pub struct EventRun {
+    pub start: EventPlace,
     pub count: u32,
     /// The number of the attempt. The first is 1.
     pub number: u32,
     /// Since when the attempt could have been made: the acceptance, or the due time of the retry.
     pub since: Timestamp,
-    pub decision: Decision,
+    pub decision: AttemptDecision,
 }
 
 #[derive(Clone, Debug)]
-pub struct Attempted {
+pub struct AttemptedRequest {
     pub subscription: Arc<Subscription>,
     /// Scheme, host, port and path.
     pub endpoint: Arc<str>,
@@ -171,13 +173,13 @@ pub struct Attempted {
     pub outcome: Outcome,
     pub status: Option<u16>,
     /// As far as the transport measured them; the total is always known.
-    pub timings: Option<Timings>,
+    pub timings: Option<AttemptTimings>,
     pub answer: Option<AnswerBody>,
     /// Why no answer came, for people.
     pub failure: Option<Box<str>>,
     /// The span of the attempt, if it is exported.
     pub span: Option<Box<AttemptSpan>>,
-    pub runs: Vec<Run>,
+    pub runs: Vec<EventRun>,
 }
 
 /// The beginning of a response body. Truncated and redacted before it is stored.
@@ -189,28 +191,28 @@ pub struct AnswerBody {
 
 /// The consequence of an attempt, with the rule behind a retry's time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Decision {
+pub enum AttemptDecision {
     Done,
-    Retry { at: Timestamp, why: Why },
-    DeadLetter(Reason),
-    Drop(Reason),
+    Retry { at: Timestamp, why: RetryTimeRule },
+    DeadLetter(GiveUpReason),
+    Drop(GiveUpReason),
 }
 
-impl Decision {
+impl AttemptDecision {
     /// `why` is called only for a retry.
-    pub fn new(next: Next, why: impl FnOnce(Timestamp) -> Why) -> Decision {
+    pub fn new(next: NextStep, why: impl FnOnce(Timestamp) -> RetryTimeRule) -> AttemptDecision {
         match next {
-            Next::Done => Decision::Done,
-            Next::RetryAt(at) => Decision::Retry { at, why: why(at) },
-            Next::DeadLetter(reason) => Decision::DeadLetter(reason),
-            Next::Drop(reason) => Decision::Drop(reason),
+            NextStep::Done => AttemptDecision::Done,
+            NextStep::RetryAt(at) => AttemptDecision::Retry { at, why: why(at) },
+            NextStep::DeadLetter(reason) => AttemptDecision::DeadLetter(reason),
+            NextStep::Drop(reason) => AttemptDecision::Drop(reason),
         }
     }
 }
 
 /// The rule that set the time of a retry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Why {
+pub enum RetryTimeRule {
     /// The schedule's wait after this many attempts.
     Schedule { after: u32, wait: Duration },
     /// The status asks for at least this wait.
@@ -225,17 +227,17 @@ pub enum Why {
     Halved,
 }
 
-impl Why {
+impl RetryTimeRule {
     /// The rule by which an attempt that ended at `now` is followed by another at `due`.
     pub fn of(
         policy: &RetryPolicy,
         profile: &Profile,
         kind: EndpointKind,
-        attempt: Attempt,
+        attempt: MadeAttempt,
         published: Timestamp,
         now: Timestamp,
         due: Timestamp,
-    ) -> Why {
+    ) -> RetryTimeRule {
         let wait = profile.step(attempt.number);
         let floor = match profile.rule(attempt.status, kind) {
             StatusRule::RetryAfter(floor) | StatusRule::FinalIfDeadLettered(floor) => floor,
@@ -249,15 +251,15 @@ impl Why {
             && due >= now + wait.max(floor)
         {
             return if now + asked == due {
-                Why::RetryAfter { asked }
+                RetryTimeRule::RetryAfter { asked }
             } else {
-                Why::EndOfLife
+                RetryTimeRule::EndOfLife
             };
         }
         if floor > wait && due <= by_rule && now + floor == due {
-            return Why::Floor { wait: floor };
+            return RetryTimeRule::Floor { wait: floor };
         }
-        Why::Schedule {
+        RetryTimeRule::Schedule {
             after: attempt.number,
             wait,
         }
@@ -265,25 +267,29 @@ impl Why {
 
     pub fn name(self) -> &'static str {
         match self {
-            Why::Schedule { .. } => "schedule",
-            Why::Floor { .. } => "floor",
-            Why::RetryAfter { .. } => "retryAfter",
-            Why::EndOfLife => "endOfLife",
-            Why::Halved => "halved",
+            RetryTimeRule::Schedule { .. } => "schedule",
+            RetryTimeRule::Floor { .. } => "floor",
+            RetryTimeRule::RetryAfter { .. } => "retryAfter",
+            RetryTimeRule::EndOfLife => "endOfLife",
+            RetryTimeRule::Halved => "halved",
         }
     }
 }
 
-impl fmt::Display for Why {
+impl fmt::Display for RetryTimeRule {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Why::Schedule { after, wait } => {
+            RetryTimeRule::Schedule { after, wait } => {
                 write!(f, "the schedule's wait after attempt {after} is {wait:?}")
             }
-            Why::Floor { wait } => write!(f, "after this status at least {wait:?} are waited"),
-            Why::RetryAfter { asked } => write!(f, "the receiver asked to wait for {asked:?} (Retry-After)"),
-            Why::EndOfLife => f.write_str("the receiver asked for more than the event's time to live allows"),
-            Why::Halved => {
+            RetryTimeRule::Floor { wait } => write!(f, "after this status at least {wait:?} are waited"),
+            RetryTimeRule::RetryAfter { asked } => {
+                write!(f, "the receiver asked to wait for {asked:?} (Retry-After)")
+            }
+            RetryTimeRule::EndOfLife => {
+                f.write_str("the receiver asked for more than the event's time to live allows")
+            }
+            RetryTimeRule::Halved => {
                 f.write_str("the request was too large as a whole: the same attempt in two halves")
             }
         }
@@ -291,49 +297,49 @@ impl fmt::Display for Why {
 }
 
 #[derive(Clone, Debug)]
-pub struct Ended {
+pub struct EndedDeliveries {
     pub subscription: SubscriptionId,
-    pub events: Vec<Place>,
+    pub events: Vec<EventPlace>,
     pub at: Timestamp,
-    pub disposition: Disposition,
+    pub disposition: DeliveryDisposition,
 }
 
 /// How a delivery ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Disposition {
+pub enum DeliveryDisposition {
     Delivered,
     /// The answer was late.
     DeliveredLate,
-    DeadLettered(Reason),
-    Dropped(Reason),
+    DeadLettered(GiveUpReason),
+    Dropped(GiveUpReason),
 }
 
-impl Disposition {
+impl DeliveryDisposition {
     pub fn state(self) -> DeliveryState {
         match self {
-            Disposition::Delivered | Disposition::DeliveredLate => DeliveryState::Delivered,
-            Disposition::DeadLettered(_) => DeliveryState::DeadLettered,
-            Disposition::Dropped(_) => DeliveryState::Dropped,
+            DeliveryDisposition::Delivered | DeliveryDisposition::DeliveredLate => DeliveryState::Delivered,
+            DeliveryDisposition::DeadLettered(_) => DeliveryState::DeadLettered,
+            DeliveryDisposition::Dropped(_) => DeliveryState::Dropped,
         }
     }
 
-    pub fn reason(self) -> Option<Reason> {
+    pub fn reason(self) -> Option<GiveUpReason> {
         match self {
-            Disposition::Delivered | Disposition::DeliveredLate => None,
-            Disposition::DeadLettered(reason) | Disposition::Dropped(reason) => Some(reason),
+            DeliveryDisposition::Delivered | DeliveryDisposition::DeliveredLate => None,
+            DeliveryDisposition::DeadLettered(reason) | DeliveryDisposition::Dropped(reason) => Some(reason),
         }
     }
 }
 
 #[derive(Clone, Copy, Debug)]
-pub struct Retired {
+pub struct RetiredSubscription {
     pub subscription: SubscriptionId,
     pub at: Timestamp,
-    pub reason: Reason,
+    pub reason: GiveUpReason,
 }
 
 #[derive(Clone, Debug)]
-pub struct Held {
+pub struct HeldEndpoint {
     pub endpoint: Arc<str>,
     pub cause: Outcome,
     pub at: Timestamp,
@@ -341,14 +347,14 @@ pub struct Held {
 }
 
 #[derive(Clone, Debug)]
-pub struct Released {
+pub struct ReleasedEndpoint {
     pub endpoint: Arc<str>,
     pub at: Timestamp,
 }
 
 /// The location of a blob.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct BlobPlace {
+pub struct DeadLetterBlobLocation {
     pub account: String,
     pub container: String,
     pub path: String,
@@ -358,50 +364,50 @@ pub struct BlobPlace {
 pub struct BlobWritten {
     pub subscription: SubscriptionId,
     pub at: Timestamp,
-    pub blob: Arc<BlobPlace>,
-    pub letters: Vec<Place>,
+    pub blob: Arc<DeadLetterBlobLocation>,
+    pub letters: Vec<EventPlace>,
 }
 
 #[derive(Clone, Debug)]
-pub struct Replayed {
+pub struct ReplayedDeadLetters {
     pub subscription: SubscriptionId,
     pub at: Timestamp,
     /// The blob that the dead letters were read from.
-    pub blob: Arc<BlobPlace>,
+    pub blob: Arc<DeadLetterBlobLocation>,
     /// The position of the first event of the new request, and the number of its events.
     pub first: Position,
     pub count: u32,
 }
 
 /// Forwards to two recorders; only the second gets spans.
-pub struct Tee(pub Arc<dyn Recorder>, pub Arc<dyn Recorder>);
+pub struct RecorderPair(pub Arc<dyn EventRecorder>, pub Arc<dyn EventRecorder>);
 
-impl Recorder for Tee {
+impl EventRecorder for RecorderPair {
     fn on(&self) -> bool {
         self.0.on() || self.1.on()
     }
-    fn accepted(&self, accepted: Accepted) {
+    fn accepted(&self, accepted: AcceptedRequest) {
         self.0.accepted(accepted.clone());
         self.1.accepted(accepted);
     }
-    fn attempted(&self, mut attempted: Attempted) {
+    fn attempted(&self, mut attempted: AttemptedRequest) {
         let span = attempted.span.take();
         self.0.attempted(attempted.clone());
-        self.1.attempted(Attempted { span, ..attempted });
+        self.1.attempted(AttemptedRequest { span, ..attempted });
     }
-    fn ended(&self, ended: Ended) {
+    fn ended(&self, ended: EndedDeliveries) {
         self.0.ended(ended.clone());
         self.1.ended(ended);
     }
-    fn retired(&self, retired: Retired) {
+    fn retired(&self, retired: RetiredSubscription) {
         self.0.retired(retired);
         self.1.retired(retired);
     }
-    fn held(&self, held: Held) {
+    fn held(&self, held: HeldEndpoint) {
         self.0.held(held.clone());
         self.1.held(held);
     }
-    fn released(&self, released: Released) {
+    fn released(&self, released: ReleasedEndpoint) {
         self.0.released(released.clone());
         self.1.released(released);
     }
@@ -409,7 +415,7 @@ impl Recorder for Tee {
         self.0.blob(blob.clone());
         self.1.blob(blob);
     }
-    fn replayed(&self, replayed: Replayed) {
+    fn replayed(&self, replayed: ReplayedDeadLetters) {
         self.0.replayed(replayed.clone());
         self.1.replayed(replayed);
     }
@@ -424,33 +430,33 @@ pub struct SpanCounts {
 
 /// A recorder that stores nothing.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Nothing;
+pub struct NoRecorder;
 
-impl Recorder for Nothing {
+impl EventRecorder for NoRecorder {
     fn on(&self) -> bool {
         false
     }
-    fn accepted(&self, _: Accepted) {}
-    fn attempted(&self, _: Attempted) {}
-    fn ended(&self, _: Ended) {}
-    fn retired(&self, _: Retired) {}
-    fn held(&self, _: Held) {}
-    fn released(&self, _: Released) {}
+    fn accepted(&self, _: AcceptedRequest) {}
+    fn attempted(&self, _: AttemptedRequest) {}
+    fn ended(&self, _: EndedDeliveries) {}
+    fn retired(&self, _: RetiredSubscription) {}
+    fn held(&self, _: HeldEndpoint) {}
+    fn released(&self, _: ReleasedEndpoint) {}
     fn blob(&self, _: BlobWritten) {}
-    fn replayed(&self, _: Replayed) {}
+    fn replayed(&self, _: ReplayedDeadLetters) {}
 }
 
-impl Recordings for Nothing {
-    fn trace(&self, _: &str) -> Vec<EventStory> {
+impl RecordingQueries for NoRecorder {
+    fn trace(&self, _: &str) -> Vec<EventHistory> {
         Vec::new()
     }
-    fn search(&self, _: &Query) -> Page {
-        Page::default()
+    fn search(&self, _: &EventQuery) -> EventPage {
+        EventPage::default()
     }
-    fn recent(&self, _: Option<TopicId>, _: usize) -> Vec<Recent> {
+    fn recent(&self, _: Option<TopicId>, _: usize) -> Vec<RecentEvent> {
         Vec::new()
     }
-    fn subscribe(&self) -> broadcast::Receiver<Arc<Line>> {
+    fn subscribe(&self) -> broadcast::Receiver<Arc<LiveStreamLine>> {
         // The sender is dropped, so that the receiver sees the end of the stream at once.
         broadcast::channel(1).1
     }
@@ -461,26 +467,26 @@ impl Recordings for Nothing {
 
 /// Queries of the flight recorder. A query finds everything that was recorded before it. The calls
 /// read files and may wait for the writer: they must not run where blocking is forbidden.
-pub trait Recordings: Send + Sync {
+pub trait RecordingQueries: Send + Sync {
     /// Everything known about the events with this id, the latest first.
-    fn trace(&self, id: &str) -> Vec<EventStory>;
+    fn trace(&self, id: &str) -> Vec<EventHistory>;
     /// A page, the latest recorded first. Does a bounded amount of work: a page may have fewer
     /// events than requested, or none, and still have a cursor.
-    fn search(&self, query: &Query) -> Page;
+    fn search(&self, query: &EventQuery) -> EventPage;
     /// Everything that this node recorded about events that were accepted, here or at another node,
     /// at these times; in the same order. Contains only deliveries with recorded activity.
-    fn happened(&self, events: &[(Place, Timestamp)]) -> Vec<Vec<SubscriptionStory>> {
+    fn happened(&self, events: &[(EventPlace, Timestamp)]) -> Vec<Vec<SubscriptionHistory>> {
         events.iter().map(|_| Vec::new()).collect()
     }
     /// The events at these places, as far as their acceptance is recorded here, without their
     /// deliveries.
-    fn events_at(&self, places: &[Place]) -> Vec<Option<EventStory>> {
+    fn events_at(&self, places: &[EventPlace]) -> Vec<Option<EventHistory>> {
         places.iter().map(|_| None).collect()
     }
     /// The latest events with their content, the latest first, as far as they are still in memory.
-    fn recent(&self, topic: Option<TopicId>, max: usize) -> Vec<Recent>;
+    fn recent(&self, topic: Option<TopicId>, max: usize) -> Vec<RecentEvent>;
     /// The live stream of what happens from now on. A slow reader loses lines and learns how many.
-    fn subscribe(&self) -> broadcast::Receiver<Arc<Line>>;
+    fn subscribe(&self) -> broadcast::Receiver<Arc<LiveStreamLine>>;
     fn status(&self) -> RecorderStatus;
 }
 
@@ -500,7 +506,7 @@ pub struct RecorderStatus {
 }
 
 #[derive(Clone, Debug, Default)]
-pub struct Query {
+pub struct EventQuery {
     pub id: Option<String>,
     pub topic: Option<TopicId>,
     pub subscription: Option<SubscriptionId>,
@@ -515,7 +521,7 @@ pub struct Query {
     pub since: Option<Timestamp>,
     /// Exclusive.
     pub until: Option<Timestamp>,
-    pub cursor: Option<Cursor>,
+    pub cursor: Option<SearchCursor>,
     pub limit: usize,
 }
 
@@ -539,24 +545,24 @@ impl AttemptFilter {
 
 /// Where the next page begins.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Cursor {
+pub struct SearchCursor {
     pub segment: i64,
     pub record: u32,
     pub event: u32,
 }
 
-impl fmt::Display for Cursor {
+impl fmt::Display for SearchCursor {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{:x}-{:x}-{:x}", self.segment, self.record, self.event)
     }
 }
 
-impl FromStr for Cursor {
+impl FromStr for SearchCursor {
     type Err = ();
-    fn from_str(text: &str) -> Result<Cursor, ()> {
+    fn from_str(text: &str) -> Result<SearchCursor, ()> {
         let mut parts = text.split('-').map(|part| u64::from_str_radix(part, 16));
         let mut next = || parts.next().and_then(Result::ok).ok_or(());
-        let cursor = Cursor {
+        let cursor = SearchCursor {
             segment: i64::try_from(next()?).map_err(|_| ())?,
             record: u32::try_from(next()?).map_err(|_| ())?,
             event: u32::try_from(next()?).map_err(|_| ())?,
@@ -569,17 +575,17 @@ impl FromStr for Cursor {
 }
 
 #[derive(Clone, Debug, Default)]
-pub struct Page {
+pub struct EventPage {
     pub events: Vec<EventLine>,
-    pub cursor: Option<Cursor>,
+    pub cursor: Option<SearchCursor>,
     /// The range of acceptance times that the search has covered, the earlier first.
     pub searched: Option<(Timestamp, Timestamp)>,
-    pub work: Work,
+    pub work: QueryWork,
 }
 
 /// The work that a query took.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Work {
+pub struct QueryWork {
     /// Index entries that were read sequentially.
     pub cards: u64,
     /// Index searches for one position or id.
@@ -593,9 +599,9 @@ pub struct Work {
 #[derive(Clone, Debug, PartialEq)]
 pub struct EventLine {
     /// The cursor of a page that begins after this event.
-    pub behind: Cursor,
+    pub behind: SearchCursor,
     /// None for an event that matched no subscription.
-    pub place: Option<Place>,
+    pub place: Option<EventPlace>,
     pub id: String,
     pub topic: TopicId,
     pub topic_name: String,
@@ -615,13 +621,13 @@ pub struct DeliveryLine {
     pub name: String,
     pub state: DeliveryState,
     pub last_outcome: Option<Outcome>,
-    /// The attempts that [`Query::attempts`] selects, in chronological order; empty without it.
-    pub attempts: Vec<AttemptStory>,
+    /// The attempts that [`EventQuery::attempts`] selects, in chronological order; empty without it.
+    pub attempts: Vec<AttemptHistory>,
 }
 
 /// A published event with its history.
 #[derive(Clone, Debug, PartialEq)]
-pub struct EventStory {
+pub struct EventHistory {
     pub id: String,
     pub topic: TopicId,
     pub topic_name: String,
@@ -631,7 +637,7 @@ pub struct EventStory {
     pub subject: String,
     /// Set for a CloudEvent.
     pub source: Option<String>,
-    pub schema: Schema,
+    pub schema: EventSchema,
     pub accepted: Timestamp,
     pub publisher: String,
     pub bytes: u64,
@@ -639,75 +645,75 @@ pub struct EventStory {
     pub trace: Option<String>,
     pub replay: u32,
     /// The blob that the event was read from, if it is a replayed dead letter.
-    pub replayed_from: Option<BlobPlace>,
+    pub replayed_from: Option<DeadLetterBlobLocation>,
     /// None for an event that matched no subscription.
-    pub place: Option<Place>,
+    pub place: Option<EventPlace>,
     pub state: EventState,
     /// Matching subscriptions come first.
-    pub subscriptions: Vec<SubscriptionStory>,
+    pub subscriptions: Vec<SubscriptionHistory>,
 }
 
 #[derive(Clone, Debug, PartialEq)]
-pub struct SubscriptionStory {
+pub struct SubscriptionHistory {
     pub id: SubscriptionId,
     /// The subscription's name at that time. Empty if unknown.
     pub name: String,
     pub domain_topic: Option<String>,
-    pub fate: Fate,
+    pub fate: SubscriptionFate,
 }
 
 #[derive(Clone, Debug, PartialEq)]
-pub enum Fate {
-    Matched(DeliveryStory),
-    Refused(Predicate),
+pub enum SubscriptionFate {
+    Matched(DeliveryHistory),
+    Refused(UnmetPredicate),
 }
 
 /// The part of a subscription that an event did not satisfy.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Predicate {
-    pub verdict: Verdict,
+pub struct UnmetPredicate {
+    pub verdict: RoutingVerdict,
     pub text: String,
 }
 
-impl Verdict {
+impl RoutingVerdict {
     pub fn name(self) -> &'static str {
         match self {
-            Verdict::Matched => "matched",
-            Verdict::Expired => "expired",
-            Verdict::DomainTopic => "domainTopic",
-            Verdict::EventType => "eventType",
-            Verdict::SubjectBeginsWith => "subjectBeginsWith",
-            Verdict::SubjectEndsWith => "subjectEndsWith",
-            Verdict::Advanced(_) => "advanced",
+            RoutingVerdict::Matched => "matched",
+            RoutingVerdict::Expired => "expired",
+            RoutingVerdict::DomainTopic => "domainTopic",
+            RoutingVerdict::EventType => "eventType",
+            RoutingVerdict::SubjectBeginsWith => "subjectBeginsWith",
+            RoutingVerdict::SubjectEndsWith => "subjectEndsWith",
+            RoutingVerdict::Advanced(_) => "advanced",
         }
     }
 
     /// The verdict in words, naming the filter that gave it.
     pub fn text(self, subscription: &Subscription) -> String {
-        let filter: &Filter = &subscription.filter;
+        let filter: &EventFilter = &subscription.filter;
         match self {
-            Verdict::Matched => String::new(),
-            Verdict::Expired => match subscription.expires {
+            RoutingVerdict::Matched => String::new(),
+            RoutingVerdict::Expired => match subscription.expires {
                 Some(at) => format!("the subscription expired at {at}"),
                 None => "the subscription expired".to_owned(),
             },
-            Verdict::DomainTopic => match &subscription.domain_topic {
+            RoutingVerdict::DomainTopic => match &subscription.domain_topic {
                 Some(name) => format!("domain topic {name:?}"),
                 None => String::new(),
             },
-            Verdict::EventType => {
+            RoutingVerdict::EventType => {
                 let types = filter.included_event_types.as_deref().unwrap_or_default();
                 format!("eventType in {types:?}")
             }
-            Verdict::SubjectBeginsWith => format!(
+            RoutingVerdict::SubjectBeginsWith => format!(
                 "subjectBeginsWith {:?}",
                 filter.subject_begins_with.as_deref().unwrap_or_default()
             ),
-            Verdict::SubjectEndsWith => format!(
+            RoutingVerdict::SubjectEndsWith => format!(
                 "subjectEndsWith {:?}",
                 filter.subject_ends_with.as_deref().unwrap_or_default()
             ),
-            Verdict::Advanced(index) => match filter.advanced.get(usize::from(index)) {
+            RoutingVerdict::Advanced(index) => match filter.advanced.get(usize::from(index)) {
                 Some(advanced) => in_words(advanced),
                 None => format!("advancedFilters[{index}]"),
             },
@@ -722,44 +728,49 @@ fn in_words(AdvancedFilter { key, test }: &AdvancedFilter) -> String {
         format!(" [{}]", texts.join(", "))
     }
     let operands = match test.operands() {
-        Operands::Numbers(values) => list(values),
-        Operands::Number(value) => format!(" {value}"),
-        Operands::Ranges(ranges) => {
+        FilterOperands::Numbers(values) => list(values),
+        FilterOperands::Number(value) => format!(" {value}"),
+        FilterOperands::Ranges(ranges) => {
             let texts: Vec<String> = ranges
                 .iter()
                 .map(|(low, high)| format!("{low}..{high}"))
                 .collect();
             list(&texts)
         }
-        Operands::Bool(value) => format!(" {value}"),
-        Operands::Strings(values) => format!(" {values:?}"),
-        Operands::Nothing => String::new(),
+        FilterOperands::Bool(value) => format!(" {value}"),
+        FilterOperands::Strings(values) => format!(" {values:?}"),
+        FilterOperands::Nothing => String::new(),
     };
     format!("{key} {}{operands}", test.operator())
 }
 
 /// An event for one subscription, with its attempts and its end.
 #[derive(Clone, Debug, PartialEq)]
-pub struct DeliveryStory {
+pub struct DeliveryHistory {
     pub state: DeliveryState,
     /// In chronological order.
-    pub attempts: Vec<AttemptStory>,
+    pub attempts: Vec<AttemptHistory>,
     pub next: Option<NextAttempt>,
-    pub end: Option<End>,
+    pub end: Option<RecordedDeliveryEnd>,
     /// The times at which its endpoint was on probation meanwhile.
-    pub holds: Vec<Hold>,
+    pub holds: Vec<EndpointHold>,
 }
 
-impl DeliveryStory {
+impl DeliveryHistory {
     /// Since when the event's dead letter is pending, if no blob is recorded for it.
-    pub fn letter_since(&self) -> Option<Timestamp> {
+    pub fn pending_letter_since(&self) -> Option<Timestamp> {
         let end = self.end.as_ref().filter(|end| end.blob.is_none())?;
         match (end.disposition, self.attempts.last()) {
-            (Disposition::DeadLettered(Reason::TimeToLiveExceeded), Some(last)) => {
+            (DeliveryDisposition::DeadLettered(GiveUpReason::TimeToLiveExceeded), Some(last)) => {
                 Some(last.ended.min(end.at))
             }
-            (Disposition::DeadLettered(_), _) => Some(end.at),
-            (Disposition::Delivered | Disposition::DeliveredLate | Disposition::Dropped(_), _) => None,
+            (DeliveryDisposition::DeadLettered(_), _) => Some(end.at),
+            (
+                DeliveryDisposition::Delivered
+                | DeliveryDisposition::DeliveredLate
+                | DeliveryDisposition::Dropped(_),
+                _,
+            ) => None,
         }
     }
 }
@@ -767,32 +778,32 @@ impl DeliveryStory {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NextAttempt {
     pub at: Timestamp,
-    pub why: NextWhy,
+    pub why: NextAttemptReason,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum NextWhy {
-    Rule(Why),
+pub enum NextAttemptReason {
+    Rule(RetryTimeRule),
     /// The endpoint is on probation until then.
     Probation {
         cause: Outcome,
     },
 }
 
-impl NextWhy {
+impl NextAttemptReason {
     pub fn name(self) -> &'static str {
         match self {
-            NextWhy::Rule(why) => why.name(),
-            NextWhy::Probation { .. } => "probation",
+            NextAttemptReason::Rule(why) => why.name(),
+            NextAttemptReason::Probation { .. } => "probation",
         }
     }
 }
 
-impl fmt::Display for NextWhy {
+impl fmt::Display for NextAttemptReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            NextWhy::Rule(why) => why.fmt(f),
-            NextWhy::Probation { cause } => {
+            NextAttemptReason::Rule(why) => why.fmt(f),
+            NextAttemptReason::Probation { cause } => {
                 let cause = words_of(Some(*cause), None);
                 write!(
                     f,
@@ -804,16 +815,16 @@ impl fmt::Display for NextWhy {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct End {
+pub struct RecordedDeliveryEnd {
     pub at: Timestamp,
-    pub disposition: Disposition,
+    pub disposition: DeliveryDisposition,
     /// The blob of the dead letter, once it is written.
-    pub blob: Option<BlobPlace>,
+    pub blob: Option<DeadLetterBlobLocation>,
 }
 
 /// A time during which an endpoint was on probation.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Hold {
+pub struct EndpointHold {
     pub cause: Outcome,
     pub since: Timestamp,
     /// When the endpoint is, or was, to be tried again.
@@ -822,7 +833,7 @@ pub struct Hold {
 }
 
 #[derive(Clone, Debug, PartialEq)]
-pub struct AttemptStory {
+pub struct AttemptHistory {
     pub number: u32,
     pub begun: Timestamp,
     pub ended: Timestamp,
@@ -833,15 +844,15 @@ pub struct AttemptStory {
     pub status: Option<u16>,
     /// The number of events in the request.
     pub batch: u32,
-    pub timings: Option<Timings>,
-    pub response: Option<Snippet>,
+    pub timings: Option<AttemptTimings>,
+    pub response: Option<AnswerSnippet>,
     pub failure: Option<String>,
-    pub decision: Decision,
+    pub decision: AttemptDecision,
 }
 
 /// The beginning of a response as text, redacted. Still hostile input.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Snippet {
+pub struct AnswerSnippet {
     pub content_type: Option<String>,
     pub text: String,
     pub truncated: bool,
@@ -922,17 +933,17 @@ impl EventState {
 
 /// An event with its content, for trying out filters.
 #[derive(Clone, Debug)]
-pub struct Recent {
-    pub audience: Arc<Audience>,
-    pub batch: Arc<Batch>,
+pub struct RecentEvent {
+    pub audience: Arc<TopicAudience>,
+    pub batch: Arc<PublishedBatch>,
     /// The event's index in the request.
     pub index: usize,
 }
 
 /// A line of the live stream.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Line {
-    pub what: Happening,
+pub struct LiveStreamLine {
+    pub what: LiveStreamHappening,
     pub at: Timestamp,
     pub id: String,
     pub topic: TopicId,
@@ -942,11 +953,11 @@ pub struct Line {
     pub subject: String,
     pub subscription: Option<(SubscriptionId, String)>,
     /// Where to look up an event that another node accepted: its fields are empty here.
-    pub elsewhere: Option<Place>,
+    pub elsewhere: Option<EventPlace>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Happening {
+pub enum LiveStreamHappening {
     /// The number of matching subscriptions.
     Accepted {
         matched: u32,
@@ -956,7 +967,7 @@ pub enum Happening {
         status: Option<u16>,
         state: DeliveryState,
     },
-    Ended(Disposition),
+    Ended(DeliveryDisposition),
 }
 
 #[cfg(test)]
@@ -966,14 +977,14 @@ mod tests {
 
     const NOW: Timestamp = Timestamp::from_secs(1_000_000);
 
-    fn why(number: u32, status: u16, retry_after: Option<u64>, chance: f64) -> Why {
+    fn why(number: u32, status: u16, retry_after: Option<u64>, chance: f64) -> RetryTimeRule {
         let policy = RetryPolicy {
             attempts_max: 30,
             time_to_live: Duration::from_secs(3600),
             dead_letter: false,
             safety_net: false,
         };
-        let attempt = Attempt {
+        let attempt = MadeAttempt {
             number,
             outcome: Outcome::of_failure_status(status),
             status: Some(status),
@@ -981,7 +992,7 @@ mod tests {
         };
         let kind = EndpointKind::WebHook;
         match policy.next(&CLOUD_2021, kind, attempt, NOW, NOW, chance) {
-            Next::RetryAt(due) => Why::of(&policy, &CLOUD_2021, kind, attempt, NOW, NOW, due),
+            NextStep::RetryAt(due) => RetryTimeRule::of(&policy, &CLOUD_2021, kind, attempt, NOW, NOW, due),
             other => panic!("{other:?}"),
         }
     }
@@ -990,25 +1001,28 @@ mod tests {
     fn the_rule_behind_a_retry_is_told() {
         let seconds = Duration::from_secs;
         for chance in [0.0, 0.5, 1.0] {
-            let schedule = |after, wait| Why::Schedule {
+            let schedule = |after, wait| RetryTimeRule::Schedule {
                 after,
                 wait: seconds(wait),
             };
             assert_eq!(why(1, 500, None, chance), schedule(1, 10));
             assert_eq!(why(4, 500, None, chance), schedule(4, 300));
             assert_eq!(why(4, 503, Some(5), chance), schedule(4, 300));
-            assert_eq!(why(1, 503, None, chance), Why::Floor { wait: seconds(30) });
+            assert_eq!(
+                why(1, 503, None, chance),
+                RetryTimeRule::Floor { wait: seconds(30) }
+            );
             assert_eq!(
                 why(1, 503, Some(90), chance),
-                Why::RetryAfter { asked: seconds(90) }
+                RetryTimeRule::RetryAfter { asked: seconds(90) }
             );
-            assert_eq!(why(1, 503, Some(90_000), chance), Why::EndOfLife);
+            assert_eq!(why(1, 503, Some(90_000), chance), RetryTimeRule::EndOfLife);
         }
     }
 
     #[test]
     fn cursors_are_read_as_they_are_written() {
-        let cursor = Cursor {
+        let cursor = SearchCursor {
             segment: 1_700_000_000_000_000_000,
             record: 77,
             event: 31,
@@ -1022,7 +1036,7 @@ mod tests {
             "1-2-1ffffffff",
             "ffffffffffffffff-0-0",
         ] {
-            assert!(bad.parse::<Cursor>().is_err(), "{bad}");
+            assert!(bad.parse::<SearchCursor>().is_err(), "{bad}");
         }
     }
 

@@ -1,23 +1,27 @@
 //! Replays: dead letters are read from their blobs and appended to the log again, for one
 //! subscription.
 
-use crate::attempt::Plan;
+use crate::attempt::DeliveryPlan;
 use crate::blobs::BlobError;
 use crate::counters::add;
+use crate::dead_letter_blob::{DeadLetterFault, check_letter, dead_letters_of, full_path};
 use crate::dead_letters::blob_place;
-use crate::dispatch::metering::Wanted;
-use crate::letter_blob::{LetterFault, check_letter, full_path, letters_of};
-use crate::recorder::{Accepted, Audience, BlobPlace, Replayed, Verdicts};
+use crate::dispatch::metering::MatchedSubscriptions;
+use crate::recorder::{
+    AcceptedRequest, DeadLetterBlobLocation, ReplayedDeadLetters, RoutingVerdicts, TopicAudience,
+};
 use crate::tasks::TaskKind;
 use crate::{Engine, Error};
 use bytes::Bytes;
-use postrider_core::event::{Batch, EventRef, Lacks, Schema, Span};
+use postrider_core::event::{ByteSpan, EventRef, EventSchema, MissingMembers, PublishedBatch};
 use postrider_core::ids::{Position, SubscriptionId};
-use postrider_core::json::{Kind, Raw};
+use postrider_core::json::{JsonKind, RawJson};
 use postrider_core::render::{delivered_schema, read_dead_letter};
-use postrider_core::retry::Reason;
+use postrider_core::retry::GiveUpReason;
 use postrider_core::time::Timestamp;
-use postrider_store::{BlobFilter, BlobId, BlobRecord, Mark, ReplayJob, ReplayState, UnreadableBlob};
+use postrider_store::{
+    BlobFilter, BlobId, BlobRecord, DeadLetterMark, ReplayJob, ReplayState, UnreadableBlob,
+};
 use std::collections::BTreeMap;
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::{Acquire, Release};
@@ -36,22 +40,22 @@ const TRY_AGAIN: Duration = Duration::from_secs(1);
 
 /// A dead letter, identified by its blob and its index in it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct LetterId {
+pub struct DeadLetterId {
     pub blob: BlobId,
     pub place: u32,
 }
 
 /// Selects dead letters in blobs.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct LetterFilter {
+pub struct ArchivedDeadLetterFilter {
     pub subscription: Option<SubscriptionId>,
-    pub reason: Option<Reason>,
+    pub reason: Option<GiveUpReason>,
     pub since: Option<Timestamp>,
     /// Only this dead letter.
-    pub letter: Option<LetterId>,
+    pub letter: Option<DeadLetterId>,
 }
 
-impl LetterFilter {
+impl ArchivedDeadLetterFilter {
     fn blobs(&self) -> BlobFilter {
         BlobFilter {
             subscription: self.subscription,
@@ -61,7 +65,7 @@ impl LetterFilter {
     }
 
     /// Whether the filter selects the dead letter at this index, in a blob that it selects.
-    pub fn takes(&self, place: usize, mark: Mark) -> bool {
+    pub fn takes(&self, place: usize, mark: DeadLetterMark) -> bool {
         let asked = self.letter.is_none_or(|letter| letter.place as usize == place);
         asked && !mark.purged && self.reason.is_none_or(|reason| mark.reason == reason)
     }
@@ -70,7 +74,7 @@ impl LetterFilter {
 /// The parameters of a replay.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ReplayRequest {
-    pub filter: LetterFilter,
+    pub filter: ArchivedDeadLetterFilter,
     /// Another target than the subscription of the dead letters.
     pub to: Option<SubscriptionId>,
     /// Dead letters per second.
@@ -78,31 +82,31 @@ pub struct ReplayRequest {
 }
 
 /// Parses the parameters of a replay from its stored request.
-pub type ReadRequest = Box<dyn Fn(&ReplayJob) -> Option<ReplayRequest> + Send + Sync>;
+pub type ReplayRequestParser = Box<dyn Fn(&ReplayJob) -> Option<ReplayRequest> + Send + Sync>;
 
 /// Replays in progress on this node.
 #[derive(Default)]
-pub struct Replays {
-    running: Mutex<BTreeMap<u64, Arc<Run>>>,
-    read: OnceLock<ReadRequest>,
+pub struct ReplayRegistry {
+    running: Mutex<BTreeMap<u64, Arc<ReplayRun>>>,
+    read: OnceLock<ReplayRequestParser>,
 }
 
 #[derive(Default)]
-struct Run {
+struct ReplayRun {
     stop: CancellationToken,
     /// Whether a person stopped the replay; otherwise the next coordinator continues it.
     by_hand: AtomicBool,
 }
 
-impl Replays {
-    fn running(&self) -> MutexGuard<'_, BTreeMap<u64, Arc<Run>>> {
+impl ReplayRegistry {
+    fn running(&self) -> MutexGuard<'_, BTreeMap<u64, Arc<ReplayRun>>> {
         self.running.lock().expect("no panic holds it")
     }
 }
 
 /// Why a replay does not begin.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Refusal {
+pub enum ReplayRefusal {
     #[error("{REPLAYS_MAX} replays are under way")]
     TooMany,
     #[error("the replay is under way")]
@@ -115,7 +119,7 @@ impl Engine {
     /// Blobs that a filter selects, in order, after `after`.
     pub async fn letter_blobs(
         &self,
-        filter: &LetterFilter,
+        filter: &ArchivedDeadLetterFilter,
         after: Option<BlobId>,
         max: usize,
     ) -> Result<Vec<BlobRecord>, Error> {
@@ -129,7 +133,7 @@ impl Engine {
     }
 
     /// The number of dead letters in blobs that a filter selects.
-    pub async fn count_letters(&self, filter: &LetterFilter) -> Result<u64, Error> {
+    pub async fn count_letters(&self, filter: &ArchivedDeadLetterFilter) -> Result<u64, Error> {
         const PAGE: usize = 100;
         let (mut count, mut after) = (0, None);
         loop {
@@ -153,7 +157,7 @@ impl Engine {
 
     /// Hides dead letters permanently; a blob without visible ones is deleted. Returns how many
     /// were hidden.
-    pub async fn purge_letters(&self, filter: &LetterFilter) -> Result<u64, Error> {
+    pub async fn purge_letters(&self, filter: &ArchivedDeadLetterFilter) -> Result<u64, Error> {
         let (mut purged, mut after) = (0, None);
         loop {
             let _one_at_a_time = self.dead_letters.marking.lock().await;
@@ -192,10 +196,10 @@ impl Engine {
         job: Option<ReplayJob>,
         request: ReplayRequest,
         said: String,
-    ) -> Result<Result<ReplayJob, Refusal>, Error> {
+    ) -> Result<Result<ReplayJob, ReplayRefusal>, Error> {
         let archive = &self.dead_letters.archive;
         let mut job = match job {
-            Some(job) if job.state == ReplayState::Done => return Ok(Err(Refusal::Ended)),
+            Some(job) if job.state == ReplayState::Done => return Ok(Err(ReplayRefusal::Ended)),
             Some(job) => job,
             None => ReplayJob {
                 id: archive.next_job().await?,
@@ -211,7 +215,7 @@ impl Engine {
             },
         };
         job.state = ReplayState::Running;
-        if !self.node.is_steward() {
+        if !self.node.is_coordinator() {
             // The coordinator sees the stored replay and begins it.
             archive.put_job(job.clone(), None).await?;
             return Ok(Ok(job));
@@ -229,15 +233,15 @@ impl Engine {
         Ok(Ok(job))
     }
 
-    fn begin_run(&self, id: u64) -> Result<Arc<Run>, Refusal> {
+    fn begin_run(&self, id: u64) -> Result<Arc<ReplayRun>, ReplayRefusal> {
         let mut running = self.replays.running();
         if running.contains_key(&id) {
-            return Err(Refusal::UnderWay);
+            return Err(ReplayRefusal::UnderWay);
         }
         if running.len() >= REPLAYS_MAX {
-            return Err(Refusal::TooMany);
+            return Err(ReplayRefusal::TooMany);
         }
-        let run = Arc::new(Run {
+        let run = Arc::new(ReplayRun {
             stop: self.dispatcher.stop.child_token(),
             by_hand: AtomicBool::new(false),
         });
@@ -247,15 +251,15 @@ impl Engine {
 
     /// Sets how replays that another node has begun are parsed; without it they do not run here. To
     /// be called once.
-    pub fn read_replays_with(&self, read: ReadRequest) {
+    pub fn set_replay_request_parser(&self, read: ReplayRequestParser) {
         // A second call has no effect.
         let _ = self.replays.read.set(read);
     }
 
     /// In a cluster: runs the replays of all nodes while this node is the coordinator.
-    pub(crate) async fn keep_replays(self: Arc<Self>) {
+    pub(crate) async fn run_replays(self: Arc<Self>) {
         let archive = self.dead_letters.archive.clone();
-        let mut steward = self.node.steward.clone();
+        let mut steward = self.node.coordinator.clone();
         loop {
             let mine = *steward.borrow_and_update();
             let looked = match mine {
@@ -282,7 +286,7 @@ impl Engine {
 
     async fn look_at_replays(self: &Arc<Self>) -> Result<(), Error> {
         let archive = &self.dead_letters.archive;
-        let to_cancel = archive.to_cancel().await?;
+        let to_cancel = archive.cancel_requests().await?;
         for id in &to_cancel {
             self.cancel_replay(*id);
         }
@@ -323,7 +327,7 @@ impl Engine {
         }
         let elsewhere = self.is_under_way(job);
         if elsewhere {
-            self.dead_letters.archive.ask_to_cancel(job.id).await?;
+            self.dead_letters.archive.request_cancel(job.id).await?;
         }
         Ok(elsewhere)
     }
@@ -344,7 +348,7 @@ impl Engine {
         .is_some()
     }
 
-    async fn replay(self: Arc<Self>, mut job: ReplayJob, request: ReplayRequest, run: Arc<Run>) {
+    async fn replay(self: Arc<Self>, mut job: ReplayJob, request: ReplayRequest, run: Arc<ReplayRun>) {
         let id = job.id;
         if let Err(e) = self.replay_all(&mut job, &request, &run.stop).await {
             tracing::error!(replay = id, error = %e, "replay cut short; it can be gone on with");
@@ -368,7 +372,7 @@ impl Engine {
         request: &ReplayRequest,
         stop: &CancellationToken,
     ) -> Result<(), Error> {
-        let mut pace = Pace::new(request.rate, self.wall.now());
+        let mut pace = ReplayPace::new(request.rate, self.wall.now());
         loop {
             // The page starts with the blob that was begun.
             let after = job.next.0.0.checked_sub(1).map(BlobId);
@@ -382,17 +386,17 @@ impl Engine {
                 job.next = (blob.id, 0);
             }
             let body = match self.fetch(&blob, stop).await {
-                Fetched::Body(body) => body,
-                Fetched::Stopped => {
+                FetchedBlob::Body(body) => body,
+                FetchedBlob::Stopped => {
                     job.state = ReplayState::Cancelled;
                     return Ok(());
                 }
-                Fetched::Unreadable(fault) => {
+                FetchedBlob::Unreadable(fault) => {
                     skip_blob(job, request, &blob, fault);
                     continue;
                 }
             };
-            let letters = match letters_of(&blob, &body) {
+            let letters = match dead_letters_of(&blob, &body) {
                 Ok(letters) => letters,
                 Err(fault) => {
                     skip_blob(job, request, &blob, fault);
@@ -410,19 +414,19 @@ impl Engine {
     }
 
     /// Reads a blob, retrying until the store answers.
-    async fn fetch(&self, blob: &BlobRecord, stop: &CancellationToken) -> Fetched {
+    async fn fetch(&self, blob: &BlobRecord, stop: &CancellationToken) -> FetchedBlob {
         loop {
             match self.read_blob(blob).await {
-                Ok(body) => return Fetched::Body(body),
-                Err(e) => match LetterFault::of_error(&e) {
-                    Some(fault) => return Fetched::Unreadable(fault),
+                Ok(body) => return FetchedBlob::Body(body),
+                Err(e) => match DeadLetterFault::of_error(&e) {
+                    Some(fault) => return FetchedBlob::Unreadable(fault),
                     None => {
                         tracing::warn!(path = %blob.path, error = %e, "a blob of dead letters cannot be read")
                     }
                 },
             }
             if self.pause(TRY_AGAIN, stop).await {
-                return Fetched::Stopped;
+                return FetchedBlob::Stopped;
             }
         }
     }
@@ -432,8 +436,8 @@ impl Engine {
         job: &mut ReplayJob,
         request: &ReplayRequest,
         mut blob: BlobRecord,
-        letters: &[Raw<'_>],
-        pace: &mut Pace,
+        letters: &[RawJson<'_>],
+        pace: &mut ReplayPace,
         stop: &CancellationToken,
     ) -> Result<(), Error> {
         let target = request.to.unwrap_or(blob.subscription);
@@ -534,8 +538,14 @@ impl Engine {
 
     /// The chosen dead letters as publish requests, one for each earlier number of replays. Dead
     /// letters that cannot be sent to the target are left out.
-    fn batches(&self, plan: &Plan, letters: &[Raw<'_>], chosen: &[usize], marks: &[Mark]) -> Vec<Batch> {
-        let mut drafts: BTreeMap<(u32, u8), Draft> = BTreeMap::new();
+    fn batches(
+        &self,
+        plan: &DeliveryPlan,
+        letters: &[RawJson<'_>],
+        chosen: &[usize],
+        marks: &[DeadLetterMark],
+    ) -> Vec<PublishedBatch> {
+        let mut drafts: BTreeMap<(u32, u8), ReplayBatchDraft> = BTreeMap::new();
         for at in chosen {
             let Some((schema, event)) = letters.get(*at).and_then(|letter| restore(plan, *letter)) else {
                 continue;
@@ -543,11 +553,11 @@ impl Engine {
             let replay = u32::from(marks[*at].replays).saturating_add(1);
             drafts
                 .entry((replay, schema as u8))
-                .or_insert_with(|| Draft::new(schema))
+                .or_insert_with(|| ReplayBatchDraft::new(schema))
                 .add(&event);
         }
         let now = self.clock.now();
-        let finish = |((replay, _), draft): ((u32, u8), Draft)| draft.finish(plan, replay, now);
+        let finish = |((replay, _), draft): ((u32, u8), ReplayBatchDraft)| draft.finish(plan, replay, now);
         drafts.into_iter().map(finish).collect()
     }
 
@@ -557,18 +567,18 @@ impl Engine {
         &self,
         job: u64,
         of: SubscriptionId,
-        batch: Batch,
-        noted: Option<(&Arc<BlobPlace>, &Plan)>,
+        batch: PublishedBatch,
+        noted: Option<(&Arc<DeadLetterBlobLocation>, &DeliveryPlan)>,
         stop: &CancellationToken,
     ) -> Result<bool, Error> {
-        let wanted = Wanted::of(&batch);
+        let wanted = MatchedSubscriptions::of(&batch);
         loop {
             let outcomes = &self.dispatcher.replay_outcomes;
             let appending = outcomes.begin_append(job, of);
             match self.log.append(batch.clone()).await {
                 Ok(first) => {
                     // Only the node that delivers the events sees how they end.
-                    if self.log.keeps(first) {
+                    if self.log.owns_position(first) {
                         appending.appended(first, batch.events.len());
                     }
                     self.dispatcher.count_matched(&wanted);
@@ -586,8 +596,14 @@ impl Engine {
         }
     }
 
-    fn note_replayed(&self, first: Position, batch: Batch, blob: &Arc<BlobPlace>, plan: &Plan) {
-        let replayed = Replayed {
+    fn note_replayed(
+        &self,
+        first: Position,
+        batch: PublishedBatch,
+        blob: &Arc<DeadLetterBlobLocation>,
+        plan: &DeliveryPlan,
+    ) {
+        let replayed = ReplayedDeadLetters {
             subscription: plan.subscription.id,
             at: batch.received,
             blob: blob.clone(),
@@ -596,11 +612,15 @@ impl Engine {
         };
         // Other subscriptions of the topic were not considered.
         let heard_by = vec![plan.subscription.clone()];
-        self.recorder.accepted(Accepted {
+        self.recorder.accepted(AcceptedRequest {
             first: Some(first),
             batch: Arc::new(batch),
-            audience: Arc::new(Audience::new(&plan.topic.topic, &plan.topic.full_id, heard_by)),
-            verdicts: Verdicts::default(),
+            audience: Arc::new(TopicAudience::new(
+                &plan.topic.topic,
+                &plan.topic.full_id,
+                heard_by,
+            )),
+            verdicts: RoutingVerdicts::default(),
         });
         self.recorder.replayed(replayed);
     }
@@ -615,14 +635,14 @@ impl Engine {
     }
 }
 
-enum Fetched {
+enum FetchedBlob {
     Body(Bytes),
-    Unreadable(LetterFault),
+    Unreadable(DeadLetterFault),
     Stopped,
 }
 
 /// Skips a blob whose dead letters cannot be read.
-fn skip_blob(job: &mut ReplayJob, request: &ReplayRequest, blob: &BlobRecord, fault: LetterFault) {
+fn skip_blob(job: &mut ReplayJob, request: &ReplayRequest, blob: &BlobRecord, fault: DeadLetterFault) {
     let left = blob.marks.iter().enumerate().skip(job.next.1 as usize);
     let letters = left
         .filter(|(place, mark)| request.filter.takes(*place, **mark))
@@ -633,7 +653,7 @@ fn skip_blob(job: &mut ReplayJob, request: &ReplayRequest, blob: &BlobRecord, fa
     job.next = (BlobId(blob.id.0 + 1), 0);
 }
 
-fn add_unreadable(job: &mut ReplayJob, blob: &BlobRecord, letters: u64, fault: LetterFault) {
+fn add_unreadable(job: &mut ReplayJob, blob: &BlobRecord, letters: u64, fault: DeadLetterFault) {
     let path = full_path(blob);
     tracing::warn!(replay = job.id, %path, letters, reason = %fault.reason, "dead letters cannot be replayed");
     job.add_unreadable(UnreadableBlob {
@@ -648,32 +668,32 @@ fn add_unreadable(job: &mut ReplayJob, blob: &BlobRecord, letters: u64, fault: L
 }
 
 /// The event of a dead letter in a form that can be sent to the subscription, if there is one.
-fn restore(plan: &Plan, letter: Raw<'_>) -> Option<(Schema, String)> {
-    if letter.kind() != Kind::Object {
+fn restore(plan: &DeliveryPlan, letter: RawJson<'_>) -> Option<(EventSchema, String)> {
+    if letter.kind() != JsonKind::Object {
         return None;
     }
     let (schema, event) = read_dead_letter(letter);
     let delivery = plan.rendering().delivery;
     match (schema, delivery) {
         // The original event is inside the Event Grid envelope that it was given.
-        (Schema::EventGrid, Schema::Custom) => {
-            let original = Raw::parse(&event).ok()?.get("data")?.text().to_owned();
-            Some((Schema::Custom, original))
+        (EventSchema::EventGrid, EventSchema::Custom) => {
+            let original = RawJson::parse(&event).ok()?.get("data")?.text().to_owned();
+            Some((EventSchema::Custom, original))
         }
         (schema, delivery) => (delivered_schema(schema, delivery) == delivery).then_some((schema, event)),
     }
 }
 
 /// A publish request that is being built.
-struct Draft {
-    schema: Schema,
+struct ReplayBatchDraft {
+    schema: EventSchema,
     body: String,
     events: Vec<EventRef>,
 }
 
-impl Draft {
-    fn new(schema: Schema) -> Draft {
-        Draft {
+impl ReplayBatchDraft {
+    fn new(schema: EventSchema) -> ReplayBatchDraft {
+        ReplayBatchDraft {
             schema,
             body: String::from("["),
             events: Vec::new(),
@@ -689,9 +709,9 @@ impl Draft {
         self.events.push(event_ref(self.schema, event, start));
     }
 
-    fn finish(mut self, plan: &Plan, replay: u32, now: Timestamp) -> Batch {
+    fn finish(mut self, plan: &DeliveryPlan, replay: u32, now: Timestamp) -> PublishedBatch {
         self.body.push(']');
-        Batch {
+        PublishedBatch {
             topic: plan.topic.topic.id,
             schema: self.schema,
             received: now,
@@ -707,42 +727,42 @@ impl Draft {
 }
 
 /// The event reference that publishing would have made for an event whose text begins at `start`.
-fn event_ref(schema: Schema, event: &str, start: usize) -> EventRef {
+fn event_ref(schema: EventSchema, event: &str, start: usize) -> EventRef {
     let mut noted = EventRef {
-        object: Span::new(start, start + event.len()),
+        object: ByteSpan::new(start, start + event.len()),
         ..EventRef::default()
     };
-    let object = Raw::trusted(event);
-    if schema != Schema::EventGrid {
+    let object = RawJson::trusted(event);
+    if schema != EventSchema::EventGrid {
         return noted;
     }
     let absent = |name: &str| object.get(name).is_none_or(|value| value.is_null());
-    noted.lacks = Lacks {
+    noted.lacks = MissingMembers {
         topic: absent("topic"),
         data_version: object.get("dataVersion").is_none(),
         metadata_version: object.get("metadataVersion").is_none(),
     };
     if let Some(version) = object
         .get("dataVersion")
-        .filter(|value| value.kind() == Kind::String)
+        .filter(|value| value.kind() == JsonKind::String)
     {
         let text = version.text();
         let at = start + (text.as_ptr() as usize - event.as_ptr() as usize);
-        noted.data_version = Span::new(at + 1, at + text.len() - 1);
+        noted.data_version = ByteSpan::new(at + 1, at + text.len() - 1);
     }
     noted
 }
 
 /// Limits replays to a number of dead letters per second, in even portions.
-struct Pace {
+struct ReplayPace {
     rate: Option<u32>,
     began: Timestamp,
     spent: u64,
 }
 
-impl Pace {
-    fn new(rate: Option<u32>, now: Timestamp) -> Pace {
-        Pace {
+impl ReplayPace {
+    fn new(rate: Option<u32>, now: Timestamp) -> ReplayPace {
+        ReplayPace {
             rate,
             began: now,
             spent: 0,
@@ -785,7 +805,7 @@ mod tests {
 
     #[test]
     fn a_rate_is_kept_in_even_portions() {
-        let mut pace = Pace::new(Some(50), at(0));
+        let mut pace = ReplayPace::new(Some(50), at(0));
         let mut sent = Vec::new();
         let mut now = 0;
         while now < 2000 {
@@ -806,14 +826,14 @@ mod tests {
 
     #[test]
     fn without_a_rate_everything_goes() {
-        let pace = Pace::new(None, at(0));
+        let pace = ReplayPace::new(None, at(0));
         assert_eq!(pace.portion(at(0)), LETTERS_PER_APPEND_MAX);
     }
 
     #[test]
     fn what_publishing_notes_is_noted_again() {
         let event = r#"{"id":"1","topic":"/t","dataVersion":"2.0","data":{}}"#;
-        let noted = event_ref(Schema::EventGrid, event, 10);
+        let noted = event_ref(EventSchema::EventGrid, event, 10);
         assert!(!noted.lacks.topic && !noted.lacks.data_version && noted.lacks.metadata_version);
         let range = noted.data_version.range();
         assert_eq!(&event[range.start - 10..range.end - 10], "2.0");

@@ -5,8 +5,8 @@
 //! wrong.
 
 use postrider_core::ids::{Position, SubscriptionId};
-use postrider_core::retry::Next;
-use postrider_store::Settled;
+use postrider_core::retry::NextStep;
+use postrider_store::Settlement;
 use rustc_hash::FxHashMap;
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::AtomicBool;
@@ -22,7 +22,7 @@ const EARLY_MAX: usize = 4096;
 
 /// The counts of a replay's events by outcome.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct ReplayOutcome {
+pub struct ReplayedEventCounts {
     pub delivered: u64,
     /// Dead-lettered or dropped again.
     pub failed: u64,
@@ -30,7 +30,7 @@ pub struct ReplayOutcome {
     pub waiting: u64,
 }
 
-impl ReplayOutcome {
+impl ReplayedEventCounts {
     /// All counted events.
     pub fn total(&self) -> u64 {
         self.delivered + self.failed + self.waiting
@@ -45,11 +45,11 @@ enum ReplayedEnd {
 }
 
 impl ReplayedEnd {
-    fn of(next: Next) -> Option<ReplayedEnd> {
+    fn of(next: NextStep) -> Option<ReplayedEnd> {
         match next {
-            Next::Done => Some(ReplayedEnd::Delivered),
-            Next::DeadLetter(_) | Next::Drop(_) => Some(ReplayedEnd::Failed),
-            Next::RetryAt(_) => None,
+            NextStep::Done => Some(ReplayedEnd::Delivered),
+            NextStep::DeadLetter(_) | NextStep::Drop(_) => Some(ReplayedEnd::Failed),
+            NextStep::RetryAt(_) => None,
         }
     }
 }
@@ -59,12 +59,12 @@ impl ReplayedEnd {
 pub struct ReplayOutcomes {
     /// Whether anything is to be counted; readable without the lock.
     active: AtomicBool,
-    counts: Mutex<Counts>,
+    counts: Mutex<ReplayCountState>,
 }
 
 #[derive(Debug, Default)]
-struct Counts {
-    jobs: BTreeMap<u64, ReplayOutcome>,
+struct ReplayCountState {
+    jobs: BTreeMap<u64, ReplayedEventCounts>,
     /// By subscription and first position.
     ranges: BTreeMap<(SubscriptionId, Position), AppendedRange>,
     /// The keys of the ranges, the oldest first.
@@ -89,7 +89,7 @@ struct AppendedRange {
     failed: u64,
 }
 
-impl Counts {
+impl ReplayCountState {
     fn find(&mut self, of: SubscriptionId, position: Position) -> Option<&mut AppendedRange> {
         let (key, range) = self.ranges.range_mut(..=(of, position)).next_back()?;
         (key.0 == of && position < range.end).then_some(range)
@@ -211,11 +211,11 @@ impl Drop for ReplayAppend<'_> {
 }
 
 impl ReplayOutcomes {
-    fn counts(&self) -> MutexGuard<'_, Counts> {
+    fn counts(&self) -> MutexGuard<'_, ReplayCountState> {
         self.counts.lock().expect("no panic holds it")
     }
 
-    fn note_active(&self, counts: &Counts) {
+    fn note_active(&self, counts: &ReplayCountState) {
         let active = counts.appending > 0 || !counts.ranges.is_empty();
         self.active.store(active, Release);
     }
@@ -234,7 +234,7 @@ impl ReplayOutcomes {
     }
 
     /// Reports settled deliveries.
-    pub(crate) fn settled(&self, of: SubscriptionId, settled: &[Settled]) {
+    pub(crate) fn settled(&self, of: SubscriptionId, settled: &[Settlement]) {
         if !self.active.load(Acquire) {
             return;
         }
@@ -290,7 +290,7 @@ impl ReplayOutcomes {
             return;
         }
         let mut counts = self.counts();
-        let Counts { jobs, ranges, .. } = &mut *counts;
+        let ReplayCountState { jobs, ranges, .. } = &mut *counts;
         for (_, range) in ranges.range_mut((of, Position(0))..=(of, Position(u64::MAX))) {
             let dropped = std::mem::take(&mut range.waiting);
             range.failed += dropped;
@@ -302,7 +302,7 @@ impl ReplayOutcomes {
     }
 
     /// The outcomes of a replay's events, as far as they were counted. None if nothing was.
-    pub fn of(&self, job: u64) -> Option<ReplayOutcome> {
+    pub fn of(&self, job: u64) -> Option<ReplayedEventCounts> {
         let counts = self.counts();
         counts
             .jobs
@@ -327,8 +327,8 @@ mod tests {
         outcomes.begin_append(job, of).appended(Position(first), count);
     }
 
-    fn outcome(delivered: u64, failed: u64, waiting: u64) -> Option<ReplayOutcome> {
-        Some(ReplayOutcome {
+    fn outcome(delivered: u64, failed: u64, waiting: u64) -> Option<ReplayedEventCounts> {
+        Some(ReplayedEventCounts {
             delivered,
             failed,
             waiting,

@@ -3,7 +3,7 @@
 use crate::meters::{FailureCause, FailureEffect, RecentCounts};
 use http::StatusCode;
 use postrider_core::outcome::Outcome;
-use postrider_core::retry::Reason;
+use postrider_core::retry::GiveUpReason;
 use postrider_core::time::Timestamp;
 use std::time::Duration;
 
@@ -106,7 +106,7 @@ impl HealthReason {
             FailureEffect::Dropped(reason) => lacks_destination(reason),
             _ => false,
         };
-        let unwritten = FailureEffect::Dropped(Reason::DeadLetterUnavailable);
+        let unwritten = FailureEffect::Dropped(GiveUpReason::DeadLetterUnavailable);
         let is_unwritten = |(cause, _): &(FailureCause, u64)| cause.effect == unwritten;
         match self.kind {
             HealthReasonKind::Dropped if self.causes.iter().any(lacks) => Some(
@@ -452,16 +452,16 @@ pub fn describe(cause: &FailureCause) -> String {
         None => what.to_owned(),
         Some(_) => format!("{what}, the last attempt: {last}"),
     };
-    let why = |reason: Reason| match reason {
-        Reason::AttemptsExhausted => lasted("all attempts used up"),
-        Reason::TimeToLiveExceeded => lasted("time to live exceeded"),
-        Reason::BadRequest | Reason::ClientError => last.clone(),
-        Reason::SubscriptionGone => "the subscription was deleted".into(),
-        Reason::Corrupt => "the stored event is damaged".into(),
-        Reason::SubscriptionExpired => "the subscription expired".into(),
-        Reason::DeadLetterUnavailable => "the dead-letter destination could not be written".into(),
-        Reason::DeadLetterHomeless => "the dead-letter destination was removed".into(),
-        Reason::TooManyHops => "forwarded in a loop".into(),
+    let why = |reason: GiveUpReason| match reason {
+        GiveUpReason::AttemptsExhausted => lasted("all attempts used up"),
+        GiveUpReason::TimeToLiveExceeded => lasted("time to live exceeded"),
+        GiveUpReason::BadRequest | GiveUpReason::ClientError => last.clone(),
+        GiveUpReason::SubscriptionGone => "the subscription was deleted".into(),
+        GiveUpReason::Corrupt => "the stored event is damaged".into(),
+        GiveUpReason::SubscriptionExpired => "the subscription expired".into(),
+        GiveUpReason::DeadLetterUnavailable => "the dead-letter destination could not be written".into(),
+        GiveUpReason::DeadLetterWithoutDestination => "the dead-letter destination was removed".into(),
+        GiveUpReason::TooManyHops => "forwarded in a loop".into(),
     };
     match cause.effect {
         FailureEffect::AttemptFailed => last,
@@ -475,10 +475,13 @@ pub fn describe(cause: &FailureCause) -> String {
 
 /// Whether an event dropped for this reason would have been dead-lettered, had there been a
 /// destination.
-pub fn lacks_destination(reason: Reason) -> bool {
+pub fn lacks_destination(reason: GiveUpReason) -> bool {
     matches!(
         reason,
-        Reason::AttemptsExhausted | Reason::TimeToLiveExceeded | Reason::BadRequest | Reason::ClientError
+        GiveUpReason::AttemptsExhausted
+            | GiveUpReason::TimeToLiveExceeded
+            | GiveUpReason::BadRequest
+            | GiveUpReason::ClientError
     )
 }
 
@@ -557,8 +560,8 @@ mod tests {
         cause(effect, Outcome::BadRequest, 400)
     }
 
-    const DROPPED: FailureEffect = FailureEffect::Dropped(Reason::BadRequest);
-    const LETTER: FailureEffect = FailureEffect::DeadLettered(Reason::AttemptsExhausted);
+    const DROPPED: FailureEffect = FailureEffect::Dropped(GiveUpReason::BadRequest);
+    const LETTER: FailureEffect = FailureEffect::DeadLettered(GiveUpReason::AttemptsExhausted);
 
     fn counts(delivered: u64, attempts: u64, causes: &[(FailureCause, u64)]) -> RecentCounts {
         let sum = |is: fn(FailureEffect) -> bool| {
@@ -771,7 +774,7 @@ mod tests {
             0,
             &[(
                 cause(
-                    FailureEffect::Dropped(Reason::DeadLetterUnavailable),
+                    FailureEffect::Dropped(GiveUpReason::DeadLetterUnavailable),
                     Outcome::BadRequest,
                     400,
                 ),
@@ -793,13 +796,16 @@ mod tests {
 
     #[test]
     fn several_causes_are_named_by_their_share() {
-        let dropped = |reason: Reason| FailureEffect::Dropped(reason);
+        let dropped = |reason: GiveUpReason| FailureEffect::Dropped(reason);
         let numbers = lately(counts(
             0,
             60,
             &[
-                (cause(dropped(Reason::TooManyHops), Outcome::Success, 0), 1),
-                (cause(dropped(Reason::ClientError), Outcome::NotFound, 404), 40),
+                (cause(dropped(GiveUpReason::TooManyHops), Outcome::Success, 0), 1),
+                (
+                    cause(dropped(GiveUpReason::ClientError), Outcome::NotFound, 404),
+                    40,
+                ),
                 (refused(DROPPED), 20),
             ],
         ));
@@ -812,7 +818,7 @@ mod tests {
             ],
         );
         let never_attempted = FailureCause {
-            effect: dropped(Reason::TimeToLiveExceeded),
+            effect: dropped(GiveUpReason::TimeToLiveExceeded),
             outcome: None,
             status: None,
         };
@@ -820,7 +826,7 @@ mod tests {
             describe(&never_attempted),
             "time to live exceeded, no dead-letter destination"
         );
-        let unavailable = cause(dropped(Reason::DeadLetterUnavailable), Outcome::Busy, 503);
+        let unavailable = cause(dropped(GiveUpReason::DeadLetterUnavailable), Outcome::Busy, 503);
         assert_eq!(
             describe(&unavailable),
             "the dead-letter destination could not be written"

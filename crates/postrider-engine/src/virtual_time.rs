@@ -1,6 +1,6 @@
 //! Time that advances only on request, so that a day of retries can be tried out in a second.
 
-use crate::deliver::{Reply, Request, Transport};
+use crate::deliver::{DeliveryReply, DeliveryRequest, DeliveryTransport};
 use crate::dispatch::Dispatcher;
 use crate::{Engine, Error};
 use async_trait::async_trait;
@@ -23,15 +23,15 @@ const YIELDS: usize = 64;
 const ON_ITS_WAY: Duration = Duration::from_millis(50);
 
 /// Stores the clock's time, so that the next process continues from there.
-pub type Keep = Box<dyn Fn(Timestamp) + Send + Sync>;
+pub type StoreClockTime = Box<dyn Fn(Timestamp) + Send + Sync>;
 
 /// A clock that stands still until it is set.
-pub struct TestClock {
-    inner: Mutex<Hands>,
-    keep: Keep,
+pub struct SteppedClock {
+    inner: Mutex<SteppedClockState>,
+    keep: StoreClockTime,
 }
 
-struct Hands {
+struct SteppedClockState {
     now: Timestamp,
     sleepers: BTreeMap<(Timestamp, u64), Waker>,
     /// Sleepers whose deadline has passed and that have not been polled yet.
@@ -39,11 +39,11 @@ struct Hands {
     next_number: u64,
 }
 
-impl TestClock {
-    pub fn new(now: Timestamp, keep: Keep) -> TestClock {
+impl SteppedClock {
+    pub fn new(now: Timestamp, keep: StoreClockTime) -> SteppedClock {
         keep(now);
-        TestClock {
-            inner: Mutex::new(Hands {
+        SteppedClock {
+            inner: Mutex::new(SteppedClockState {
                 now,
                 sleepers: BTreeMap::new(),
                 woken: BTreeSet::new(),
@@ -53,7 +53,7 @@ impl TestClock {
         }
     }
 
-    fn hands(&self) -> MutexGuard<'_, Hands> {
+    fn hands(&self) -> MutexGuard<'_, SteppedClockState> {
         self.inner.lock().expect("no panic holds it")
     }
 
@@ -79,13 +79,13 @@ impl TestClock {
     }
 }
 
-impl Clock for TestClock {
+impl Clock for SteppedClock {
     fn now(&self) -> Timestamp {
         self.hands().now
     }
 
     fn sleep_until(&self, deadline: Timestamp) -> Sleep<'_> {
-        Box::pin(Sleeper {
+        Box::pin(PendingSleep {
             clock: self,
             deadline,
             number: None,
@@ -94,13 +94,13 @@ impl Clock for TestClock {
 }
 
 /// Counts as waking up until it is dropped: by then the task is at work, or asleep again.
-struct Sleeper<'a> {
-    clock: &'a TestClock,
+struct PendingSleep<'a> {
+    clock: &'a SteppedClock,
     deadline: Timestamp,
     number: Option<u64>,
 }
 
-impl Future for Sleeper<'_> {
+impl Future for PendingSleep<'_> {
     type Output = ();
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
@@ -119,7 +119,7 @@ impl Future for Sleeper<'_> {
     }
 }
 
-impl Drop for Sleeper<'_> {
+impl Drop for PendingSleep<'_> {
     fn drop(&mut self) {
         if let Some(number) = self.number {
             let mut hands = self.clock.hands();
@@ -131,7 +131,7 @@ impl Drop for Sleeper<'_> {
 
 /// A transport that knows which attempts are in flight, and since when in real time.
 pub struct WatchedTransport {
-    inner: Arc<dyn Transport>,
+    inner: Arc<dyn DeliveryTransport>,
     wall: Arc<dyn Clock>,
     made: AtomicU64,
     /// When each attempt was made, by the real clock.
@@ -141,7 +141,7 @@ pub struct WatchedTransport {
 }
 
 impl WatchedTransport {
-    pub fn new(inner: Arc<dyn Transport>, wall: Arc<dyn Clock>) -> WatchedTransport {
+    pub fn new(inner: Arc<dyn DeliveryTransport>, wall: Arc<dyn Clock>) -> WatchedTransport {
         WatchedTransport {
             inner,
             wall,
@@ -177,12 +177,12 @@ impl WatchedTransport {
 }
 
 /// Removes an attempt from the list however it ends.
-struct UnderWay<'a> {
+struct AttemptInFlight<'a> {
     transport: &'a WatchedTransport,
     number: u64,
 }
 
-impl Drop for UnderWay<'_> {
+impl Drop for AttemptInFlight<'_> {
     fn drop(&mut self) {
         self.transport.under_way().remove(&self.number);
         self.transport.ended.notify_waiters();
@@ -190,9 +190,9 @@ impl Drop for UnderWay<'_> {
 }
 
 #[async_trait]
-impl Transport for WatchedTransport {
-    async fn send(self: Arc<Self>, request: Request) -> Reply {
-        let under_way = UnderWay {
+impl DeliveryTransport for WatchedTransport {
+    async fn send(self: Arc<Self>, request: DeliveryRequest) -> DeliveryReply {
+        let under_way = AttemptInFlight {
             number: self.made.fetch_add(1, AcqRel),
             transport: &self,
         };
@@ -203,7 +203,7 @@ impl Transport for WatchedTransport {
 
 /// How far to advance.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Target {
+pub enum AdvanceTarget {
     By(Duration),
     To(Timestamp),
     /// To the next time at which an attempt is made; not at all if there is nothing to attempt.
@@ -212,7 +212,7 @@ pub enum Target {
 
 /// The result of advancing the clock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Advanced {
+pub struct AdvanceReport {
     pub now: Timestamp,
     /// Attempts made after the time at which the clock stood.
     pub attempts: u64,
@@ -220,7 +220,7 @@ pub struct Advanced {
 
 /// An engine on a test clock.
 pub struct VirtualTime {
-    clock: Arc<TestClock>,
+    clock: Arc<SteppedClock>,
     transport: Arc<WatchedTransport>,
     wall: Arc<dyn Clock>,
     engine: Arc<Engine>,
@@ -230,7 +230,7 @@ pub struct VirtualTime {
 
 impl VirtualTime {
     pub fn new(
-        clock: Arc<TestClock>,
+        clock: Arc<SteppedClock>,
         transport: Arc<WatchedTransport>,
         wall: Arc<dyn Clock>,
         engine: Arc<Engine>,
@@ -256,12 +256,12 @@ impl VirtualTime {
     /// every attempt made there is answered, or has been in flight for `settle` of real time; such
     /// an attempt stays in flight. If cancelled, the clock stays at the time that it had reached.
     /// Everything that has happened is durable on return.
-    pub async fn advance(&self, target: Target, settle: Duration) -> Result<Advanced, Error> {
+    pub async fn advance(&self, target: AdvanceTarget, settle: Duration) -> Result<AdvanceReport, Error> {
         let mut durable = self.moving.lock().await;
         let end = match target {
-            Target::By(by) => self.clock.now() + by,
-            Target::To(at) => at,
-            Target::NextAttempt => Timestamp::MAX,
+            AdvanceTarget::By(by) => self.clock.now() + by,
+            AdvanceTarget::To(at) => at,
+            AdvanceTarget::NextAttempt => Timestamp::MAX,
         };
         if self.transport.any_older_than(settle) {
             self.pause(ON_ITS_WAY).await;
@@ -270,7 +270,7 @@ impl VirtualTime {
         let start = self.transport.made();
         loop {
             let made = self.transport.made();
-            if target == Target::NextAttempt && (made > start || !self.anything_left()) {
+            if target == AdvanceTarget::NextAttempt && (made > start || !self.anything_left()) {
                 break;
             }
             let next = self.next_instant().filter(|at| *at <= end);
@@ -279,11 +279,11 @@ impl VirtualTime {
             };
             self.move_to(&mut durable, next, made, settle).await?;
         }
-        if target != Target::NextAttempt && self.clock.now() < end {
+        if target != AdvanceTarget::NextAttempt && self.clock.now() < end {
             let made = self.transport.made();
             self.move_to(&mut durable, end, made, settle).await?;
         }
-        Ok(Advanced {
+        Ok(AdvanceReport {
             now: self.clock.now(),
             attempts: self.transport.made() - start,
         })
@@ -301,7 +301,7 @@ impl VirtualTime {
         }
         self.clock.set(at);
         self.dispatcher().look(at);
-        self.engine.look_for_letters(at);
+        self.engine.start_due_letter_writers(at);
         self.come_to_rest(durable, made, settle).await
     }
 
@@ -310,7 +310,7 @@ impl VirtualTime {
         let known = [
             self.clock.next_sleeper(),
             self.dispatcher().next_instant(now),
-            self.engine.next_letters(now),
+            self.engine.next_letters_due(now),
         ];
         known.into_iter().flatten().min()
     }
@@ -343,7 +343,7 @@ impl VirtualTime {
                 // Settled deliveries have their next due times only after a flush, which may start
                 // more work.
                 self.dispatcher().flush().await?;
-                self.engine.look_for_letters(self.clock.now());
+                self.engine.start_due_letter_writers(self.clock.now());
                 *durable = Some(pulse);
             } else {
                 self.wait_a_little(made, settle).await;

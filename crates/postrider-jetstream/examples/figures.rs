@@ -6,11 +6,13 @@
 
 #![expect(clippy::disallowed_methods, reason = "measures; its tasks end with it")]
 
-use postrider_core::event::Batch;
-use postrider_core::retry::Next;
-use postrider_jetstream::{Connection, JetStreamLog, Names, NodeShared, Nowhere, Partition, Settings};
+use postrider_core::event::PublishedBatch;
+use postrider_core::retry::NextStep;
+use postrider_jetstream::{
+    JetStreamLog, JetStreamSettings, NatsConnection, NoForwarding, NodeShared, Partition, StreamNames,
+};
 use postrider_store::conformance::{at, events, sub};
-use postrider_store::{EventLog, Settled, Want};
+use postrider_store::{ClaimLimits, EventLog, Settlement};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
@@ -51,19 +53,19 @@ fn show(what: &str, (rate, middle, slow): (f64, Duration, Duration)) {
     println!("{what:<58} {rate:>9.0}/s   p50 {middle:>9.2?}   p99 {slow:>9.2?}");
 }
 
-fn batch() -> Batch {
+fn batch() -> PublishedBatch {
     events(&[(&"x".repeat(SIZE), &[1])])
 }
 
-async fn log(connection: &Connection, name: &str, partitions: u8) -> Arc<JetStreamLog> {
+async fn log(connection: &NatsConnection, name: &str, partitions: u8) -> Arc<JetStreamLog> {
     let mut connection = connection.clone();
-    connection.names = Names::new(name);
+    connection.names = StreamNames::new(name);
     let shared = NodeShared::new("figures", Arc::new(|| true));
     let log = Arc::new(JetStreamLog::new(
         connection.clone(),
         7,
         shared.clone(),
-        Arc::new(Nowhere),
+        Arc::new(NoForwarding),
     ));
     for number in 0..partitions {
         let epoch = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
@@ -76,7 +78,7 @@ async fn log(connection: &Connection, name: &str, partitions: u8) -> Arc<JetStre
 
 /// Claims and settles deliveries, and counts them.
 async fn deliver(log: Arc<JetStreamLog>, delivered: Arc<AtomicU64>) {
-    let want = Want {
+    let want = ClaimLimits {
         events_max: 100,
         bytes_max: 1 << 20,
         overhead: 0,
@@ -88,12 +90,12 @@ async fn deliver(log: Arc<JetStreamLog>, delivered: Arc<AtomicU64>) {
             continue;
         }
         delivered.fetch_add(claims.len() as u64, Relaxed);
-        let settled = claims.into_iter().map(|claim| Settled {
+        let settled = claims.into_iter().map(|claim| Settlement {
             claim,
             at: at(1),
             attempts_made: 1,
             last_attempt: None,
-            next: Next::Done,
+            next: NextStep::Done,
         });
         log.settle(sub(1), settled.collect()).await.expect("settles");
     }
@@ -105,12 +107,14 @@ async fn main() {
     let url = arguments.next().unwrap_or_else(|| "nats://127.0.0.1:4222".into());
     let secs = arguments.next().and_then(|secs| secs.parse().ok()).unwrap_or(5);
     let replicas = arguments.next().and_then(|count| count.parse().ok()).unwrap_or(1);
-    let settings = Settings {
+    let settings = JetStreamSettings {
         urls: vec![url],
         replicas,
-        ..Settings::default()
+        ..JetStreamSettings::default()
     };
-    let connection = Connection::open(&settings, "figures").await.expect("a server");
+    let connection = NatsConnection::open(&settings, "figures")
+        .await
+        .expect("a server");
     let name = format!("figures-{}", std::process::id());
 
     connection

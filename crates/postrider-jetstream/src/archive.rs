@@ -3,48 +3,50 @@
 //! Every node keeps all of it in memory: about half a kilobyte per blob, and two bytes for each of
 //! its dead letters, of which a blob has at most five thousand.
 
-use crate::connect::Connection;
-use crate::replicated::{Commit, Machine, Place, Replicated, Rest, put_bytes};
+use crate::connection::NatsConnection;
+use crate::replicated::{AppliedCommit, ByteReader, ReplicaLocation, Replicated, StateMachine, put_bytes};
 use async_trait::async_trait;
 use postrider_core::ids::SubscriptionId;
-use postrider_core::retry::Reason;
+use postrider_core::retry::GiveUpReason;
 use postrider_store::record::batch::put;
-use postrider_store::record::{Record, decode_marks, encode_marks};
-use postrider_store::{Archive, BlobFilter, BlobId, BlobRecord, Error, Mark, ReplayJob, ReplayState};
+use postrider_store::record::{StoredRecord, decode_marks, encode_marks};
+use postrider_store::{
+    Archive, BlobFilter, BlobId, BlobRecord, DeadLetterMark, Error, ReplayJob, ReplayState,
+};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use tokio::sync::Notify;
 
 /// The archive of a cluster.
 pub struct JetStreamArchive {
-    replicated: Replicated<Shared>,
+    replicated: Replicated<ReplicatedArchive>,
     jobs_changed: Arc<Notify>,
 }
 
 impl JetStreamArchive {
     /// `me` must differ from the number of every other node and of every earlier process of this
     /// node.
-    pub async fn open(connection: &Connection, me: u64) -> Result<JetStreamArchive, Error> {
-        JetStreamArchive::open_at(Place::new(connection, "archive"), me).await
+    pub async fn open(connection: &NatsConnection, me: u64) -> Result<JetStreamArchive, Error> {
+        JetStreamArchive::open_at(ReplicaLocation::new(connection, "archive"), me).await
     }
 
     /// Like `open`, with the log size at which a snapshot is written.
     pub async fn open_with(
-        connection: &Connection,
+        connection: &NatsConnection,
         me: u64,
         snapshot_bytes: u64,
     ) -> Result<JetStreamArchive, Error> {
-        let place = Place {
+        let place = ReplicaLocation {
             snapshot_bytes,
-            ..Place::new(connection, "archive")
+            ..ReplicaLocation::new(connection, "archive")
         };
         JetStreamArchive::open_at(place, me).await
     }
 
-    async fn open_at(place: Place, me: u64) -> Result<JetStreamArchive, Error> {
+    async fn open_at(place: ReplicaLocation, me: u64) -> Result<JetStreamArchive, Error> {
         let jobs_changed = Arc::new(Notify::new());
-        let shared = Shared {
-            index: Index::default(),
+        let shared = ReplicatedArchive {
+            index: ArchiveIndex::default(),
             jobs_changed: jobs_changed.clone(),
         };
         Ok(JetStreamArchive {
@@ -58,7 +60,7 @@ impl JetStreamArchive {
         self.replicated.close().await;
     }
 
-    fn read<T>(&self, look: impl FnOnce(&Index) -> T) -> Result<T, Error> {
+    fn read<T>(&self, look: impl FnOnce(&ArchiveIndex) -> T) -> Result<T, Error> {
         match self.replicated.broken() {
             Some(broken) => Err(broken),
             None => Ok(self.replicated.read(|shared| look(&shared.index))),
@@ -67,8 +69,8 @@ impl JetStreamArchive {
 
     /// Commits entries. Returns the allocated number, or `None` if the marks were not the expected
     /// ones.
-    async fn commit(&self, entries: &[Entry]) -> Result<Option<u64>, Error> {
-        let records: Vec<Vec<u8>> = entries.iter().map(Entry::encode).collect();
+    async fn commit(&self, entries: &[ArchiveEntry]) -> Result<Option<u64>, Error> {
+        let records: Vec<Vec<u8>> = entries.iter().map(ArchiveEntry::encode).collect();
         self.replicated.commit(&records, ()).await
     }
 }
@@ -76,7 +78,7 @@ impl JetStreamArchive {
 #[async_trait]
 impl Archive for JetStreamArchive {
     async fn add(&self, blob: BlobRecord) -> Result<BlobId, Error> {
-        let id = self.commit(&[Entry::Add(blob)]).await?;
+        let id = self.commit(&[ArchiveEntry::Add(blob)]).await?;
         Ok(BlobId(id.unwrap_or_default()))
     }
 
@@ -97,34 +99,43 @@ impl Archive for JetStreamArchive {
         self.read(|index| index.blobs.keys().next_back().map(|id| BlobId(*id)))
     }
 
-    async fn counts(&self) -> Result<Vec<(SubscriptionId, Reason, u64)>, Error> {
+    async fn counts(&self) -> Result<Vec<(SubscriptionId, GiveUpReason, u64)>, Error> {
         self.read(|index| {
             let counts = index.counts.iter();
             counts
-                .map(|((of, reason), count)| (SubscriptionId(*of), Reason::from_code(*reason), *count))
+                .map(|((of, reason), count)| (SubscriptionId(*of), GiveUpReason::from_code(*reason), *count))
                 .collect()
         })
     }
 
-    async fn mark(&self, id: BlobId, marks: Vec<Mark>) -> Result<(), Error> {
-        self.commit(&[Entry::mark(id, None, &marks)]).await?;
+    async fn mark(&self, id: BlobId, marks: Vec<DeadLetterMark>) -> Result<(), Error> {
+        self.commit(&[ArchiveEntry::mark(id, None, &marks)]).await?;
         Ok(())
     }
 
     async fn remove(&self, id: BlobId) -> Result<(), Error> {
-        self.commit(&[Entry::Remove(id.0)]).await?;
+        self.commit(&[ArchiveEntry::Remove(id.0)]).await?;
         Ok(())
     }
 
-    async fn put_job(&self, job: ReplayJob, marks: Option<(BlobId, Vec<Mark>)>) -> Result<(), Error> {
-        let marks = marks.map(|(id, marks)| Entry::mark(id, None, &marks));
-        let entries: Vec<Entry> = [Entry::PutJob(job)].into_iter().chain(marks).collect();
+    async fn put_job(
+        &self,
+        job: ReplayJob,
+        marks: Option<(BlobId, Vec<DeadLetterMark>)>,
+    ) -> Result<(), Error> {
+        let marks = marks.map(|(id, marks)| ArchiveEntry::mark(id, None, &marks));
+        let entries: Vec<ArchiveEntry> = [ArchiveEntry::PutJob(job)].into_iter().chain(marks).collect();
         self.commit(&entries).await?;
         Ok(())
     }
 
-    async fn mark_if(&self, id: BlobId, was: &[Mark], marks: Vec<Mark>) -> Result<bool, Error> {
-        let done = self.commit(&[Entry::mark(id, Some(was), &marks)]).await?;
+    async fn mark_if(
+        &self,
+        id: BlobId,
+        was: &[DeadLetterMark],
+        marks: Vec<DeadLetterMark>,
+    ) -> Result<bool, Error> {
+        let done = self.commit(&[ArchiveEntry::mark(id, Some(was), &marks)]).await?;
         Ok(done.is_some())
     }
 
@@ -132,10 +143,13 @@ impl Archive for JetStreamArchive {
         &self,
         job: ReplayJob,
         id: BlobId,
-        was: &[Mark],
-        marks: Vec<Mark>,
+        was: &[DeadLetterMark],
+        marks: Vec<DeadLetterMark>,
     ) -> Result<bool, Error> {
-        let entries = [Entry::PutJob(job), Entry::mark(id, Some(was), &marks)];
+        let entries = [
+            ArchiveEntry::PutJob(job),
+            ArchiveEntry::mark(id, Some(was), &marks),
+        ];
         Ok(self.commit(&entries).await?.is_some())
     }
 
@@ -144,12 +158,12 @@ impl Archive for JetStreamArchive {
     }
 
     async fn remove_job(&self, id: u64) -> Result<(), Error> {
-        self.commit(&[Entry::RemoveJob(id)]).await?;
+        self.commit(&[ArchiveEntry::RemoveJob(id)]).await?;
         Ok(())
     }
 
     async fn next_job(&self) -> Result<u64, Error> {
-        Ok(self.commit(&[Entry::NextJob]).await?.unwrap_or_default())
+        Ok(self.commit(&[ArchiveEntry::NextJob]).await?.unwrap_or_default())
     }
 
     async fn catch_up(&self) -> Result<(), Error> {
@@ -162,16 +176,16 @@ impl Archive for JetStreamArchive {
 
     async fn skip_numbers(&self, blobs: BlobId, jobs: u64) -> Result<(), Error> {
         let blobs = blobs.0;
-        self.commit(&[Entry::SkipNumbers { blobs, jobs }]).await?;
+        self.commit(&[ArchiveEntry::SkipNumbers { blobs, jobs }]).await?;
         Ok(())
     }
 
-    async fn ask_to_cancel(&self, id: u64) -> Result<(), Error> {
-        self.commit(&[Entry::AskToCancel(id)]).await?;
+    async fn request_cancel(&self, id: u64) -> Result<(), Error> {
+        self.commit(&[ArchiveEntry::AskToCancel(id)]).await?;
         Ok(())
     }
 
-    async fn to_cancel(&self) -> Result<Vec<u64>, Error> {
+    async fn cancel_requests(&self) -> Result<Vec<u64>, Error> {
         self.read(|index| index.to_cancel.iter().copied().collect())
     }
 
@@ -180,12 +194,12 @@ impl Archive for JetStreamArchive {
     }
 }
 
-struct Shared {
-    index: Index,
+struct ReplicatedArchive {
+    index: ArchiveIndex,
     jobs_changed: Arc<Notify>,
 }
 
-impl Machine for Shared {
+impl StateMachine for ReplicatedArchive {
     type Draft = ();
     /// The allocated number, if any; `None` if nothing was done because the marks had changed.
     type Output = Option<u64>;
@@ -195,16 +209,19 @@ impl Machine for Shared {
         Ok(())
     }
 
-    fn apply(&mut self, commit: Commit<'_>) -> Result<Option<u64>, String> {
-        let entries: Result<Vec<Entry>, String> =
-            commit.records.iter().map(|one| Entry::decode(one)).collect();
+    fn apply(&mut self, commit: AppliedCommit<'_>) -> Result<Option<u64>, String> {
+        let entries: Result<Vec<ArchiveEntry>, String> = commit
+            .records
+            .iter()
+            .map(|one| ArchiveEntry::decode(one))
+            .collect();
         let entries = entries?;
         if !entries.iter().all(|entry| self.index.may(entry)) {
             return Ok(None);
         }
         let mut given = 0;
         for entry in entries {
-            if !commit.known_here && matches!(entry, Entry::PutJob(_) | Entry::AskToCancel(_)) {
+            if !commit.known_here && matches!(entry, ArchiveEntry::PutJob(_) | ArchiveEntry::AskToCancel(_)) {
                 self.jobs_changed.notify_one();
             }
             given = self.index.apply(entry).unwrap_or(given);
@@ -219,27 +236,27 @@ impl Machine for Shared {
         put(out, index.blobs.len() as u64);
         for id in index.blobs.keys() {
             if let Some(blob) = index.get(BlobId(*id)) {
-                put_bytes(out, &Entry::Add(blob).encode());
+                put_bytes(out, &ArchiveEntry::Add(blob).encode());
             }
         }
         for job in index.jobs.values() {
-            put_bytes(out, &Entry::PutJob(job.clone()).encode());
+            put_bytes(out, &ArchiveEntry::PutJob(job.clone()).encode());
         }
         for id in &index.to_cancel {
-            put_bytes(out, &Entry::AskToCancel(*id).encode());
+            put_bytes(out, &ArchiveEntry::AskToCancel(*id).encode());
         }
     }
 
     fn restore(&mut self, bytes: &[u8], _: u64) -> Result<(), String> {
-        let mut rest = Rest(bytes);
-        let mut index = Index::default();
+        let mut rest = ByteReader(bytes);
+        let mut index = ArchiveIndex::default();
         let mut number = || rest.number().ok_or_else(|| "it is cut short".to_owned());
         let (blobs_given, jobs_given, _) = (number()?, number()?, number()?);
         while !rest.0.is_empty() {
-            let entry = Entry::decode(rest.bytes().ok_or("it is cut short")?)?;
+            let entry = ArchiveEntry::decode(rest.bytes().ok_or("it is cut short")?)?;
             match entry {
                 // The blob keeps the number that it has already.
-                Entry::Add(blob) => index.insert(&blob),
+                ArchiveEntry::Add(blob) => index.insert(&blob),
                 other => drop(index.apply(other)),
             }
         }
@@ -261,7 +278,7 @@ const SKIP_NUMBERS: u8 = 8;
 
 /// A decoded record.
 #[derive(Clone, Debug, PartialEq)]
-enum Entry {
+enum ArchiveEntry {
     Add(BlobRecord),
     Mark {
         id: u64,
@@ -281,9 +298,9 @@ enum Entry {
     },
 }
 
-impl Entry {
-    fn mark(id: BlobId, was: Option<&[Mark]>, marks: &[Mark]) -> Entry {
-        Entry::Mark {
+impl ArchiveEntry {
+    fn mark(id: BlobId, was: Option<&[DeadLetterMark]>, marks: &[DeadLetterMark]) -> ArchiveEntry {
+        ArchiveEntry::Mark {
             id: id.0,
             was: was.map(|was| sum(&encode_marks(was))),
             marks: encode_marks(marks),
@@ -297,26 +314,26 @@ impl Entry {
             put(&mut out, number);
         };
         match self {
-            Entry::Add(blob) => {
+            ArchiveEntry::Add(blob) => {
                 out.push(ADD);
                 put_bytes(&mut out, &blob.encode());
                 out.extend_from_slice(&encode_marks(&blob.marks));
             }
-            Entry::Mark { id, was, marks } => {
+            ArchiveEntry::Mark { id, was, marks } => {
                 number(MARK, *id);
                 out.push(u8::from(was.is_some()));
                 out.extend_from_slice(&was.unwrap_or_default().to_le_bytes());
                 out.extend_from_slice(marks);
             }
-            Entry::Remove(id) => number(REMOVE, *id),
-            Entry::PutJob(job) => {
+            ArchiveEntry::Remove(id) => number(REMOVE, *id),
+            ArchiveEntry::PutJob(job) => {
                 out.push(PUT_JOB);
                 out.extend_from_slice(&job.encode());
             }
-            Entry::RemoveJob(id) => number(REMOVE_JOB, *id),
-            Entry::NextJob => out.push(NEXT_JOB),
-            Entry::AskToCancel(id) => number(ASK_TO_CANCEL, *id),
-            Entry::SkipNumbers { blobs, jobs } => {
+            ArchiveEntry::RemoveJob(id) => number(REMOVE_JOB, *id),
+            ArchiveEntry::NextJob => out.push(NEXT_JOB),
+            ArchiveEntry::AskToCancel(id) => number(ASK_TO_CANCEL, *id),
+            ArchiveEntry::SkipNumbers { blobs, jobs } => {
                 number(SKIP_NUMBERS, *blobs);
                 put(&mut out, *jobs);
             }
@@ -324,15 +341,15 @@ impl Entry {
         out
     }
 
-    fn decode(record: &[u8]) -> Result<Entry, String> {
+    fn decode(record: &[u8]) -> Result<ArchiveEntry, String> {
         let cut_short = || "a record is cut short".to_owned();
-        let mut rest = Rest(record);
+        let mut rest = ByteReader(record);
         let kind = rest.byte().ok_or_else(cut_short)?;
         Ok(match kind {
             ADD => {
                 let head = rest.bytes().ok_or_else(cut_short)?;
                 let blob = BlobRecord::decode(head).map_err(|e| e.to_string())?;
-                Entry::Add(BlobRecord {
+                ArchiveEntry::Add(BlobRecord {
                     marks: decode_marks(rest.0),
                     ..blob
                 })
@@ -341,18 +358,18 @@ impl Entry {
                 let id = rest.number().ok_or_else(cut_short)?;
                 let expects = rest.byte().ok_or_else(cut_short)? != 0;
                 let (was, marks) = rest.0.split_first_chunk().ok_or_else(cut_short)?;
-                Entry::Mark {
+                ArchiveEntry::Mark {
                     id,
                     was: expects.then(|| u64::from_le_bytes(*was)),
                     marks: marks.to_vec(),
                 }
             }
-            REMOVE => Entry::Remove(rest.number().ok_or_else(cut_short)?),
-            PUT_JOB => Entry::PutJob(ReplayJob::decode(rest.0).map_err(|e| e.to_string())?),
-            REMOVE_JOB => Entry::RemoveJob(rest.number().ok_or_else(cut_short)?),
-            NEXT_JOB => Entry::NextJob,
-            ASK_TO_CANCEL => Entry::AskToCancel(rest.number().ok_or_else(cut_short)?),
-            SKIP_NUMBERS => Entry::SkipNumbers {
+            REMOVE => ArchiveEntry::Remove(rest.number().ok_or_else(cut_short)?),
+            PUT_JOB => ArchiveEntry::PutJob(ReplayJob::decode(rest.0).map_err(|e| e.to_string())?),
+            REMOVE_JOB => ArchiveEntry::RemoveJob(rest.number().ok_or_else(cut_short)?),
+            NEXT_JOB => ArchiveEntry::NextJob,
+            ASK_TO_CANCEL => ArchiveEntry::AskToCancel(rest.number().ok_or_else(cut_short)?),
+            SKIP_NUMBERS => ArchiveEntry::SkipNumbers {
                 blobs: rest.number().ok_or_else(cut_short)?,
                 jobs: rest.number().ok_or_else(cut_short)?,
             },
@@ -369,8 +386,8 @@ fn sum(bytes: &[u8]) -> u64 {
 
 /// The blobs with an index for every kind of query.
 #[derive(Default)]
-struct Index {
-    blobs: BTreeMap<u64, Blob>,
+struct ArchiveIndex {
+    blobs: BTreeMap<u64, ArchivedBlob>,
     /// (subscription or any, reason or any, blob). An entry with a reason exists while the blob has
     /// a dead letter of that reason that is not purged.
     by: BTreeSet<(Option<u64>, Option<u8>, u64)>,
@@ -388,7 +405,7 @@ struct Index {
     jobs_given: u64,
 }
 
-struct Blob {
+struct ArchivedBlob {
     /// The record without its marks.
     head: BlobRecord,
     marks: Box<[u8]>,
@@ -396,7 +413,7 @@ struct Blob {
     time: i64,
 }
 
-impl Index {
+impl ArchiveIndex {
     fn get(&self, id: BlobId) -> Option<BlobRecord> {
         let blob = self.blobs.get(&id.0)?;
         Some(BlobRecord {
@@ -419,7 +436,7 @@ impl Index {
         }
         let (of, reason) = (
             filter.subscription.map(|of| of.0),
-            filter.reason.map(Reason::code),
+            filter.reason.map(GiveUpReason::code),
         );
         let ids = self.by.range((of, reason, from)..=(of, reason, u64::MAX));
         let blobs = ids.filter_map(|(_, _, id)| self.get(BlobId(*id)));
@@ -429,9 +446,9 @@ impl Index {
     }
 
     /// Whether the current marks are the expected ones.
-    fn may(&self, entry: &Entry) -> bool {
+    fn may(&self, entry: &ArchiveEntry) -> bool {
         match entry {
-            Entry::Mark {
+            ArchiveEntry::Mark {
                 id, was: Some(was), ..
             } => {
                 let blob = self.blobs.get(id);
@@ -442,41 +459,41 @@ impl Index {
     }
 
     /// Applies an entry. Returns the allocated number, if any.
-    fn apply(&mut self, entry: Entry) -> Option<u64> {
+    fn apply(&mut self, entry: ArchiveEntry) -> Option<u64> {
         match entry {
-            Entry::Add(mut blob) => {
+            ArchiveEntry::Add(mut blob) => {
                 self.blobs_given += 1;
                 blob.id = BlobId(self.blobs_given);
                 self.insert(&blob);
                 return Some(blob.id.0);
             }
-            Entry::Mark { id, marks, .. } => {
+            ArchiveEntry::Mark { id, marks, .. } => {
                 if let Some(blob) = self.blobs.get_mut(&id) {
                     let of = blob.head.subscription.0;
                     let before = std::mem::replace(&mut blob.marks, marks.clone().into());
                     self.count(id, of, &before, &marks);
                 }
             }
-            Entry::Remove(id) => self.remove(id),
-            Entry::PutJob(job) => {
+            ArchiveEntry::Remove(id) => self.remove(id),
+            ArchiveEntry::PutJob(job) => {
                 if job.state != ReplayState::Running {
                     self.to_cancel.remove(&job.id);
                 }
                 self.jobs.insert(job.id, job);
             }
-            Entry::RemoveJob(id) => {
+            ArchiveEntry::RemoveJob(id) => {
                 self.jobs.remove(&id);
                 self.to_cancel.remove(&id);
             }
-            Entry::NextJob => {
+            ArchiveEntry::NextJob => {
                 self.jobs_given += 1;
                 return Some(self.jobs_given);
             }
-            Entry::SkipNumbers { blobs, jobs } => {
+            ArchiveEntry::SkipNumbers { blobs, jobs } => {
                 self.blobs_given = self.blobs_given.max(blobs);
                 self.jobs_given = self.jobs_given.max(jobs);
             }
-            Entry::AskToCancel(id) => {
+            ArchiveEntry::AskToCancel(id) => {
                 let running = |job: &ReplayJob| job.state == ReplayState::Running;
                 if self.jobs.get(&id).is_some_and(running) {
                     self.to_cancel.insert(id);
@@ -504,7 +521,7 @@ impl Index {
             ..blob.clone()
         };
         let marks = marks.into();
-        self.blobs.insert(id, Blob { head, marks, time });
+        self.blobs.insert(id, ArchivedBlob { head, marks, time });
     }
 
     fn remove(&mut self, id: u64) {

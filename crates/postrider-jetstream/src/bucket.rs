@@ -1,7 +1,7 @@
 //! The key-value bucket in which the nodes of a cluster find each other, with compare-and-swap on
 //! its keys.
 
-use crate::connect::{Connection, chain};
+use crate::connection::{NatsConnection, error_chain};
 use async_nats::jetstream::ErrorCode;
 use async_nats::jetstream::context::{CreateKeyValueErrorKind, GetStreamErrorKind, PublishErrorKind};
 use async_nats::jetstream::kv::{self, Operation};
@@ -19,7 +19,7 @@ const OPEN_TRIES: u32 = 50;
 
 /// The state of a key.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Found {
+pub struct BucketEntry {
     pub key: String,
     /// `None` if the key was deleted.
     pub value: Option<Bytes>,
@@ -28,21 +28,21 @@ pub struct Found {
 
 /// The outcome of a compare-and-swap.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Swapped {
+pub enum SwapOutcome {
     Stored(u64),
     /// The key has another revision; contains the current state.
-    Refused(Option<Found>),
+    Refused(Option<BucketEntry>),
 }
 
 #[derive(Clone)]
 pub struct Bucket {
-    connection: Connection,
+    connection: NatsConnection,
     store: kv::Store,
 }
 
 impl Bucket {
     /// Opens the cluster's bucket, and creates it if necessary.
-    pub async fn open(connection: &Connection) -> Result<Bucket, Error> {
+    pub async fn open(connection: &NatsConnection) -> Result<Bucket, Error> {
         let name = format!("{}-nodes", connection.names.prefix());
         let mut tries = 0;
         let store = loop {
@@ -61,12 +61,12 @@ impl Bucket {
                 // Nodes that start together create it concurrently, and a new bucket has no leader
                 // for a moment.
                 Err(e) if tries == OPEN_TRIES || e.kind() == CreateKeyValueErrorKind::InvalidStoreName => {
-                    let reason = chain(&e);
+                    let reason = error_chain(&e);
                     return Err(Error::Unavailable(format!(
                         "bucket {name} cannot be made: {reason}"
                     )));
                 }
-                Err(_) => crate::chain::nap(LOOK_AGAIN).await,
+                Err(_) => crate::fenced_stream::sleep(LOOK_AGAIN).await,
             }
             tries += 1;
         };
@@ -78,7 +78,7 @@ impl Bucket {
     }
 
     /// Whether the bucket exists.
-    pub async fn exists(connection: &Connection) -> Result<bool, Error> {
+    pub async fn exists(connection: &NatsConnection) -> Result<bool, Error> {
         let name = format!("KV_{}-nodes", connection.names.prefix());
         match connection.asking.get_stream(&name).await {
             Ok(_) => Ok(true),
@@ -88,7 +88,7 @@ impl Bucket {
                 }
                 _ => Err(Error::Unavailable(format!(
                     "the bucket cannot be looked for: {}",
-                    chain(&e)
+                    error_chain(&e)
                 ))),
             },
         }
@@ -99,7 +99,7 @@ impl Bucket {
     }
 
     /// The current state of a key according to the leader.
-    pub async fn read(&self, key: &str) -> Result<Option<Found>, Error> {
+    pub async fn read(&self, key: &str) -> Result<Option<BucketEntry>, Error> {
         match self
             .store
             .stream
@@ -108,7 +108,7 @@ impl Bucket {
         {
             Ok(message) => {
                 let deleted = message.headers.get("KV-Operation").is_some();
-                Ok(Some(Found {
+                Ok(Some(BucketEntry {
                     key: key.into(),
                     value: (!deleted).then_some(message.payload),
                     revision: message.sequence,
@@ -117,7 +117,7 @@ impl Bucket {
             Err(e) if e.kind() == LastRawMessageErrorKind::NoMessageFound => Ok(None),
             Err(e) => Err(Error::Unavailable(format!(
                 "key {key} cannot be read: {}",
-                chain(&e)
+                error_chain(&e)
             ))),
         }
     }
@@ -153,35 +153,38 @@ impl Bucket {
     /// The value must differ from every other value ever offered for this key, because it
     /// identifies the change when an acknowledgement is lost. `Err` means that the outcome is
     /// unknown: the value may be stored later.
-    pub async fn swap(&self, key: &str, value: Bytes, expected: u64) -> Result<Swapped, Error> {
+    pub async fn swap(&self, key: &str, value: Bytes, expected: u64) -> Result<SwapOutcome, Error> {
         let message = PublishMessage::build()
             .payload(value.clone())
             .expected_last_subject_sequence(expected);
         match self.publish(key, message).await {
-            Ok(revision) => return Ok(Swapped::Stored(revision)),
+            Ok(revision) => return Ok(SwapOutcome::Stored(revision)),
             Err((kind, reason)) => tracing::debug!(key, %kind, reason, "a change was not acknowledged"),
         }
         // Errors are ambiguous and an acknowledgement may be lost, so only the stored value
         // decides.
         Ok(match self.read(key).await? {
-            Some(found) if found.value.as_ref() == Some(&value) => Swapped::Stored(found.revision),
-            found => Swapped::Refused(found),
+            Some(found) if found.value.as_ref() == Some(&value) => SwapOutcome::Stored(found.revision),
+            found => SwapOutcome::Refused(found),
         })
     }
 
     async fn publish(&self, key: &str, message: PublishMessage) -> Result<u64, (PublishErrorKind, String)> {
         let js = &self.connection.js;
         let tell = |e: async_nats::jetstream::context::PublishError| {
-            (e.kind(), format!("key {key} was not acknowledged: {}", chain(&e)))
+            (
+                e.kind(),
+                format!("key {key} was not acknowledged: {}", error_chain(&e)),
+            )
         };
         let acknowledged = js.send_publish(self.subject(key), message).await.map_err(tell)?;
         Ok(acknowledged.await.map_err(tell)?.sequence)
     }
 
     /// The state of all keys that are not deleted.
-    pub async fn all(&self) -> Result<Vec<Found>, Error> {
+    pub async fn all(&self) -> Result<Vec<BucketEntry>, Error> {
         let unread = |e: &(dyn std::error::Error + 'static)| {
-            Error::Unavailable(format!("the bucket cannot be read: {}", chain(e)))
+            Error::Unavailable(format!("the bucket cannot be read: {}", error_chain(e)))
         };
         let mut keys = self.store.keys().await.map_err(|e| unread(&e))?;
         let mut all = Vec::new();
@@ -195,20 +198,20 @@ impl Bucket {
     /// The state of all keys, followed by every change in the order of storage. After a reconnect
     /// entries may be repeated, and of several changes of a key only the last may appear; compare
     /// revisions.
-    pub async fn watch(&self) -> Result<impl Stream<Item = Found> + Unpin + Send + use<>, Error> {
+    pub async fn watch(&self) -> Result<impl Stream<Item = BucketEntry> + Unpin + Send + use<>, Error> {
         let watch = self.store.watch_with_history(">").await;
-        let watch =
-            watch.map_err(|e| Error::Unavailable(format!("the bucket cannot be watched: {}", chain(&e))))?;
+        let watch = watch
+            .map_err(|e| Error::Unavailable(format!("the bucket cannot be watched: {}", error_chain(&e))))?;
         Ok(Box::pin(watch.filter_map(|entry| async {
             match entry {
-                Ok(entry) => Some(Found {
+                Ok(entry) => Some(BucketEntry {
                     value: (entry.operation == Operation::Put).then_some(entry.value),
                     key: entry.key,
                     revision: entry.revision,
                 }),
                 // The watch reconnects by itself.
                 Err(e) => {
-                    tracing::debug!(reason = chain(&e), "watching the bucket");
+                    tracing::debug!(reason = error_chain(&e), "watching the bucket");
                     None
                 }
             }

@@ -1,18 +1,18 @@
 //! The catalog in a stream, replicated to every node.
 
-use crate::connect::Connection;
-use crate::members::ChangeBarrier;
-use crate::members::lease::LeaseUntil;
-use crate::replicated::{Commit, Machine, Place, Replicated, Rest, put_bytes};
+use crate::connection::NatsConnection;
+use crate::membership::ChangeBarrier;
+use crate::membership::lease::NodeLease;
+use crate::replicated::{AppliedCommit, ByteReader, ReplicaLocation, Replicated, StateMachine, put_bytes};
 use crate::sealer::ValueSealer;
 use async_trait::async_trait;
 use postrider_core::ids::{SubscriptionId, TopicId};
 use postrider_core::probation::EndpointDelay;
 use postrider_core::subscription::{DomainTopic, Subscription, Topic};
-use postrider_store::record::Record;
+use postrider_store::record::StoredRecord;
 use postrider_store::record::batch::put;
-use postrider_store::replica::{Replica, Resources};
-use postrider_store::{Catalog, Change, Error, Follower, Handshake, Loaded};
+use postrider_store::replica::{CatalogReplica, CatalogState};
+use postrider_store::{Catalog, CatalogChange, CatalogContent, CatalogFollower, Error, Handshake};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
@@ -25,7 +25,7 @@ const CATCH_UP_PATIENCE: Duration = Duration::from_secs(2);
 
 /// The catalog of a cluster. Each node keeps all of it in memory.
 pub struct JetStreamCatalog {
-    replicated: Replicated<Shared>,
+    replicated: Replicated<ReplicatedCatalog>,
     sealer: ValueSealer,
     /// The next id to allocate, and the end of the block reserved by this node.
     ids: Mutex<(u64, u64)>,
@@ -39,33 +39,33 @@ pub struct JetStreamCatalog {
     /// Set when the engine has stopped: nobody acts on this catalog any more.
     retired: AtomicBool,
     /// The node's lease and change barrier, once it has joined the cluster.
-    membership: OnceLock<(Arc<LeaseUntil>, ChangeBarrier)>,
+    membership: OnceLock<(Arc<NodeLease>, ChangeBarrier)>,
 }
 
 impl JetStreamCatalog {
     /// `me` must differ from the number of every other node and of every earlier process of this
     /// node.
-    pub async fn open(connection: &Connection, me: u64) -> Result<JetStreamCatalog, Error> {
-        JetStreamCatalog::open_at(Place::new(connection, "catalog"), me).await
+    pub async fn open(connection: &NatsConnection, me: u64) -> Result<JetStreamCatalog, Error> {
+        JetStreamCatalog::open_at(ReplicaLocation::new(connection, "catalog"), me).await
     }
 
     /// Like `open`, with the log size at which a snapshot is written.
     pub async fn open_with(
-        connection: &Connection,
+        connection: &NatsConnection,
         me: u64,
         snapshot_bytes: u64,
     ) -> Result<JetStreamCatalog, Error> {
-        let place = Place {
+        let place = ReplicaLocation {
             snapshot_bytes,
-            ..Place::new(connection, "catalog")
+            ..ReplicaLocation::new(connection, "catalog")
         };
         JetStreamCatalog::open_at(place, me).await
     }
 
-    async fn open_at(place: Place, me: u64) -> Result<JetStreamCatalog, Error> {
+    async fn open_at(place: ReplicaLocation, me: u64) -> Result<JetStreamCatalog, Error> {
         let sealer = place.connection.sealer.clone();
-        let shared = Shared {
-            replica: Replica::default(),
+        let shared = ReplicatedCatalog {
+            replica: CatalogReplica::default(),
             sealer: sealer.clone(),
         };
         Ok(JetStreamCatalog {
@@ -83,7 +83,7 @@ impl JetStreamCatalog {
 
     /// From now on the catalog is current while the lease is valid, and the barrier decides when
     /// changes are in force everywhere.
-    pub(crate) fn join(&self, lease: Arc<LeaseUntil>, barrier: ChangeBarrier) {
+    pub(crate) fn join(&self, lease: Arc<NodeLease>, barrier: ChangeBarrier) {
         let _ = self.membership.set((lease, barrier));
     }
 
@@ -92,13 +92,13 @@ impl JetStreamCatalog {
     pub fn in_force(&self) -> u64 {
         let retired = self.retired.load(Relaxed);
         self.replicated.read_at(|shared, last| {
-            let untold = shared.replica.oldest_untold().filter(|_| !retired);
+            let untold = shared.replica.oldest_unapplied().filter(|_| !retired);
             untold.map_or(last, |untold| untold - 1)
         })
     }
 
     /// Receivers that change whenever [`JetStreamCatalog::in_force`] may have increased.
-    pub(crate) fn moves(&self) -> (watch::Receiver<u64>, watch::Receiver<u64>) {
+    pub(crate) fn progress_receivers(&self) -> (watch::Receiver<u64>, watch::Receiver<u64>) {
         (self.replicated.last(), self.applied.subscribe())
     }
 
@@ -178,14 +178,14 @@ impl JetStreamCatalog {
 
 #[async_trait]
 impl Catalog for JetStreamCatalog {
-    async fn load(&self) -> Result<Loaded, Error> {
+    async fn load(&self) -> Result<CatalogContent, Error> {
         match self.replicated.broken() {
             Some(broken) => Err(broken),
             None => Ok(self.replicated.local(|shared| shared.replica.load())),
         }
     }
 
-    async fn commit(&self, changes: Vec<Change>) -> Result<(), Error> {
+    async fn commit(&self, changes: Vec<CatalogChange>) -> Result<(), Error> {
         let records: Vec<Vec<u8>> = changes
             .iter()
             .map(|change| encode(change, &self.sealer))
@@ -225,7 +225,7 @@ impl Catalog for JetStreamCatalog {
     }
 
     fn is_current(&self) -> bool {
-        let current = |(lease, _): &(Arc<LeaseUntil>, ChangeBarrier)| lease.valid_now();
+        let current = |(lease, _): &(Arc<NodeLease>, ChangeBarrier)| lease.valid_now();
         self.membership.get().is_none_or(current) && !self.is_broken() && !self.retired.load(Relaxed)
     }
 
@@ -238,8 +238,8 @@ impl Catalog for JetStreamCatalog {
         barrier.wait(version).await
     }
 
-    async fn follow(&self, follower: Arc<dyn Follower>) {
-        let _ending = Following(self);
+    async fn follow(&self, follower: Arc<dyn CatalogFollower>) {
+        let _ending = RetireOnDrop(self);
         self.replicated.local(|shared| shared.replica.follow());
         let mut last = self.replicated.last();
         loop {
@@ -258,9 +258,9 @@ impl Catalog for JetStreamCatalog {
 
 /// Marks the catalog as retired when the following engine stops: other nodes' changes need not wait
 /// for a node that is shutting down.
-struct Following<'c>(&'c JetStreamCatalog);
+struct RetireOnDrop<'c>(&'c JetStreamCatalog);
 
-impl Drop for Following<'_> {
+impl Drop for RetireOnDrop<'_> {
     fn drop(&mut self) {
         self.0.retired.store(true, Relaxed);
         self.0.applied.send_modify(|_| {});
@@ -268,28 +268,28 @@ impl Drop for Following<'_> {
 }
 
 #[derive(Default)]
-struct Shared {
-    replica: Replica,
+struct ReplicatedCatalog {
+    replica: CatalogReplica,
     sealer: ValueSealer,
 }
 
-impl Machine for Shared {
-    type Draft = Vec<Change>;
+impl StateMachine for ReplicatedCatalog {
+    type Draft = Vec<CatalogChange>;
     /// The first of the reserved ids.
     type Output = u64;
     const WHAT: &'static str = "catalogue";
 
-    fn check(&self, draft: &Vec<Change>, me: u64) -> Result<(), Error> {
+    fn check(&self, draft: &Vec<CatalogChange>, me: u64) -> Result<(), Error> {
         self.replica.check(draft, me)
     }
 
-    fn apply(&mut self, commit: Commit<'_>) -> Result<u64, String> {
+    fn apply(&mut self, commit: AppliedCommit<'_>) -> Result<u64, String> {
         let mut changes = Vec::with_capacity(commit.records.len());
         let mut first = 0;
         for record in commit.records {
             match decode(record, &self.sealer)? {
-                Stored::Change(change) => changes.push(*change),
-                Stored::ReserveIds(count) => first = self.replica.resources.give_ids(count),
+                CatalogStreamRecord::Change(change) => changes.push(*change),
+                CatalogStreamRecord::ReserveIds(count) => first = self.replica.resources.allocate_ids(count),
             }
         }
         self.replica
@@ -298,20 +298,20 @@ impl Machine for Shared {
     }
 
     fn snapshot(&self, out: &mut Vec<u8>) {
-        put(out, self.replica.resources.ids_given());
+        put(out, self.replica.resources.ids_allocated());
         for change in self.replica.resources.all() {
             put_bytes(out, &encode(&change, &self.sealer));
         }
     }
 
     fn restore(&mut self, bytes: &[u8], sequence: u64) -> Result<(), String> {
-        let mut rest = Rest(bytes);
+        let mut rest = ByteReader(bytes);
         let cut_short = || "it is cut short".to_owned();
-        let mut resources = Resources::default();
+        let mut resources = CatalogState::default();
         resources.skip_ids(rest.number().ok_or_else(cut_short)?);
         while !rest.0.is_empty() {
             let record = rest.bytes().ok_or_else(cut_short)?;
-            if let Stored::Change(change) = decode(record, &self.sealer)? {
+            if let CatalogStreamRecord::Change(change) = decode(record, &self.sealer)? {
                 // A snapshot does not contain the authors.
                 resources.apply(*change, 0);
             }
@@ -334,8 +334,8 @@ const DELETE_HANDSHAKE: u8 = 10;
 const RESERVE_IDS: u8 = 11;
 
 /// A decoded record.
-enum Stored {
-    Change(Box<Change>),
+enum CatalogStreamRecord {
+    Change(Box<CatalogChange>),
     /// Reserves this many ids.
     ReserveIds(u64),
 }
@@ -345,7 +345,7 @@ fn place(kind: u8) -> String {
     format!("catalogue.{kind}")
 }
 
-fn encode(change: &Change, sealer: &ValueSealer) -> Vec<u8> {
+fn encode(change: &CatalogChange, sealer: &ValueSealer) -> Vec<u8> {
     let whole = |kind: u8, record: Vec<u8>| -> Vec<u8> {
         let mut out = vec![kind];
         out.extend(sealer.close(&place(kind), record));
@@ -361,22 +361,22 @@ fn encode(change: &Change, sealer: &ValueSealer) -> Vec<u8> {
         out
     }
     match change {
-        Change::PutTopic(one) => whole(PUT_TOPIC, one.encode()),
-        Change::DeleteTopic(id) => number(DELETE_TOPIC, id.0),
-        Change::PutDomainTopic(one) => whole(PUT_DOMAIN_TOPIC, one.encode()),
-        Change::DeleteDomainTopic(domain, name) => text(number(DELETE_DOMAIN_TOPIC, domain.0), name),
-        Change::PutSubscription(one) => whole(PUT_SUBSCRIPTION, one.encode()),
-        Change::DeleteSubscription(id) => number(DELETE_SUBSCRIPTION, id.0),
-        Change::PutEndpointDelay(one) => whole(PUT_ENDPOINT_DELAY, one.encode()),
-        Change::DeleteEndpointDelay(endpoint) => text(vec![DELETE_ENDPOINT_DELAY], endpoint),
-        Change::PutHandshake(one) => whole(PUT_HANDSHAKE, one.encode()),
-        Change::DeleteHandshake(operation) => text(vec![DELETE_HANDSHAKE], operation),
+        CatalogChange::PutTopic(one) => whole(PUT_TOPIC, one.encode()),
+        CatalogChange::DeleteTopic(id) => number(DELETE_TOPIC, id.0),
+        CatalogChange::PutDomainTopic(one) => whole(PUT_DOMAIN_TOPIC, one.encode()),
+        CatalogChange::DeleteDomainTopic(domain, name) => text(number(DELETE_DOMAIN_TOPIC, domain.0), name),
+        CatalogChange::PutSubscription(one) => whole(PUT_SUBSCRIPTION, one.encode()),
+        CatalogChange::DeleteSubscription(id) => number(DELETE_SUBSCRIPTION, id.0),
+        CatalogChange::PutEndpointDelay(one) => whole(PUT_ENDPOINT_DELAY, one.encode()),
+        CatalogChange::DeleteEndpointDelay(endpoint) => text(vec![DELETE_ENDPOINT_DELAY], endpoint),
+        CatalogChange::PutHandshake(one) => whole(PUT_HANDSHAKE, one.encode()),
+        CatalogChange::DeleteHandshake(operation) => text(vec![DELETE_HANDSHAKE], operation),
     }
 }
 
 /// The error describes the problem without revealing any content.
-fn decode(record: &[u8], sealer: &ValueSealer) -> Result<Stored, String> {
-    fn whole<T: Record>(sealer: &ValueSealer, kind: u8, bytes: &[u8]) -> Result<T, String> {
+fn decode(record: &[u8], sealer: &ValueSealer) -> Result<CatalogStreamRecord, String> {
+    fn whole<T: StoredRecord>(sealer: &ValueSealer, kind: u8, bytes: &[u8]) -> Result<T, String> {
         let opened = sealer.open(&place(kind), bytes)?;
         T::decode(&opened).map_err(|e| e.to_string())
     }
@@ -384,28 +384,28 @@ fn decode(record: &[u8], sealer: &ValueSealer) -> Result<Stored, String> {
         Ok(text) => Ok(text.to_owned()),
         Err(_) => Err("a name is no text".to_owned()),
     };
-    let mut rest = Rest(record);
+    let mut rest = ByteReader(record);
     let kind = rest.byte().ok_or("a record is empty")?;
     let bytes = rest.0;
     let mut number = || rest.number().ok_or_else(|| "a number is missing".to_owned());
     let change = match kind {
-        PUT_TOPIC => Change::PutTopic(whole::<Topic>(sealer, kind, bytes)?),
-        DELETE_TOPIC => Change::DeleteTopic(TopicId(number()?)),
-        PUT_DOMAIN_TOPIC => Change::PutDomainTopic(whole::<DomainTopic>(sealer, kind, bytes)?),
+        PUT_TOPIC => CatalogChange::PutTopic(whole::<Topic>(sealer, kind, bytes)?),
+        DELETE_TOPIC => CatalogChange::DeleteTopic(TopicId(number()?)),
+        PUT_DOMAIN_TOPIC => CatalogChange::PutDomainTopic(whole::<DomainTopic>(sealer, kind, bytes)?),
         DELETE_DOMAIN_TOPIC => {
             let domain = TopicId(number()?);
-            Change::DeleteDomainTopic(domain, text(rest.0)?)
+            CatalogChange::DeleteDomainTopic(domain, text(rest.0)?)
         }
-        PUT_SUBSCRIPTION => Change::PutSubscription(whole::<Subscription>(sealer, kind, bytes)?),
-        DELETE_SUBSCRIPTION => Change::DeleteSubscription(SubscriptionId(number()?)),
-        PUT_ENDPOINT_DELAY => Change::PutEndpointDelay(whole::<EndpointDelay>(sealer, kind, bytes)?),
-        DELETE_ENDPOINT_DELAY => Change::DeleteEndpointDelay(text(bytes)?),
-        PUT_HANDSHAKE => Change::PutHandshake(whole::<Handshake>(sealer, kind, bytes)?),
-        DELETE_HANDSHAKE => Change::DeleteHandshake(text(bytes)?),
-        RESERVE_IDS => return Ok(Stored::ReserveIds(number()?)),
+        PUT_SUBSCRIPTION => CatalogChange::PutSubscription(whole::<Subscription>(sealer, kind, bytes)?),
+        DELETE_SUBSCRIPTION => CatalogChange::DeleteSubscription(SubscriptionId(number()?)),
+        PUT_ENDPOINT_DELAY => CatalogChange::PutEndpointDelay(whole::<EndpointDelay>(sealer, kind, bytes)?),
+        DELETE_ENDPOINT_DELAY => CatalogChange::DeleteEndpointDelay(text(bytes)?),
+        PUT_HANDSHAKE => CatalogChange::PutHandshake(whole::<Handshake>(sealer, kind, bytes)?),
+        DELETE_HANDSHAKE => CatalogChange::DeleteHandshake(text(bytes)?),
+        RESERVE_IDS => return Ok(CatalogStreamRecord::ReserveIds(number()?)),
         other => return Err(format!("a record is of the unknown kind {other}")),
     };
-    Ok(Stored::Change(Box::new(change)))
+    Ok(CatalogStreamRecord::Change(Box::new(change)))
 }
 
 #[cfg(test)]
@@ -427,17 +427,17 @@ mod tests {
 
     fn opened(record: &[u8], sealer: &ValueSealer) -> Result<Topic, String> {
         match decode(record, sealer)? {
-            Stored::Change(change) => match *change {
-                Change::PutTopic(topic) => Ok(topic),
+            CatalogStreamRecord::Change(change) => match *change {
+                CatalogChange::PutTopic(topic) => Ok(topic),
                 _ => panic!("another change"),
             },
-            Stored::ReserveIds(_) => panic!("no change"),
+            CatalogStreamRecord::ReserveIds(_) => panic!("no change"),
         }
     }
 
     #[test]
     fn records_are_sealed_where_keys_are_configured() {
-        let change = Change::PutTopic(topic("topic-key-1"));
+        let change = CatalogChange::PutTopic(topic("topic-key-1"));
         let holds_key = |record: &[u8]| record.windows(11).any(|part| part == b"topic-key-1");
         let (plain, sealed) = (
             encode(&change, &ValueSealer::default()),
@@ -470,12 +470,15 @@ mod tests {
 
     #[test]
     fn a_snapshot_is_sealed_and_seals_what_was_not() {
-        let plain = encode(&Change::PutTopic(topic("topic-key-1")), &ValueSealer::default());
-        let mut shared = Shared {
+        let plain = encode(
+            &CatalogChange::PutTopic(topic("topic-key-1")),
+            &ValueSealer::default(),
+        );
+        let mut shared = ReplicatedCatalog {
             sealer: sealer(A),
-            ..Shared::default()
+            ..ReplicatedCatalog::default()
         };
-        let commit = Commit {
+        let commit = AppliedCommit {
             records: &[&plain],
             by: 1,
             known_here: false,
@@ -487,9 +490,9 @@ mod tests {
         assert!(!written.windows(11).any(|part| part == b"topic-key-1"));
         shared.restore(&written, 1).unwrap();
         assert_eq!(shared.replica.load().topics, [topic("topic-key-1")]);
-        let mut stranger = Shared {
+        let mut stranger = ReplicatedCatalog {
             sealer: sealer(B),
-            ..Shared::default()
+            ..ReplicatedCatalog::default()
         };
         assert!(stranger.restore(&written, 1).unwrap_err().contains("secrets.key"));
     }

@@ -1,19 +1,19 @@
 //! A node of a cluster with all of its parts.
 
 use crate::archive::JetStreamArchive;
-use crate::ask::Asker;
-use crate::bucket::{Bucket, Swapped};
+use crate::bucket::{Bucket, SwapOutcome};
 use crate::catalog::JetStreamCatalog;
-use crate::connect::{Connection, Settings};
-use crate::facts::{self, FORMAT, Facts};
+use crate::cluster_facts::{self, ClusterFacts, FORMAT};
+use crate::connection::{JetStreamSettings, NatsConnection};
 use crate::forward::{self, Forwarder};
-use crate::health::Health;
+use crate::health::JetStreamHealth;
 use crate::log::JetStreamLog;
-use crate::members::decide::Rules;
-use crate::members::{Handle, Members, Node, NodeId};
+use crate::membership::decide::MembershipRules;
+use crate::membership::{MembershipHandle, MembershipService, NodeId, NodeInfo};
 use crate::migration::Migration;
 use crate::node::NodeShared;
 use crate::partition::PARTITIONS_MAX;
+use crate::peer_requests::PeerMessenger;
 use async_nats::{Request, RequestErrorKind};
 use bytes::Bytes;
 use postrider_core::ids::Secret;
@@ -31,15 +31,15 @@ const PREFIX_MAX: usize = 32;
 const DRAIN_PATIENCE: Duration = Duration::from_secs(2);
 
 /// Everything that a node keeps in JetStream, and its membership in the cluster.
-pub struct Cluster {
+pub struct JetStreamCluster {
     pub log: Arc<JetStreamLog>,
     pub catalog: Arc<JetStreamCatalog>,
     pub archive: Arc<JetStreamArchive>,
-    pub members: Arc<Members>,
-    pub asker: Arc<Asker>,
-    pub health: Arc<Health>,
-    pub facts: Facts,
-    pub connection: Connection,
+    pub members: Arc<MembershipService>,
+    pub asker: Arc<PeerMessenger>,
+    pub health: Arc<JetStreamHealth>,
+    pub facts: ClusterFacts,
+    pub connection: NatsConnection,
     bucket: Bucket,
     stop: CancellationToken,
     tasks: Mutex<Option<JoinSet<()>>>,
@@ -53,46 +53,51 @@ async fn check_moving(bucket: &Bucket, moving: bool) -> Result<(), Error> {
     }
 }
 
-impl Cluster {
+impl JetStreamCluster {
     /// Joins the cluster of the settings, and creates it if there is none. From then on the node
     /// takes partitions as they are assigned to it.
-    pub async fn open(settings: Settings, node: Node) -> Result<Cluster, Error> {
-        Cluster::open_for(settings, node, false).await
+    pub async fn open(settings: JetStreamSettings, node: NodeInfo) -> Result<JetStreamCluster, Error> {
+        JetStreamCluster::open_for(settings, node, false).await
     }
 
     /// Like `open`, for the process that migrates the cluster: no other node serves it meanwhile.
-    pub async fn open_moving(settings: Settings, node: Node) -> Result<Cluster, Error> {
-        Cluster::open_for(settings, node, true).await
+    pub async fn open_moving(settings: JetStreamSettings, node: NodeInfo) -> Result<JetStreamCluster, Error> {
+        JetStreamCluster::open_for(settings, node, true).await
     }
 
-    async fn open_for(settings: Settings, node: Node, moving: bool) -> Result<Cluster, Error> {
+    async fn open_for(
+        settings: JetStreamSettings,
+        node: NodeInfo,
+        moving: bool,
+    ) -> Result<JetStreamCluster, Error> {
         check(&settings).map_err(|why| Error::Corrupt(format!("store.jetstream.{why}")))?;
-        let connection = Connection::open(&settings, &node.name).await?;
+        let connection = NatsConnection::open(&settings, &node.name).await?;
         let bucket = Bucket::open(&connection).await?;
         check_moving(&bucket, moving).await?;
-        let new = Facts {
+        let new = ClusterFacts {
             format: FORMAT,
             partitions: settings.partitions,
             identity: identity(node.process),
             created: node.started,
         };
-        let facts = Facts::agree(&bucket, new).await?;
+        let facts = ClusterFacts::agree(&bucket, new).await?;
         let catalog = Arc::new(JetStreamCatalog::open(&connection, node.process).await?);
         let archive = Arc::new(JetStreamArchive::open(&connection, node.process).await?);
-        let handle = Handle::new(node);
+        let handle = MembershipHandle::new(node);
         let shared = NodeShared::new(handle.node().name.clone(), handle.lease());
         let forwarder = Forwarder::new(connection.clone(), handle.clone(), catalog.clone());
         let log = JetStreamLog::new(connection.clone(), facts.identity, shared, Arc::new(forwarder));
-        log.routed_by(catalog.clone());
+        log.set_routing_catalog(catalog.clone());
         let log = Arc::new(log);
-        let asker = Asker::new(connection.clone(), handle.clone());
-        let rules = Rules {
+        let asker = PeerMessenger::new(connection.clone(), handle.clone());
+        let rules = MembershipRules {
             lease: settings.lease,
             partitions: facts.partitions,
         };
         let id = handle.node().id;
         let members =
-            Members::join(&connection, &bucket, rules, handle, log.clone(), catalog.clone()).await?;
+            MembershipService::join(&connection, &bucket, rules, handle, log.clone(), catalog.clone())
+                .await?;
         let members = Arc::new(members);
         let prefix = connection.names.prefix();
         let others = vec![
@@ -100,10 +105,10 @@ impl Cluster {
             format!("{prefix}-archive"),
             bucket.stream_name().to_owned(),
         ];
-        let health = Health::new(connection.clone(), settings, facts.partitions, others);
+        let health = JetStreamHealth::new(connection.clone(), settings, facts.partitions, others);
         let stop = CancellationToken::new();
         let mut tasks = JoinSet::new();
-        // Subscribe only after `Members::join` has checked that no other process runs as this node:
+        // Subscribe only after `MembershipService::join` has checked that no other process runs as this node:
         // otherwise this process would answer the check itself.
         let requests = forward::listen(&connection, id).await?;
         tasks.spawn(forward::serve(
@@ -120,7 +125,7 @@ impl Cluster {
         // The answer on the same connection proves that the server has processed the subscriptions
         // above.
         catalog.head().await?;
-        let cluster = Cluster {
+        let cluster = JetStreamCluster {
             log,
             catalog,
             archive,
@@ -144,7 +149,7 @@ impl Cluster {
     /// A secret shared by all nodes; if there is none yet, `new` creates it. The name consists of
     /// letters, digits, `-` and `_`.
     pub async fn secret(&self, name: &str, new: impl FnOnce() -> Secret) -> Result<Secret, Error> {
-        facts::secret(&self.bucket, &self.connection.sealer, name, new).await
+        cluster_facts::secret(&self.bucket, &self.connection.sealer, name, new).await
     }
 
     /// A text shared by all nodes, with its revision, if there is one. Names are like those of
@@ -165,8 +170,8 @@ impl Cluster {
         let key = format!("shared.{name}");
         let text = self.connection.sealer.close(&key, text.into());
         match self.bucket.swap(&key, text.into(), expected).await? {
-            Swapped::Stored(_) => Ok(true),
-            Swapped::Refused(_) => Ok(false),
+            SwapOutcome::Stored(_) => Ok(true),
+            SwapOutcome::Refused(_) => Ok(false),
         }
     }
 
@@ -234,7 +239,7 @@ fn identity(process: u64) -> u64 {
 }
 
 /// Returns what is wrong with the settings, beginning with the name of the setting.
-pub fn check(settings: &Settings) -> Result<(), String> {
+pub fn check(settings: &JetStreamSettings) -> Result<(), String> {
     let wrong = |what: &str| Err(what.to_owned());
     let prefix = &settings.prefix;
     let word = prefix
@@ -264,9 +269,9 @@ mod tests {
 
     #[test]
     fn settings_that_cannot_be_are_named() {
-        assert!(check(&Settings::default()).is_ok());
-        let refused = |change: &dyn Fn(&mut Settings), named: &str| {
-            let mut settings = Settings::default();
+        assert!(check(&JetStreamSettings::default()).is_ok());
+        let refused = |change: &dyn Fn(&mut JetStreamSettings), named: &str| {
+            let mut settings = JetStreamSettings::default();
             change(&mut settings);
             let text = check(&settings).unwrap_err();
             assert!(text.starts_with(named), "{text}");

@@ -1,15 +1,15 @@
 //! Forwarding of publish requests from a node without partitions to a node with some.
 
 use crate::catalog::JetStreamCatalog;
-use crate::connect::Connection;
-use crate::log::{Forward, JetStreamLog};
-use crate::members::{Handle, Members, NodeId};
-use crate::parts::{self, Assembly};
+use crate::connection::NatsConnection;
+use crate::log::{ForwardAppend, JetStreamLog};
+use crate::membership::{MembershipHandle, MembershipService, NodeId};
+use crate::message_parts::{self, PartAssembly};
 use async_nats::{HeaderMap, Message, Request, RequestErrorKind, Subscriber};
 use async_trait::async_trait;
 use bytes::{Buf, Bytes, BytesMut};
 use futures_util::StreamExt;
-use postrider_core::event::Batch;
+use postrider_core::event::PublishedBatch;
 use postrider_core::ids::Position;
 use postrider_store::Error;
 use postrider_store::record::batch::{decode_batch, encode_batch_head};
@@ -32,7 +32,7 @@ const INCOMPLETE_MAX: usize = 64;
 
 /// An owner's reply to a forwarded request.
 #[derive(Debug, PartialEq, Eq)]
-enum Answer {
+enum ForwardReply {
     Appended(Position),
     /// The request was certainly not accepted.
     Refused(String),
@@ -40,34 +40,34 @@ enum Answer {
     Failed(String),
 }
 
-impl Answer {
+impl ForwardReply {
     fn write(&self) -> Bytes {
         let (kind, rest) = match self {
-            Answer::Appended(position) => (b'a', position.0.to_be_bytes().to_vec()),
-            Answer::Refused(why) => (b'r', why.clone().into_bytes()),
-            Answer::Failed(why) => (b'f', why.clone().into_bytes()),
+            ForwardReply::Appended(position) => (b'a', position.0.to_be_bytes().to_vec()),
+            ForwardReply::Refused(why) => (b'r', why.clone().into_bytes()),
+            ForwardReply::Failed(why) => (b'f', why.clone().into_bytes()),
         };
         [vec![kind], rest].concat().into()
     }
 
-    fn read(mut bytes: Bytes) -> Option<Answer> {
+    fn read(mut bytes: Bytes) -> Option<ForwardReply> {
         if bytes.is_empty() {
             return None;
         }
         let kind = bytes.get_u8();
         let text = || String::from_utf8_lossy(&bytes).into_owned();
         match kind {
-            b'a' => Some(Answer::Appended(Position(u64::from_be_bytes(
+            b'a' => Some(ForwardReply::Appended(Position(u64::from_be_bytes(
                 bytes.as_ref().try_into().ok()?,
             )))),
-            b'r' => Some(Answer::Refused(text())),
-            b'f' => Some(Answer::Failed(text())),
+            b'r' => Some(ForwardReply::Refused(text())),
+            b'f' => Some(ForwardReply::Failed(text())),
             _ => None,
         }
     }
 }
 
-fn write(sequence: u64, batch: &Batch) -> Bytes {
+fn write(sequence: u64, batch: &PublishedBatch) -> Bytes {
     let head = encode_batch_head(batch);
     let mut out = BytesMut::with_capacity(8 + head.len() + batch.body.len());
     out.extend_from_slice(&sequence.to_be_bytes());
@@ -76,27 +76,31 @@ fn write(sequence: u64, batch: &Batch) -> Bytes {
     out.freeze()
 }
 
-fn read(mut bytes: Bytes) -> Option<(u64, Batch)> {
+fn read(mut bytes: Bytes) -> Option<(u64, PublishedBatch)> {
     let sequence = bytes.try_get_u64().ok()?;
     Some((sequence, decode_batch(&bytes)?))
 }
 
 /// Subject of messages to a single node.
-pub(crate) fn subject(connection: &Connection, node: NodeId, what: &str) -> String {
+pub(crate) fn subject(connection: &NatsConnection, node: NodeId, what: &str) -> String {
     format!("{}.node.{node}.{what}", connection.names.prefix())
 }
 
 /// Forwards publish requests to owners of partitions.
 pub struct Forwarder {
-    connection: Connection,
-    handle: Handle,
+    connection: NatsConnection,
+    handle: MembershipHandle,
     catalog: Arc<JetStreamCatalog>,
     turn: AtomicUsize,
     numbers: AtomicU64,
 }
 
 impl Forwarder {
-    pub fn new(connection: Connection, handle: Handle, catalog: Arc<JetStreamCatalog>) -> Forwarder {
+    pub fn new(
+        connection: NatsConnection,
+        handle: MembershipHandle,
+        catalog: Arc<JetStreamCatalog>,
+    ) -> Forwarder {
         let process = handle.node().process;
         Forwarder {
             connection,
@@ -109,17 +113,17 @@ impl Forwarder {
     }
 
     /// Offers the request to an owner.
-    async fn offer(&self, to: NodeId, request: &Bytes) -> Answer {
+    async fn offer(&self, to: NodeId, request: &Bytes) -> ForwardReply {
         let number = self.numbers.fetch_add(1, Relaxed);
         let to = subject(&self.connection, to, "append");
         let client = &self.connection.client;
-        let mut pieces = parts::cut(request.clone(), self.connection.message_max(), number);
+        let mut pieces = message_parts::cut(request.clone(), self.connection.message_max(), number);
         let Some((last, said)) = pieces.pop() else {
-            return Answer::Refused("there is nothing to append".into());
+            return ForwardReply::Refused("there is nothing to append".into());
         };
         let headers = |said: &str| {
             let mut headers = HeaderMap::new();
-            headers.insert(parts::PART, said);
+            headers.insert(message_parts::PART, said);
             headers
         };
         for (piece, said) in pieces {
@@ -127,7 +131,7 @@ impl Forwarder {
                 .publish_with_headers(to.clone(), headers(&said), piece)
                 .await
             {
-                return Answer::Refused(e.to_string());
+                return ForwardReply::Refused(e.to_string());
             }
         }
         let request = Request::new()
@@ -135,20 +139,22 @@ impl Forwarder {
             .headers(headers(&said))
             .timeout(Some(PATIENCE));
         match client.send_request(to, request).await {
-            Ok(message) => Answer::read(message.payload)
-                .unwrap_or_else(|| Answer::Failed("the owner's answer cannot be understood".into())),
-            Err(e) if e.kind() == RequestErrorKind::NoResponders => Answer::Refused("it is away".into()),
-            Err(e) => Answer::Failed(e.to_string()),
+            Ok(message) => ForwardReply::read(message.payload)
+                .unwrap_or_else(|| ForwardReply::Failed("the owner's answer cannot be understood".into())),
+            Err(e) if e.kind() == RequestErrorKind::NoResponders => {
+                ForwardReply::Refused("it is away".into())
+            }
+            Err(e) => ForwardReply::Failed(e.to_string()),
         }
     }
 }
 
 #[async_trait]
-impl Forward for Forwarder {
+impl ForwardAppend for Forwarder {
     /// Tries another owner only if the previous one certainly did not accept the request:
     /// at-least-once delivery would permit duplicates, but they help nobody. After an `Err` the
     /// events may still be delivered.
-    async fn append(&self, batch: Batch) -> Result<Position, Error> {
+    async fn append(&self, batch: PublishedBatch) -> Result<Position, Error> {
         let me = self.handle.node().id;
         let owners: Vec<NodeId> = self
             .handle
@@ -165,12 +171,12 @@ impl Forward for Forwarder {
             let mut refusal = String::new();
             for n in 0..owners.len() {
                 match self.offer(owners[(turn + n) % owners.len()], &request).await {
-                    Answer::Appended(position) => {
+                    ForwardReply::Appended(position) => {
                         self.handle.count_forwarded();
                         return Ok(position);
                     }
-                    Answer::Failed(why) => return Err(Error::Unavailable(why)),
-                    Answer::Refused(why) => refusal = why,
+                    ForwardReply::Failed(why) => return Err(Error::Unavailable(why)),
+                    ForwardReply::Refused(why) => refusal = why,
                 }
             }
             Err(Error::Busy(format!(
@@ -187,7 +193,7 @@ impl Forward for Forwarder {
 }
 
 /// Subscribes to messages for this node alone.
-pub async fn listen(connection: &Connection, node: NodeId) -> Result<Subscriber, Error> {
+pub async fn listen(connection: &NatsConnection, node: NodeId) -> Result<Subscriber, Error> {
     let heard = connection.client.subscribe(subject(connection, node, "*")).await;
     heard.map_err(|e| Error::Unavailable(e.to_string()))
 }
@@ -196,16 +202,16 @@ pub async fn listen(connection: &Connection, node: NodeId) -> Result<Subscriber,
 /// pings. Runs until stopped.
 pub async fn serve(
     mut requests: Subscriber,
-    connection: Connection,
+    connection: NatsConnection,
     log: Arc<JetStreamLog>,
     catalog: Arc<JetStreamCatalog>,
-    members: Arc<Members>,
+    members: Arc<MembershipService>,
     moving: bool,
     stop: CancellationToken,
 ) {
     let room = Arc::new(Semaphore::new(TAKING_MAX));
     let mut taking = JoinSet::new();
-    let mut incomplete: BTreeMap<u64, Assembly> = BTreeMap::new();
+    let mut incomplete: BTreeMap<u64, PartAssembly> = BTreeMap::new();
     loop {
         let request = tokio::select! {
             biased;
@@ -243,9 +249,9 @@ pub async fn serve(
         let turn = room.clone().try_acquire_owned();
         taking.spawn(async move {
             let answer = match (whole.and_then(read), turn) {
-                _ if moving => Answer::Refused("the cluster is being moved".into()),
-                (None, _) => Answer::Refused("the request did not arrive whole".into()),
-                (_, Err(_)) => Answer::Refused("too many requests at once".into()),
+                _ if moving => ForwardReply::Refused("the cluster is being moved".into()),
+                (None, _) => ForwardReply::Refused("the request did not arrive whole".into()),
+                (_, Err(_)) => ForwardReply::Refused("too many requests at once".into()),
                 (Some((sequence, batch)), Ok(_turn)) => take(&log, &catalog, sequence, batch).await,
             };
             reply(&connection, &request, answer.write()).await;
@@ -253,9 +259,9 @@ pub async fn serve(
     }
 }
 
-fn assemble(incomplete: &mut BTreeMap<u64, Assembly>, request: &Message) -> Option<Bytes> {
+fn assemble(incomplete: &mut BTreeMap<u64, PartAssembly>, request: &Message) -> Option<Bytes> {
     let headers = request.headers.as_ref()?;
-    let (of, _, _) = parts::part_of(headers)?;
+    let (of, _, _) = message_parts::part_of(headers)?;
     let whole = incomplete
         .entry(of)
         .or_default()
@@ -269,26 +275,31 @@ fn assemble(incomplete: &mut BTreeMap<u64, Assembly>, request: &Message) -> Opti
     whole
 }
 
-async fn take(log: &JetStreamLog, catalog: &JetStreamCatalog, sequence: u64, batch: Batch) -> Answer {
+async fn take(
+    log: &JetStreamLog,
+    catalog: &JetStreamCatalog,
+    sequence: u64,
+    batch: PublishedBatch,
+) -> ForwardReply {
     // The request may have been routed with a catalog that this node does not know yet: without
     // waiting, its subscriptions could be mistaken for deleted ones.
     match tokio::time::timeout(CATALOG_PATIENCE, catalog.applied(sequence)).await {
         Ok(Ok(())) => {}
-        Ok(Err(e)) => return Answer::Refused(e.to_string()),
-        Err(_) => return Answer::Refused("this node's catalogue is behind".into()),
+        Ok(Err(e)) => return ForwardReply::Refused(e.to_string()),
+        Err(_) => return ForwardReply::Refused("this node's catalogue is behind".into()),
     }
-    let able = log.takes_in();
+    let able = log.accepts_events();
     if !able {
-        return Answer::Refused("this node owns no partition".into());
+        return ForwardReply::Refused("this node owns no partition".into());
     }
     match log.append_here(batch).await {
-        Ok(position) => Answer::Appended(position),
-        Err(e @ (Error::Busy(_) | Error::Closed)) => Answer::Refused(e.to_string()),
-        Err(e) => Answer::Failed(e.to_string()),
+        Ok(position) => ForwardReply::Appended(position),
+        Err(e @ (Error::Busy(_) | Error::Closed)) => ForwardReply::Refused(e.to_string()),
+        Err(e) => ForwardReply::Failed(e.to_string()),
     }
 }
 
-async fn reply(connection: &Connection, request: &Message, payload: Bytes) {
+async fn reply(connection: &NatsConnection, request: &Message, payload: Bytes) {
     if let Some(to) = request.reply.clone()
         && let Err(e) = connection.client.publish(to, payload).await
     {
@@ -303,14 +314,14 @@ mod tests {
     #[test]
     fn answers_are_read_as_written() {
         for answer in [
-            Answer::Appended(Position(u64::MAX - 1)),
-            Answer::Refused("it is away".into()),
-            Answer::Failed(String::new()),
+            ForwardReply::Appended(Position(u64::MAX - 1)),
+            ForwardReply::Refused("it is away".into()),
+            ForwardReply::Failed(String::new()),
         ] {
-            assert_eq!(Answer::read(answer.write()), Some(answer));
+            assert_eq!(ForwardReply::read(answer.write()), Some(answer));
         }
         for wrong in [&b""[..], b"a", b"a123", b"x"] {
-            assert_eq!(Answer::read(Bytes::copy_from_slice(wrong)), None);
+            assert_eq!(ForwardReply::read(Bytes::copy_from_slice(wrong)), None);
         }
         assert!(read(Bytes::from_static(b"1234567")).is_none());
         assert!(read(Bytes::from_static(b"12345678junk")).is_none());

@@ -1,6 +1,6 @@
 //! The health of JetStream, and the durability that its settings guarantee.
 
-use crate::connect::{self, Connection, Settings, chain};
+use crate::connection::{self, JetStreamSettings, NatsConnection, error_chain};
 use crate::partition::{EVENT_SEQUENCE_MAX, SPENT};
 use async_nats::jetstream::stream::Info;
 use async_nats::jetstream::{self, ErrorCode};
@@ -36,7 +36,7 @@ pub const NOT_THERE: &str = "it is not there";
 
 /// Everything that can be learned of a NATS server without changing anything.
 #[derive(Clone, Debug)]
-pub struct Seen {
+pub struct ServerExamination {
     pub server: String,
     pub version: String,
     /// The NATS cluster that the server belongs to.
@@ -53,27 +53,27 @@ pub struct Seen {
     pub storage_max: Option<u64>,
     /// The server's clock, if a stream exists by which it can be read.
     pub now: Option<Timestamp>,
-    pub report: Arc<Report>,
+    pub report: Arc<JetStreamReport>,
 }
 
 /// Examines JetStream for a cluster that may not have been started yet.
-pub async fn examine(settings: &Settings) -> Result<Seen, Error> {
-    let connection = Connection::open(settings, "doctor").await?;
+pub async fn examine(settings: &JetStreamSettings) -> Result<ServerExamination, Error> {
+    let connection = NatsConnection::open(settings, "doctor").await?;
     let account = connection.asking.query_account().await;
-    let account = account.map_err(|e| Error::Unavailable(chain(&e)))?;
+    let account = account.map_err(|e| Error::Unavailable(error_chain(&e)))?;
     let info = connection.client.server_info();
     let prefix = connection.names.prefix();
     let others = ["catalog", "archive"].map(|name| format!("{prefix}-{name}"));
     let nodes = format!("KV_{prefix}-nodes");
     let others: Vec<String> = others.into_iter().chain([nodes.clone()]).collect();
     let now = server_time(&connection, &nodes).await;
-    let health = Health::new(connection.clone(), settings.clone(), settings.partitions, others);
+    let health = JetStreamHealth::new(connection.clone(), settings.clone(), settings.partitions, others);
     let limit = |limit: Option<i64>| {
         limit
             .and_then(|limit| u64::try_from(limit).ok())
             .filter(|limit| *limit > 0)
     };
-    Ok(Seen {
+    Ok(ServerExamination {
         server: info.server_name.clone(),
         version: info.version.clone(),
         cluster: info.cluster.clone(),
@@ -89,7 +89,7 @@ pub async fn examine(settings: &Settings) -> Result<Seen, Error> {
 }
 
 /// Only answers about streams contain the server's time.
-async fn server_time(connection: &Connection, stream: &str) -> Option<Timestamp> {
+async fn server_time(connection: &NatsConnection, stream: &str) -> Option<Timestamp> {
     let question = connection
         .client
         .request(format!("$JS.API.STREAM.INFO.{stream}"), Bytes::new());
@@ -100,7 +100,7 @@ async fn server_time(connection: &Connection, stream: &str) -> Option<Timestamp>
 
 /// When a server flushes acknowledged data to disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Sync {
+pub enum SyncPolicy {
     /// Before the acknowledgement.
     Always,
     /// At this interval.
@@ -109,12 +109,12 @@ pub enum Sync {
     Unknown,
 }
 
-impl fmt::Display for Sync {
+impl fmt::Display for SyncPolicy {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Sync::Always => f.write_str("always"),
-            Sync::Interval(every) => write!(f, "interval {}", length(*every)),
-            Sync::Unknown => f.write_str("unknown"),
+            SyncPolicy::Always => f.write_str("always"),
+            SyncPolicy::Interval(every) => write!(f, "interval {}", length(*every)),
+            SyncPolicy::Unknown => f.write_str("unknown"),
         }
     }
 }
@@ -128,21 +128,23 @@ fn length(of: Duration) -> String {
     }
 }
 
-impl Sync {
+impl SyncPolicy {
     /// The guarantee that holds for all of several servers.
-    fn weakest(all: impl IntoIterator<Item = Sync>) -> Sync {
-        let weaker = |a: Sync, b: Sync| match (a, b) {
-            (Sync::Unknown, _) | (_, Sync::Unknown) => Sync::Unknown,
-            (Sync::Interval(a), Sync::Interval(b)) => Sync::Interval(a.max(b)),
-            (Sync::Interval(a), Sync::Always) | (Sync::Always, Sync::Interval(a)) => Sync::Interval(a),
-            (Sync::Always, Sync::Always) => Sync::Always,
+    fn weakest(all: impl IntoIterator<Item = SyncPolicy>) -> SyncPolicy {
+        let weaker = |a: SyncPolicy, b: SyncPolicy| match (a, b) {
+            (SyncPolicy::Unknown, _) | (_, SyncPolicy::Unknown) => SyncPolicy::Unknown,
+            (SyncPolicy::Interval(a), SyncPolicy::Interval(b)) => SyncPolicy::Interval(a.max(b)),
+            (SyncPolicy::Interval(a), SyncPolicy::Always) | (SyncPolicy::Always, SyncPolicy::Interval(a)) => {
+                SyncPolicy::Interval(a)
+            }
+            (SyncPolicy::Always, SyncPolicy::Always) => SyncPolicy::Always,
         };
-        all.into_iter().reduce(weaker).unwrap_or(Sync::Unknown)
+        all.into_iter().reduce(weaker).unwrap_or(SyncPolicy::Unknown)
     }
 }
 
 /// Describes in a sentence which failures an acknowledged event survives.
-pub fn guarantee(replicas: usize, sync: Sync) -> String {
+pub fn guarantee(replicas: usize, sync: SyncPolicy) -> String {
     let servers = match replicas {
         0 | 1 => "a crash of the server".to_owned(),
         // A majority must remain.
@@ -159,27 +161,27 @@ pub fn guarantee(replicas: usize, sync: Sync) -> String {
         ""
     };
     match (sync, replicas <= 1) {
-        (Sync::Always, true) => {
+        (SyncPolicy::Always, true) => {
             format!("an acknowledged event survives {servers} and a power cut{disk}")
         }
-        (Sync::Always, false) => {
+        (SyncPolicy::Always, false) => {
             format!("an acknowledged event survives {servers}, and a power cut of all of them at once")
         }
-        (Sync::Interval(every), true) => format!(
+        (SyncPolicy::Interval(every), true) => format!(
             "an acknowledged event survives {servers}, but a power cut can take what was published in the last {}\
              {}",
             length(every),
             ", and the loss of that server's disk takes everything"
         ),
-        (Sync::Interval(_), false) => format!(
+        (SyncPolicy::Interval(_), false) => format!(
             "an acknowledged event survives {servers}, but a power cut of all of them at once can take whole streams: \
              set sync_interval: always where that can happen"
         ),
-        (Sync::Unknown, true) => format!(
+        (SyncPolicy::Unknown, true) => format!(
             "an acknowledged event survives {servers}{disk}; whether it survives a power cut is not known, because \
              the server does not say how it writes to disk"
         ),
-        (Sync::Unknown, false) => format!(
+        (SyncPolicy::Unknown, false) => format!(
             "an acknowledged event survives {servers}; whether it survives a power cut of all of them at once is not \
              known, because the servers do not say how they write to disk"
         ),
@@ -187,15 +189,15 @@ pub fn guarantee(replicas: usize, sync: Sync) -> String {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Server {
+pub struct ServerStatus {
     pub name: String,
     pub version: String,
-    pub sync: Sync,
+    pub sync: SyncPolicy,
 }
 
 /// A replica of a stream on a server that is not the leader.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Replica {
+pub struct StreamReplicaStatus {
     pub server: String,
     pub current: bool,
     pub offline: bool,
@@ -204,11 +206,11 @@ pub struct Replica {
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Stream {
+pub struct StreamStatus {
     pub name: String,
     /// `None` if there is no leader, or for a single server.
     pub leader: Option<String>,
-    pub others: Vec<Replica>,
+    pub others: Vec<StreamReplicaStatus>,
     pub replicas: usize,
     pub messages: u64,
     pub bytes: u64,
@@ -219,21 +221,21 @@ pub struct Stream {
 
 /// A report on the health of JetStream.
 #[derive(Clone, Debug)]
-pub struct Report {
+pub struct JetStreamReport {
     /// Version of the server that this node is connected to; `None` while disconnected.
     pub version: Option<String>,
     /// The servers that tell how they write to disk.
-    pub servers: Vec<Server>,
+    pub servers: Vec<ServerStatus>,
     /// Number of replicas of the stream with the fewest.
     pub replicas: usize,
-    pub sync: Sync,
+    pub sync: SyncPolicy,
     pub guarantee: String,
     /// The partitions' streams ordered by number, then the others.
-    pub streams: Vec<Stream>,
+    pub streams: Vec<StreamStatus>,
     pub partitions: u8,
 }
 
-impl Report {
+impl JetStreamReport {
     /// Reasons why JetStream currently cannot store data.
     pub fn trouble(&self) -> Vec<String> {
         let mut trouble = Vec::new();
@@ -259,7 +261,7 @@ impl Report {
 
     /// Like this report, without the missing streams of partitions that are starting and have not
     /// created them yet.
-    pub fn without_missing(&self, starting: &BTreeSet<u8>) -> Report {
+    pub fn without_missing(&self, starting: &BTreeSet<u8>) -> JetStreamReport {
         let mut report = self.clone();
         let partitions = report.streams.iter_mut().take(usize::from(self.partitions));
         for (number, stream) in (0..=u8::MAX).zip(partitions) {
@@ -273,7 +275,7 @@ impl Report {
     fn spent(&self, from: u64) -> Vec<String> {
         let partitions = self.streams.iter().take(usize::from(self.partitions));
         let spent = partitions.filter(|stream| stream.last_sequence >= from);
-        let told = |stream: &Stream| {
+        let told = |stream: &StreamStatus| {
             let percent = u128::from(stream.last_sequence) * 100 / u128::from(EVENT_SEQUENCE_MAX);
             match stream.last_sequence >= EVENT_SEQUENCE_MAX {
                 true => format!("stream {} takes no events any more: {SPENT}", stream.name),
@@ -285,20 +287,25 @@ impl Report {
 }
 
 /// Examines the health of JetStream on demand and caches the result for a short time.
-pub struct Health {
-    connection: Connection,
-    settings: Settings,
+pub struct JetStreamHealth {
+    connection: NatsConnection,
+    settings: JetStreamSettings,
     partitions: u8,
     streams: Vec<String>,
-    report: Mutex<Option<(Instant, Arc<Report>)>>,
-    servers: Mutex<Option<(Instant, Vec<Server>)>>,
+    report: Mutex<Option<(Instant, Arc<JetStreamReport>)>>,
+    servers: Mutex<Option<(Instant, Vec<ServerStatus>)>>,
 }
 
-impl Health {
+impl JetStreamHealth {
     /// `others` are streams besides those of the partitions.
-    pub fn new(connection: Connection, settings: Settings, partitions: u8, others: Vec<String>) -> Health {
+    pub fn new(
+        connection: NatsConnection,
+        settings: JetStreamSettings,
+        partitions: u8,
+        others: Vec<String>,
+    ) -> JetStreamHealth {
         let own = (0..partitions).map(|number| connection.names.partition(number));
-        Health {
+        JetStreamHealth {
             streams: own.chain(others).collect(),
             connection,
             settings,
@@ -309,7 +316,7 @@ impl Health {
     }
 
     /// The health now, or up to two seconds ago. Takes at most a few seconds.
-    pub async fn look(&self) -> Arc<Report> {
+    pub async fn look(&self) -> Arc<JetStreamReport> {
         let mut known = self.report.lock().await;
         if let Some((when, report)) = &*known
             && when.elapsed() < FRESH
@@ -327,15 +334,15 @@ impl Health {
         *self.report.lock().await = None;
     }
 
-    fn put_together(&self, servers: Vec<Server>, streams: Vec<Stream>) -> Report {
+    fn put_together(&self, servers: Vec<ServerStatus>, streams: Vec<StreamStatus>) -> JetStreamReport {
         let told = streams
             .iter()
             .filter(|stream| stream.trouble.is_none())
             .map(|stream| stream.replicas);
         let replicas = told.min().unwrap_or(self.settings.replicas);
-        let sync = Sync::weakest(servers.iter().map(|server| server.sync));
+        let sync = SyncPolicy::weakest(servers.iter().map(|server| server.sync));
         let connected = self.connection.is_connected();
-        Report {
+        JetStreamReport {
             version: connected.then(|| self.connection.client.server_info().version.clone()),
             servers,
             replicas,
@@ -346,41 +353,41 @@ impl Health {
         }
     }
 
-    async fn streams(&self) -> Vec<Stream> {
+    async fn streams(&self) -> Vec<StreamStatus> {
         join_all(self.streams.iter().map(|name| self.stream(name))).await
     }
 
-    async fn stream(&self, name: &str) -> Stream {
+    async fn stream(&self, name: &str) -> StreamStatus {
         let ask = async {
             let stream = self.connection.asking.get_stream_no_info(name).await;
-            let stream = stream.map_err(|e| chain(&e))?;
+            let stream = stream.map_err(|e| error_chain(&e))?;
             stream.get_info().await.map_err(|e| {
                 let source = e
                     .source()
                     .and_then(|source| source.downcast_ref::<jetstream::Error>());
                 match source.map(jetstream::Error::error_code) {
                     Some(ErrorCode::STREAM_NOT_FOUND) => NOT_THERE.into(),
-                    _ => chain(&e),
+                    _ => error_chain(&e),
                 }
             })
         };
         match tokio::time::timeout(PATIENCE, ask).await {
             Ok(Ok(info)) => describe(name, &info),
-            Ok(Err(why)) => Stream {
+            Ok(Err(why)) => StreamStatus {
                 name: name.into(),
                 trouble: Some(why),
-                ..Stream::default()
+                ..StreamStatus::default()
             },
-            Err(_) => Stream {
+            Err(_) => StreamStatus {
                 name: name.into(),
                 trouble: Some("its leader does not answer".into()),
-                ..Stream::default()
+                ..StreamStatus::default()
             },
         }
     }
 
     /// How the servers write to disk, as far as they tell.
-    async fn servers(&self) -> Vec<Server> {
+    async fn servers(&self) -> Vec<ServerStatus> {
         let mut known = self.servers.lock().await;
         if let Some((when, servers)) = &*known
             && when.elapsed() < SYNC_FRESH
@@ -396,16 +403,16 @@ impl Health {
     }
 
     /// Asks by means of the system account, if there are credentials for it.
-    async fn ask_system(&self) -> Vec<Server> {
+    async fn ask_system(&self) -> Vec<ServerStatus> {
         let Some(auth) = self.settings.system.clone() else {
             return Vec::new();
         };
-        let settings = Settings {
+        let settings = JetStreamSettings {
             auth,
             ..self.settings.clone()
         };
         let asked = tokio::time::timeout(PATIENCE * 3, async {
-            let client = connect::connect(&settings, "postrider/health", |_| {}).await?;
+            let client = connection::connect(&settings, "postrider/health", |_| {}).await?;
             let all = gather(&client).await;
             let _ = client.drain().await;
             Ok::<_, postrider_store::Error>(all)
@@ -422,7 +429,7 @@ impl Health {
 }
 
 /// Collects one answer per server until no more arrive.
-async fn gather(client: &async_nats::Client) -> Vec<Server> {
+async fn gather(client: &async_nats::Client) -> Vec<ServerStatus> {
     let mut servers = BTreeMap::new();
     let inbox = client.new_inbox();
     let Ok(mut replies) = client.subscribe(inbox.clone()).await else {
@@ -442,7 +449,7 @@ async fn gather(client: &async_nats::Client) -> Vec<Server> {
             break;
         };
         let text = |of: &str| answer["server"][of].as_str().unwrap_or_default().to_owned();
-        let server = Server {
+        let server = ServerStatus {
             name: text("name"),
             version: text("ver"),
             sync: sync_of(&answer["data"]["config"]),
@@ -453,7 +460,7 @@ async fn gather(client: &async_nats::Client) -> Vec<Server> {
 }
 
 /// Reads a server's name, version and sync setting from its HTTP monitoring.
-async fn monitor(url: &str) -> Server {
+async fn monitor(url: &str) -> ServerStatus {
     let answer = match tokio::time::timeout(PATIENCE, get(url)).await {
         Ok(Ok(answer)) => answer,
         Ok(Err(why)) => {
@@ -463,20 +470,20 @@ async fn monitor(url: &str) -> Server {
         Err(_) => Value::Null,
     };
     let text = |of: &str| answer[of].as_str().unwrap_or_default().to_owned();
-    Server {
+    ServerStatus {
         name: text("server_name"),
         version: text("version"),
         sync: sync_of(&answer["jetstream"]["config"]),
     }
 }
 
-fn sync_of(config: &Value) -> Sync {
+fn sync_of(config: &Value) -> SyncPolicy {
     if config["sync_always"].as_bool() == Some(true) {
-        return Sync::Always;
+        return SyncPolicy::Always;
     }
     match config["sync_interval"].as_u64() {
-        Some(nanos) if nanos > 0 => Sync::Interval(Duration::from_nanos(nanos)),
-        _ => Sync::Unknown,
+        Some(nanos) if nanos > 0 => SyncPolicy::Interval(Duration::from_nanos(nanos)),
+        _ => SyncPolicy::Unknown,
     }
 }
 
@@ -521,7 +528,7 @@ async fn get(url: &str) -> Result<Value, String> {
     serde_json::from_slice(&answer[body + 4..]).map_err(|_| "it does not answer with JSON".into())
 }
 
-fn describe(name: &str, info: &Info) -> Stream {
+fn describe(name: &str, info: &Info) -> StreamStatus {
     let cluster = info.cluster.as_ref();
     let leader = cluster.and_then(|cluster| cluster.leader.clone());
     let replicas = info.config.num_replicas;
@@ -529,12 +536,12 @@ fn describe(name: &str, info: &Info) -> Stream {
         .map(|cluster| &cluster.replicas[..])
         .unwrap_or_default()
         .iter();
-    Stream {
+    StreamStatus {
         name: name.into(),
         trouble: (leader.is_none() && replicas > 1).then(|| "it has no leader".into()),
         leader,
         others: copies
-            .map(|copy| Replica {
+            .map(|copy| StreamReplicaStatus {
                 server: copy.name.clone(),
                 current: copy.current,
                 offline: copy.offline,
@@ -554,16 +561,16 @@ mod tests {
 
     #[test]
     fn streams_that_nobody_has_made_yet_are_no_trouble_and_lost_ones_are() {
-        let stream = |name: &str, why: &str| Stream {
+        let stream = |name: &str, why: &str| StreamStatus {
             name: name.into(),
             trouble: Some(why.into()),
-            ..Stream::default()
+            ..StreamStatus::default()
         };
-        let report = Report {
+        let report = JetStreamReport {
             version: Some("2.12.0".into()),
             servers: Vec::new(),
             replicas: 1,
-            sync: Sync::Unknown,
+            sync: SyncPolicy::Unknown,
             guarantee: String::new(),
             streams: vec![
                 stream("x-p00", NOT_THERE),
@@ -583,16 +590,16 @@ mod tests {
     #[test]
     fn streams_that_use_up_their_numbers_are_named() {
         let report = |partition: u64, other: u64| {
-            let stream = |name: &str, last_sequence| Stream {
+            let stream = |name: &str, last_sequence| StreamStatus {
                 name: name.into(),
                 last_sequence,
-                ..Stream::default()
+                ..StreamStatus::default()
             };
-            Report {
+            JetStreamReport {
                 version: Some("2.12.0".into()),
                 servers: Vec::new(),
                 replicas: 1,
-                sync: Sync::Unknown,
+                sync: SyncPolicy::Unknown,
                 guarantee: String::new(),
                 streams: vec![stream("x-p00", partition), stream("x-catalog", other)],
                 partitions: 1,
@@ -611,7 +618,7 @@ mod tests {
 
     #[test]
     fn the_guarantee_is_told_for_every_setting() {
-        let every = Sync::Interval(Duration::from_secs(120));
+        let every = SyncPolicy::Interval(Duration::from_secs(120));
         let check = |replicas, sync, has: &[&str], has_not: &[&str]| {
             let text = guarantee(replicas, sync);
             for part in has {
@@ -630,7 +637,7 @@ mod tests {
         };
         check(
             1,
-            Sync::Always,
+            SyncPolicy::Always,
             &[
                 "a crash of the server and a power cut",
                 "not the loss of that server's disk",
@@ -645,13 +652,13 @@ mod tests {
         );
         check(
             1,
-            Sync::Unknown,
+            SyncPolicy::Unknown,
             &["a crash of the server", "is not known", "disk"],
             &["2m"],
         );
         check(
             3,
-            Sync::Always,
+            SyncPolicy::Always,
             &["any one of its 3 servers", "and a power cut of all of them"],
             &["can take", "not known"],
         );
@@ -667,13 +674,13 @@ mod tests {
         );
         check(
             3,
-            Sync::Unknown,
+            SyncPolicy::Unknown,
             &["any one of its 3 servers", "is not known"],
             &["can take"],
         );
         check(
             5,
-            Sync::Always,
+            SyncPolicy::Always,
             &["any 2 of its 5 servers", "and a power cut of all of them"],
             &["can take", "not known"],
         );
@@ -685,7 +692,7 @@ mod tests {
         );
         check(
             5,
-            Sync::Unknown,
+            SyncPolicy::Unknown,
             &["any 2 of its 5 servers", "is not known"],
             &["can take"],
         );
@@ -693,12 +700,18 @@ mod tests {
 
     #[test]
     fn the_weakest_server_decides() {
-        let two = Sync::Interval(Duration::from_secs(2));
-        let four = Sync::Interval(Duration::from_secs(4));
-        assert_eq!(Sync::weakest([]), Sync::Unknown);
-        assert_eq!(Sync::weakest([Sync::Always, Sync::Always]), Sync::Always);
-        assert_eq!(Sync::weakest([Sync::Always, two, four]), four);
-        assert_eq!(Sync::weakest([four, Sync::Unknown, Sync::Always]), Sync::Unknown);
+        let two = SyncPolicy::Interval(Duration::from_secs(2));
+        let four = SyncPolicy::Interval(Duration::from_secs(4));
+        assert_eq!(SyncPolicy::weakest([]), SyncPolicy::Unknown);
+        assert_eq!(
+            SyncPolicy::weakest([SyncPolicy::Always, SyncPolicy::Always]),
+            SyncPolicy::Always
+        );
+        assert_eq!(SyncPolicy::weakest([SyncPolicy::Always, two, four]), four);
+        assert_eq!(
+            SyncPolicy::weakest([four, SyncPolicy::Unknown, SyncPolicy::Always]),
+            SyncPolicy::Unknown
+        );
     }
 
     #[test]
@@ -714,7 +727,7 @@ mod tests {
         );
         assert_eq!(read(r#"{"sync_interval":1500000000}"#).to_string(), "interval 1s");
         assert_eq!(read("{}").to_string(), "unknown");
-        assert_eq!(read("null"), Sync::Unknown);
+        assert_eq!(read("null"), SyncPolicy::Unknown);
     }
 
     #[test]

@@ -1,28 +1,28 @@
 //! The stores on NATS JetStream, shared by any number of nodes.
 
-pub mod connect;
+pub mod connection;
 pub mod sealer;
-pub mod chain;
+pub mod fenced_stream;
 pub mod node;
 pub mod partition;
 pub mod log;
-mod moving;
+mod export;
 mod replicated;
 pub mod catalog;
 pub mod archive;
 pub mod bucket;
-pub mod facts;
-pub mod members;
-mod parts;
+pub mod cluster_facts;
+pub mod membership;
+mod message_parts;
 pub mod forward;
-pub mod ask;
+pub mod peer_requests;
 pub mod health;
 pub mod migration;
 mod cluster;
 
-pub use cluster::{Cluster, check};
-pub use connect::{Auth, Connection, Names, Settings, Tls};
-pub use log::{Forward, JetStreamLog, Nowhere};
-pub use members::{Members, Membership, Node, NodeId};
-pub use node::{Bounds, Lease, NodeShared};
+pub use cluster::{JetStreamCluster, check};
+pub use connection::{JetStreamSettings, NatsAuth, NatsConnection, NatsTls, StreamNames};
+pub use log::{ForwardAppend, JetStreamLog, NoForwarding};
+pub use membership::{Membership, MembershipService, NodeId, NodeInfo};
+pub use node::{Lease, NodeBounds, NodeShared};
 pub use partition::Partition;

@@ -1,17 +1,18 @@
 //! The event log of a node: the partitions that it owns.
 
 use crate::catalog::JetStreamCatalog;
-use crate::connect::Connection;
+use crate::connection::NatsConnection;
 use crate::node::NodeShared;
-use crate::partition::book::Changed;
-use crate::partition::{Left, Partition, Read, Stopped, Waiting, partition_of};
+use crate::partition::deliveries::ListenerNotice;
+use crate::partition::{ClaimBudget, ClaimStop, Partition, QueuedAppends, ReadMessages, partition_of};
 use async_trait::async_trait;
 use futures_util::future::join_all;
-use postrider_core::event::Batch;
+use postrider_core::event::PublishedBatch;
 use postrider_core::ids::{Position, SubscriptionId};
 use postrider_core::time::Timestamp;
 use postrider_store::{
-    Backlog, Claim, Error, EventLog, Health, Letter, LetterKey, LettersWaiting, Listener, Settled, Want,
+    Backlog, Claim, ClaimLimits, DeadLetterKey, Error, EventLog, LogHealth, LogListener, PendingDeadLetter,
+    PendingDeadLetters, Settlement,
 };
 use rustc_hash::FxHashMap;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -31,16 +32,16 @@ const CLOSED_REMEMBERED_MAX: usize = 16_384;
 
 /// Accepts events that are published to a node without a partition.
 #[async_trait]
-pub trait Forward: Send + Sync {
-    async fn append(&self, batch: Batch) -> Result<Position, Error>;
+pub trait ForwardAppend: Send + Sync {
+    async fn append(&self, batch: PublishedBatch) -> Result<Position, Error>;
 }
 
 /// A forwarder without other nodes, which refuses all events.
-pub struct Nowhere;
+pub struct NoForwarding;
 
 #[async_trait]
-impl Forward for Nowhere {
-    async fn append(&self, _batch: Batch) -> Result<Position, Error> {
+impl ForwardAppend for NoForwarding {
+    async fn append(&self, _batch: PublishedBatch) -> Result<Position, Error> {
         Err(Error::Unavailable("this node owns no partition".into()))
     }
 }
@@ -50,9 +51,9 @@ type Partitions = Arc<[Arc<Partition>]>;
 /// The partitions of a node as one log. The order of publishing holds within each partition.
 pub struct JetStreamLog {
     identity: u64,
-    connection: Connection,
+    connection: NatsConnection,
     shared: Arc<NodeShared>,
-    forward: Arc<dyn Forward>,
+    forward: Arc<dyn ForwardAppend>,
     /// The catalog that events are routed by.
     catalog: OnceLock<Arc<JetStreamCatalog>>,
     /// Ordered by number.
@@ -68,10 +69,10 @@ pub struct JetStreamLog {
 impl JetStreamLog {
     /// A log without a partition. `identity` is the cluster's number.
     pub fn new(
-        connection: Connection,
+        connection: NatsConnection,
         identity: u64,
         shared: Arc<NodeShared>,
-        forward: Arc<dyn Forward>,
+        forward: Arc<dyn ForwardAppend>,
     ) -> JetStreamLog {
         JetStreamLog {
             identity,
@@ -90,7 +91,7 @@ impl JetStreamLog {
 
     /// Refuses events once this catalog cannot be followed any more, because they would be routed
     /// by an outdated state.
-    pub fn routed_by(&self, catalog: Arc<JetStreamCatalog>) {
+    pub fn set_routing_catalog(&self, catalog: Arc<JetStreamCatalog>) {
         let _ = self.catalog.set(catalog);
     }
 
@@ -142,7 +143,7 @@ impl JetStreamLog {
                 listener.due_changed();
             }
             if letters {
-                listener.letters_added();
+                listener.dead_letters_added();
             }
         });
         partition
@@ -158,7 +159,7 @@ impl JetStreamLog {
 
     /// Hands a partition over in an orderly way: nothing more is claimed, attempts under way get
     /// `patience`, and then everything is recorded for the next owner.
-    pub async fn give_up(&self, number: u8, patience: Duration) -> Result<(), Error> {
+    pub async fn hand_over(&self, number: u8, patience: Duration) -> Result<(), Error> {
         let Some(partition) = self.partition(number) else {
             return Ok(());
         };
@@ -170,7 +171,7 @@ impl JetStreamLog {
     }
 
     /// Subscriptions with deliveries here that do not exist any more.
-    pub fn strays(&self, exists: impl Fn(SubscriptionId) -> bool) -> Vec<SubscriptionId> {
+    pub fn unknown_subscriptions(&self, exists: impl Fn(SubscriptionId) -> bool) -> Vec<SubscriptionId> {
         let mut strays = BTreeSet::new();
         for partition in self.partitions().iter() {
             let book = partition.book();
@@ -180,13 +181,13 @@ impl JetStreamLog {
     }
 
     /// Appends to a partition of this node, never to another node's.
-    pub async fn append_here(&self, batch: Batch) -> Result<Position, Error> {
+    pub async fn append_here(&self, batch: PublishedBatch) -> Result<Position, Error> {
         self.check_taking_in()?;
         let Some(partition) = self.choose(batch.body.len()) else {
             // A full partition returns the specific reason.
             return match self.partitions().iter().find(|one| one.is_full()) {
                 Some(full) => full.append(batch).await,
-                None => Nowhere.append(batch).await,
+                None => NoForwarding.append(batch).await,
             };
         };
         partition.append(batch).await
@@ -196,7 +197,7 @@ impl JetStreamLog {
     fn choose(&self, bytes: usize) -> Option<Arc<Partition>> {
         let partitions = self.partitions();
         let open: Vec<&Arc<Partition>> = partitions.iter().filter(|one| one.takes_in()).collect();
-        let waiting: Vec<Waiting> = open.iter().map(|one| one.waiting()).collect();
+        let waiting: Vec<QueuedAppends> = open.iter().map(|one| one.waiting()).collect();
         let before = self.appended.fetch_add(bytes, Relaxed);
         let is_much = before / TURN_BYTES != before.wrapping_add(bytes) / TURN_BYTES;
         // If no requests wait that this one could join, the partitions take turns.
@@ -222,7 +223,7 @@ impl JetStreamLog {
     }
 
     /// Whether events can be accepted here.
-    pub fn takes_in(&self) -> bool {
+    pub fn accepts_events(&self) -> bool {
         self.check_taking_in().is_ok() && self.partitions().iter().any(|one| one.takes_in())
     }
 
@@ -243,13 +244,13 @@ impl JetStreamLog {
         }
     }
 
-    fn tell(&self, changed: Changed) {
+    fn tell(&self, changed: ListenerNotice) {
         self.shared.tell(|listener| {
             if changed.due {
                 listener.due_changed();
             }
             if changed.letters {
-                listener.letters_added();
+                listener.dead_letters_added();
             }
         });
     }
@@ -261,10 +262,10 @@ impl JetStreamLog {
         partitions: &[Arc<Partition>],
         of: SubscriptionId,
         now: Timestamp,
-        left: &mut Left,
+        left: &mut ClaimBudget,
         claims: &mut Vec<Claim>,
     ) -> Result<bool, Error> {
-        let mut read: FxHashMap<u8, Read> = FxHashMap::default();
+        let mut read: FxHashMap<u8, ReadMessages> = FxHashMap::default();
         loop {
             let max = left.events().min(PAGE);
             let mut due: Vec<(Timestamp, Position)> = Vec::new();
@@ -289,9 +290,9 @@ impl JetStreamLog {
                 };
                 let read = read.entry(partition.number()).or_default();
                 match partition.claim_retry(of, *key, left, read, claims) {
-                    Stopped::Empty => {}
-                    Stopped::Full => return Ok(false),
-                    Stopped::Unread => {
+                    ClaimStop::Empty => {}
+                    ClaimStop::Full => return Ok(false),
+                    ClaimStop::Unread => {
                         unread = Some(partition);
                         break;
                     }
@@ -317,20 +318,20 @@ impl JetStreamLog {
         &self,
         partitions: &[Arc<Partition>],
         of: SubscriptionId,
-        left: &mut Left,
+        left: &mut ClaimBudget,
         claims: &mut Vec<Claim>,
     ) -> Result<(), Error> {
         let turn = self.turn.fetch_add(1, Relaxed);
         let mut trouble = None;
         for n in 0..partitions.len() {
             let partition = &partitions[(turn + n) % partitions.len()];
-            let mut read = Read::default();
+            let mut read = ReadMessages::default();
             loop {
                 match partition.claim_waiting(of, left, &read, claims) {
-                    Stopped::Empty => break,
-                    Stopped::Full => return Ok(()),
-                    Stopped::Unread if !claims.is_empty() => return Ok(()),
-                    Stopped::Unread => {
+                    ClaimStop::Empty => break,
+                    ClaimStop::Full => return Ok(()),
+                    ClaimStop::Unread if !claims.is_empty() => return Ok(()),
+                    ClaimStop::Unread => {
                         if let Err(e) = partition.read(&partition.waiting_of(of), &mut read).await {
                             trouble = Some(e);
                             break;
@@ -349,7 +350,7 @@ impl JetStreamLog {
 /// The first partition from `turn` on with room in its waiting group, so that requests share
 /// messages: separate messages would cost JetStream and its disk far more. Otherwise the one with
 /// the least bytes.
-fn choose(waiting: &[Waiting], turn: usize) -> Option<usize> {
+fn choose(waiting: &[QueuedAppends], turn: usize) -> Option<usize> {
     let count = waiting.len();
     let in_turn = || (0..count).map(|n| (turn % count + n) % count);
     let has_room = |at: &usize| !waiting[*at].stuck && waiting[*at].bytes < FILL_BYTES;
@@ -373,7 +374,7 @@ fn by_partition<T>(all: Vec<T>, position: impl Fn(&T) -> Position) -> BTreeMap<u
 
 #[async_trait]
 impl EventLog for JetStreamLog {
-    async fn append(&self, batch: Batch) -> Result<Position, Error> {
+    async fn append(&self, batch: PublishedBatch) -> Result<Position, Error> {
         self.check_taking_in()?;
         match self.choose(batch.body.len()) {
             Some(partition) => partition.append(batch).await,
@@ -381,7 +382,12 @@ impl EventLog for JetStreamLog {
         }
     }
 
-    async fn claim(&self, of: SubscriptionId, now: Timestamp, want: Want) -> Result<Vec<Claim>, Error> {
+    async fn claim(
+        &self,
+        of: SubscriptionId,
+        now: Timestamp,
+        want: ClaimLimits,
+    ) -> Result<Vec<Claim>, Error> {
         self.check()?;
         let mut claims = Vec::new();
         if want.events_max == 0 {
@@ -389,7 +395,7 @@ impl EventLog for JetStreamLog {
         }
         let partitions = self.partitions();
         let open: Vec<Arc<Partition>> = partitions.iter().filter(|one| one.is_open()).cloned().collect();
-        let mut left = Left::new(want);
+        let mut left = ClaimBudget::new(want);
         if self.claim_due(&open, of, now, &mut left, &mut claims).await? {
             self.claim_waiting(&open, of, &mut left, &mut claims).await?;
         }
@@ -401,10 +407,10 @@ impl EventLog for JetStreamLog {
         Ok(claims)
     }
 
-    async fn settle(&self, of: SubscriptionId, settled: Vec<Settled>) -> Result<(), Error> {
+    async fn settle(&self, of: SubscriptionId, settled: Vec<Settlement>) -> Result<(), Error> {
         self.check_open()?;
         let partitions = self.partitions();
-        let mut all = Changed::default();
+        let mut all = ListenerNotice::default();
         for (number, settled) in by_partition(settled, |one| one.claim.position()) {
             let Some(partition) = partitions.iter().find(|one| one.number() == number) else {
                 self.shared
@@ -421,7 +427,7 @@ impl EventLog for JetStreamLog {
         Ok(())
     }
 
-    fn keeps(&self, position: Position) -> bool {
+    fn owns_position(&self, position: Position) -> bool {
         owner(&self.partitions(), position).is_some()
     }
 
@@ -434,7 +440,7 @@ impl EventLog for JetStreamLog {
         let partitions = self.partitions();
         let order: Vec<Position> = waiting.iter().map(|(_, position)| *position).collect();
         let mut ended = BTreeSet::new();
-        let mut all = Changed::default();
+        let mut all = ListenerNotice::default();
         for (number, waiting) in by_partition(waiting, |(_, position)| *position) {
             if let Some(partition) = partitions.iter().find(|one| one.number() == number) {
                 let (some, changed) = partition.withdraw(of, &waiting);
@@ -466,13 +472,13 @@ impl EventLog for JetStreamLog {
         }
     }
 
-    fn letters_waiting(&self) -> Vec<LettersWaiting> {
-        let mut all: BTreeMap<SubscriptionId, LettersWaiting> = BTreeMap::new();
+    fn pending_dead_letters(&self) -> Vec<PendingDeadLetters> {
+        let mut all: BTreeMap<SubscriptionId, PendingDeadLetters> = BTreeMap::new();
         for partition in self.partitions().iter() {
             for waiting in partition.book().letters_waiting() {
                 let known = all
                     .entry(waiting.of)
-                    .or_insert(LettersWaiting { count: 0, ..waiting });
+                    .or_insert(PendingDeadLetters { count: 0, ..waiting });
                 known.count += waiting.count;
                 known.oldest = known.oldest.min(waiting.oldest);
             }
@@ -483,19 +489,19 @@ impl EventLog for JetStreamLog {
     async fn letters(
         &self,
         of: SubscriptionId,
-        after: Option<LetterKey>,
+        after: Option<DeadLetterKey>,
         until: Timestamp,
-        want: Want,
-    ) -> Result<Vec<Letter>, Error> {
+        want: ClaimLimits,
+    ) -> Result<Vec<PendingDeadLetter>, Error> {
         self.check()?;
         let partitions = self.partitions();
-        let mut left = Left::new(want);
-        let mut found: Vec<Letter> = Vec::new();
-        let mut read: FxHashMap<u8, Read> = FxHashMap::default();
+        let mut left = ClaimBudget::new(want);
+        let mut found: Vec<PendingDeadLetter> = Vec::new();
+        let mut read: FxHashMap<u8, ReadMessages> = FxHashMap::default();
         let mut has_read = false;
         loop {
             let max = left.events().min(PAGE);
-            let after = found.last().map(Letter::key).or(after);
+            let after = found.last().map(PendingDeadLetter::key).or(after);
             let mut page = Vec::new();
             for partition in partitions.iter().filter(|one| one.is_open()) {
                 page.extend(partition.book().letters_of(of, after, until, max));
@@ -526,7 +532,7 @@ impl EventLog for JetStreamLog {
                 return Ok(found);
             }
             has_read = true;
-            let after = found.last().map(Letter::key);
+            let after = found.last().map(PendingDeadLetter::key);
             let positions: Vec<Position> = page
                 .iter()
                 .filter(|(key, _)| Some(*key) > after && partition_of(key.1) == partition.number())
@@ -538,7 +544,7 @@ impl EventLog for JetStreamLog {
         }
     }
 
-    async fn letters_done(&self, of: SubscriptionId, letters: Vec<LetterKey>) -> Result<(), Error> {
+    async fn dead_letters_done(&self, of: SubscriptionId, letters: Vec<DeadLetterKey>) -> Result<(), Error> {
         self.check_open()?;
         let partitions = self.partitions();
         let mut done = Vec::new();
@@ -613,7 +619,7 @@ impl EventLog for JetStreamLog {
         all
     }
 
-    fn health(&self) -> Health {
+    fn health(&self) -> LogHealth {
         let partitions = self.partitions();
         let counters = &self.shared.counters;
         let refusing = if !self.connection.is_connected() {
@@ -623,7 +629,7 @@ impl EventLog for JetStreamLog {
         } else {
             None
         };
-        Health {
+        LogHealth {
             refusing,
             corrupt: self.shared.corrupt(),
             corrupt_records: counters.corrupt_records.load(Relaxed),
@@ -643,12 +649,12 @@ impl EventLog for JetStreamLog {
         self.identity
     }
 
-    fn listen(&self, listener: Arc<dyn Listener>) {
+    fn listen(&self, listener: Arc<dyn LogListener>) {
         // Only the first listener counts; later ones are ignored.
         let _ = self.shared.listener.set(listener);
     }
 
-    fn moving(&self) -> Option<&dyn postrider_store::moving::Moving> {
+    fn as_movable(&self) -> Option<&dyn postrider_store::moving::MovableLog> {
         Some(self)
     }
 
@@ -667,9 +673,9 @@ mod tests {
 
     #[test]
     fn requests_go_together_where_there_is_room() {
-        let waiting = |all: &[(usize, bool)]| -> Vec<Waiting> {
+        let waiting = |all: &[(usize, bool)]| -> Vec<QueuedAppends> {
             all.iter()
-                .map(|(bytes, stuck)| Waiting {
+                .map(|(bytes, stuck)| QueuedAppends {
                     bytes: *bytes,
                     stuck: *stuck,
                 })

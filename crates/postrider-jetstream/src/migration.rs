@@ -1,11 +1,11 @@
 //! The state of a cluster that is migrated to another kind of store, or from one.
 
 use crate::bucket::Bucket;
-use crate::chain::nap;
-use crate::connect::{Connection, Settings, chain};
+use crate::connection::{JetStreamSettings, NatsConnection, error_chain};
+use crate::fenced_stream::sleep;
 use crate::forward;
-use crate::members::decide::Rules;
-use crate::members::value::{self, Beat, Key};
+use crate::membership::bucket_values::{self, BucketKey, HeartbeatRecord};
+use crate::membership::decide::MembershipRules;
 use crate::partition::PARTITIONS_MAX;
 use async_nats::jetstream::ErrorCode;
 use async_nats::jetstream::context::{DeleteStreamError, DeleteStreamErrorKind};
@@ -23,7 +23,7 @@ const PING_PATIENCE: Duration = Duration::from_secs(1);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum State {
+pub enum MigrationState {
     /// Data is being copied into this cluster.
     Copying,
     /// All data is here and verified; only the migration key remains to be deleted.
@@ -37,7 +37,7 @@ pub enum State {
 /// A migration of a cluster. No node serves the cluster while there is one.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Migration {
-    pub state: State,
+    pub state: MigrationState,
     /// The other store's identity, in hexadecimal.
     pub peer: String,
     /// Location of the other store, as text for people.
@@ -47,7 +47,7 @@ pub struct Migration {
 }
 
 impl Migration {
-    pub fn new(state: State, peer: u64, place: String, at: Timestamp) -> Migration {
+    pub fn new(state: MigrationState, peer: u64, place: String, at: Timestamp) -> Migration {
         Migration {
             state,
             peer: format!("{peer:016x}"),
@@ -87,15 +87,15 @@ impl Migration {
     pub fn refusal(&self) -> Error {
         let (place, at) = (&self.place, Timestamp::from_nanos(self.at));
         Error::Unavailable(match self.state {
-            State::Copying | State::Verified => format!(
+            MigrationState::Copying | MigrationState::Verified => format!(
                 "a migration into this cluster, from {place}, was begun at {at} and has not ended: run \
                  \"postrider migrate --to jetstream\" again, or take it back with --undo"
             ),
-            State::Leaving => format!(
+            MigrationState::Leaving => format!(
                 "a migration out of this cluster, to {place}, was begun at {at} and has not ended: run \
                  \"postrider migrate --to embedded\" again, or take it back with --undo"
             ),
-            State::Moved => format!(
+            MigrationState::Moved => format!(
                 "everything in this cluster was moved to {place} at {at}: start the server there with \
                  store.kind = \"embedded\". To use what was left here all the same, run \
                  \"postrider migrate --to embedded --undo\""
@@ -106,7 +106,7 @@ impl Migration {
 
 /// A running node.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Live {
+pub struct RunningNode {
     pub name: String,
     pub url: String,
 }
@@ -114,34 +114,38 @@ pub struct Live {
 /// The running nodes of a cluster. A node that does not answer is watched until it would count as
 /// dead.
 pub async fn live_nodes(
-    connection: &Connection,
+    connection: &NatsConnection,
     bucket: &Bucket,
-    settings: &Settings,
-) -> Result<Vec<Live>, Error> {
-    let rules = Rules {
+    settings: &JetStreamSettings,
+) -> Result<Vec<RunningNode>, Error> {
+    let rules = MembershipRules {
         lease: settings.lease,
         partitions: settings.partitions,
     };
     let mut live = Vec::new();
     let mut silent = Vec::new();
     for found in bucket.all().await? {
-        let Some(Key::Node(id)) = Key::parse(&found.key) else {
+        let Some(BucketKey::Node(id)) = BucketKey::parse(&found.key) else {
             continue;
         };
-        let Some(beat) = found.value.as_deref().and_then(value::read::<Beat>) else {
+        let Some(beat) = found
+            .value
+            .as_deref()
+            .and_then(bucket_values::read::<HeartbeatRecord>)
+        else {
             continue;
         };
-        let Beat { name, url, .. } = beat;
+        let HeartbeatRecord { name, url, .. } = beat;
         let ping = Request::new().timeout(Some(PING_PATIENCE));
         let subject = forward::subject(connection, id, "ping");
         match connection.client.send_request(subject, ping).await {
-            Ok(_) => live.push(Live { name, url }),
+            Ok(_) => live.push(RunningNode { name, url }),
             Err(e) if e.kind() == RequestErrorKind::NoResponders => {}
-            Err(_) => silent.push((found.key, found.revision, Live { name, url })),
+            Err(_) => silent.push((found.key, found.revision, RunningNode { name, url })),
         }
     }
     if !silent.is_empty() {
-        nap(rules.dead_after()).await;
+        sleep(rules.dead_after()).await;
     }
     for (key, revision, node) in silent {
         let again = bucket.read(&key).await?;
@@ -153,7 +157,7 @@ pub async fn live_nodes(
 }
 
 /// Deletes everything that a cluster stores, its bucket last.
-pub async fn wipe(connection: &Connection) -> Result<(), Error> {
+pub async fn wipe(connection: &NatsConnection) -> Result<(), Error> {
     let names = &connection.names;
     let prefix = names.prefix();
     let partitions = (0..PARTITIONS_MAX).map(|number| names.partition(number));
@@ -167,7 +171,7 @@ pub async fn wipe(connection: &Connection) -> Result<(), Error> {
             Ok(_) => {}
             Err(e) if is_missing(&e) => {}
             Err(e) => {
-                let why = chain(&e);
+                let why = error_chain(&e);
                 return Err(Error::Unavailable(format!(
                     "stream {name} cannot be removed: {why}"
                 )));
@@ -196,18 +200,18 @@ mod tests {
                 Timestamp::from_secs(1_700_000_000),
             )
         };
-        let text = of(State::Moved).refusal().to_string();
+        let text = of(MigrationState::Moved).refusal().to_string();
         for part in ["/var/lib/here", "2023-11-14T22:13:20", "embedded", "--undo"] {
             assert!(text.contains(part), "{text}");
         }
-        let text = of(State::Copying).refusal().to_string();
+        let text = of(MigrationState::Copying).refusal().to_string();
         for part in ["/var/lib/here", "has not ended", "--to jetstream", "--undo"] {
             assert!(text.contains(part), "{text}");
         }
-        let text = of(State::Leaving).refusal().to_string();
+        let text = of(MigrationState::Leaving).refusal().to_string();
         for part in ["/var/lib/here", "has not ended", "--to embedded", "--undo"] {
             assert!(text.contains(part), "{text}");
         }
-        assert!(of(State::Moved).is_with(7) && !of(State::Moved).is_with(8));
+        assert!(of(MigrationState::Moved).is_with(7) && !of(MigrationState::Moved).is_with(8));
     }
 }

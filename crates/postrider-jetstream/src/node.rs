@@ -1,7 +1,7 @@
 //! State shared by the partitions of a node.
 
-use crate::partition::group::Message;
-use postrider_store::{Entry, Listener};
+use crate::partition::event_message::EventMessage;
+use postrider_store::{LogEntry, LogListener};
 use rustc_hash::FxHashMap;
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -31,7 +31,7 @@ impl<F: Fn() -> bool + Send + Sync> Lease for F {
 
 /// Limits on memory, chunks and snapshots. Tests reduce them.
 #[derive(Clone, Copy, Debug)]
-pub struct Bounds {
+pub struct NodeBounds {
     /// Maximum memory for the events of all partitions; other events are read from their streams.
     pub cache_bytes: usize,
     /// A chunk ends after this many bytes or messages.
@@ -45,9 +45,9 @@ pub struct Bounds {
     pub snapshot_event_bytes: u64,
 }
 
-impl Default for Bounds {
-    fn default() -> Bounds {
-        Bounds {
+impl Default for NodeBounds {
+    fn default() -> NodeBounds {
+        NodeBounds {
             cache_bytes: 48 << 20,
             chunk_bytes: 8 << 20,
             chunk_messages: 1024,
@@ -61,15 +61,15 @@ impl Default for Bounds {
 pub struct NodeShared {
     pub node: String,
     pub lease: Arc<dyn Lease>,
-    pub listener: OnceLock<Arc<dyn Listener>>,
-    pub counters: Counters,
-    pub bounds: Bounds,
-    cache: Mutex<Cache>,
+    pub listener: OnceLock<Arc<dyn LogListener>>,
+    pub counters: PartitionCounters,
+    pub bounds: NodeBounds,
+    cache: Mutex<MessageCache>,
     corrupt: Mutex<Vec<String>>,
 }
 
 #[derive(Debug, Default)]
-pub struct Counters {
+pub struct PartitionCounters {
     /// Partitions that were taken over.
     pub takeovers: AtomicU64,
     /// Partitions that another node took while this one owned them.
@@ -92,22 +92,26 @@ pub struct Counters {
 
 impl NodeShared {
     pub fn new(node: impl Into<String>, lease: Arc<dyn Lease>) -> Arc<NodeShared> {
-        NodeShared::with_bounds(node, lease, Bounds::default())
+        NodeShared::with_bounds(node, lease, NodeBounds::default())
     }
 
-    pub fn with_bounds(node: impl Into<String>, lease: Arc<dyn Lease>, bounds: Bounds) -> Arc<NodeShared> {
+    pub fn with_bounds(
+        node: impl Into<String>,
+        lease: Arc<dyn Lease>,
+        bounds: NodeBounds,
+    ) -> Arc<NodeShared> {
         Arc::new(NodeShared {
             node: node.into(),
             lease,
             listener: OnceLock::new(),
-            counters: Counters::default(),
+            counters: PartitionCounters::default(),
             bounds,
-            cache: Mutex::new(Cache::new(bounds.cache_bytes)),
+            cache: Mutex::new(MessageCache::new(bounds.cache_bytes)),
             corrupt: Mutex::new(Vec::new()),
         })
     }
 
-    pub(crate) fn tell(&self, tell: impl FnOnce(&dyn Listener)) {
+    pub(crate) fn tell(&self, tell: impl FnOnce(&dyn LogListener)) {
         if let Some(listener) = self.listener.get() {
             tell(&**listener);
         }
@@ -115,14 +119,14 @@ impl NodeShared {
 
     /// Caches a message if there is room. Returns the message to use: it shares entries that are
     /// still in use elsewhere, so that there is no second copy of them.
-    pub(crate) fn keep(&self, partition: u8, sequence: u64, message: Arc<Message>) -> Arc<Message> {
+    pub(crate) fn keep(&self, partition: u8, sequence: u64, message: Arc<EventMessage>) -> Arc<EventMessage> {
         self.cache
             .lock()
             .expect("no panic holds it")
             .keep((partition, sequence), message)
     }
 
-    pub(crate) fn find(&self, partition: u8, sequence: u64) -> Option<Arc<Message>> {
+    pub(crate) fn find(&self, partition: u8, sequence: u64) -> Option<Arc<EventMessage>> {
         self.cache
             .lock()
             .expect("no panic holds it")
@@ -154,19 +158,19 @@ impl NodeShared {
 const LET_GO_MIN: usize = 256;
 
 /// Cache of messages by partition and sequence; the oldest are evicted first.
-struct Cache {
-    messages: FxHashMap<(u8, u64), Arc<Message>>,
+struct MessageCache {
+    messages: FxHashMap<(u8, u64), Arc<EventMessage>>,
     order: VecDeque<(u8, u64)>,
     bytes: usize,
     bytes_max: usize,
     /// Evicted messages with entries that may still be in use.
-    let_go: FxHashMap<(u8, u64), Vec<Weak<Entry>>>,
+    let_go: FxHashMap<(u8, u64), Vec<Weak<LogEntry>>>,
     forget_at: usize,
 }
 
-impl Cache {
-    fn new(bytes_max: usize) -> Cache {
-        Cache {
+impl MessageCache {
+    fn new(bytes_max: usize) -> MessageCache {
+        MessageCache {
             messages: FxHashMap::default(),
             order: VecDeque::new(),
             bytes: 0,
@@ -176,15 +180,15 @@ impl Cache {
         }
     }
 
-    fn find(&self, key: (u8, u64)) -> Option<Arc<Message>> {
+    fn find(&self, key: (u8, u64)) -> Option<Arc<EventMessage>> {
         if let Some(message) = self.messages.get(&key) {
             return Some(message.clone());
         }
         let entries: Option<Vec<_>> = self.let_go.get(&key)?.iter().map(Weak::upgrade).collect();
-        Some(Arc::new(Message::of_entries(entries?)))
+        Some(Arc::new(EventMessage::of_entries(entries?)))
     }
 
-    fn keep(&mut self, key: (u8, u64), message: Arc<Message>) -> Arc<Message> {
+    fn keep(&mut self, key: (u8, u64), message: Arc<EventMessage>) -> Arc<EventMessage> {
         let message = match self.let_go.remove(&key) {
             Some(let_go) => with_those_in_memory(message, &let_go),
             None => message,
@@ -206,7 +210,7 @@ impl Cache {
         message
     }
 
-    fn let_go(&mut self, key: (u8, u64), message: &Arc<Message>) {
+    fn let_go(&mut self, key: (u8, u64), message: &Arc<EventMessage>) {
         let entries = &message.entries;
         let in_use =
             Arc::strong_count(message) > 1 || entries.iter().any(|entry| Arc::strong_count(entry) > 1);
@@ -214,7 +218,7 @@ impl Cache {
             return;
         }
         if self.let_go.len() >= self.forget_at.max(LET_GO_MIN) {
-            let in_use = |entries: &[Weak<Entry>]| entries.iter().any(|entry| entry.strong_count() > 0);
+            let in_use = |entries: &[Weak<LogEntry>]| entries.iter().any(|entry| entry.strong_count() > 0);
             self.let_go.retain(|_, entries| in_use(entries));
             self.forget_at = self.let_go.len() * 2;
         }
@@ -236,8 +240,8 @@ impl Cache {
 }
 
 /// The message with those of its entries that are in memory already.
-fn with_those_in_memory(message: Arc<Message>, let_go: &[Weak<Entry>]) -> Arc<Message> {
-    let known: Vec<Arc<Entry>> = let_go.iter().filter_map(Weak::upgrade).collect();
+fn with_those_in_memory(message: Arc<EventMessage>, let_go: &[Weak<LogEntry>]) -> Arc<EventMessage> {
+    let known: Vec<Arc<LogEntry>> = let_go.iter().filter_map(Weak::upgrade).collect();
     if known.is_empty() {
         return message;
     }
@@ -245,7 +249,7 @@ fn with_those_in_memory(message: Arc<Message>, let_go: &[Weak<Entry>]) -> Arc<Me
         let same = known.iter().find(|known| known.first == entry.first);
         same.unwrap_or(entry).clone()
     });
-    Arc::new(Message {
+    Arc::new(EventMessage {
         entries: entries.collect(),
         bytes: message.bytes,
     })
@@ -262,9 +266,9 @@ mod tests {
     fn entries_that_are_let_go_while_in_use_are_not_read_twice() {
         let read = |sequence: u64| {
             let requests = vec![events(&[("a", &[1])]), events(&[("b", &[1])])];
-            Arc::new(Message::new(0, sequence, requests))
+            Arc::new(EventMessage::new(0, sequence, requests))
         };
-        let mut cache = Cache::new(1);
+        let mut cache = MessageCache::new(1);
         let both = cache.keep((0, 1), read(1)).entries.clone();
         cache.keep((0, 2), read(2));
         assert!(!cache.messages.contains_key(&(0, 1)));
@@ -287,8 +291,8 @@ mod tests {
         assert!(cache.let_go.is_empty());
     }
 
-    fn message(bytes: usize) -> Arc<Message> {
-        Arc::new(Message {
+    fn message(bytes: usize) -> Arc<EventMessage> {
+        Arc::new(EventMessage {
             entries: Vec::new(),
             bytes,
         })
@@ -296,7 +300,7 @@ mod tests {
 
     #[test]
     fn the_cache_stays_within_its_bound() {
-        let mut cache = Cache::new(100);
+        let mut cache = MessageCache::new(100);
         for sequence in 0..10 {
             cache.keep((0, sequence), message(30));
             cache.keep((0, sequence), message(30));

@@ -9,22 +9,22 @@
 //! Once the log has become long, a node writes a snapshot of the state in parts, and purges what
 //! came before.
 
-mod book;
+mod replica_buffer;
 mod frame;
 
-pub(crate) use frame::{Rest, put_bytes};
+pub(crate) use frame::{ByteReader, put_bytes};
 
-use crate::connect::Connection;
+use crate::connection::NatsConnection;
 use async_nats::jetstream::consumer::DeliverPolicy;
 use async_nats::jetstream::consumer::push::OrderedConfig;
 use async_nats::jetstream::context::PublishErrorKind;
 use async_nats::jetstream::message::PublishMessage;
 use async_nats::jetstream::stream::{DirectGetErrorKind, LastRawMessageErrorKind, Stream};
-use book::{Book, Took};
 use bytes::Bytes;
-use frame::{HEAD_BYTES, Manifest, Message};
+use frame::{HEAD_BYTES, ReplicaManifest, ReplicationMessage};
 use futures_util::StreamExt;
 use postrider_store::Error;
+use replica_buffer::{ReplicaBuffer, TakeOutcome};
 use std::fmt::Display;
 use std::future::Future;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -47,7 +47,7 @@ const TAIL_PATIENCE: Duration = Duration::from_millis(200);
 const OPEN_TRIES: usize = 8;
 
 /// The replicated state. It changes only by applied commits, in the same way on all nodes.
-pub(crate) trait Machine: Send + 'static {
+pub(crate) trait StateMachine: Send + 'static {
     /// Input of the check whether a commit is still permitted.
     type Draft: Send + 'static;
     /// Result of a commit, for the caller.
@@ -57,14 +57,14 @@ pub(crate) trait Machine: Send + 'static {
 
     fn check(&self, draft: &Self::Draft, me: u64) -> Result<(), Error>;
     /// Applies a commit. The error says why it cannot be decoded.
-    fn apply(&mut self, commit: Commit<'_>) -> Result<Self::Output, String>;
+    fn apply(&mut self, commit: AppliedCommit<'_>) -> Result<Self::Output, String>;
     /// Appends the encoded state.
     fn snapshot(&self, out: &mut Vec<u8>);
     /// Replaces the state with a snapshot that was taken after the message `sequence`.
     fn restore(&mut self, bytes: &[u8], sequence: u64) -> Result<(), String>;
 }
 
-pub(crate) struct Commit<'a> {
+pub(crate) struct AppliedCommit<'a> {
     pub records: &'a [&'a [u8]],
     pub by: u64,
     /// Whether this node made the commit and its caller waits for it.
@@ -74,8 +74,8 @@ pub(crate) struct Commit<'a> {
 
 /// Where a state is stored.
 #[derive(Clone)]
-pub(crate) struct Place {
-    pub connection: Connection,
+pub(crate) struct ReplicaLocation {
+    pub connection: NatsConnection,
     /// Prefix of the subjects.
     pub subject: String,
     pub stream: String,
@@ -83,10 +83,10 @@ pub(crate) struct Place {
     pub snapshot_bytes: u64,
 }
 
-impl Place {
-    pub fn new(connection: &Connection, of: &str) -> Place {
+impl ReplicaLocation {
+    pub fn new(connection: &NatsConnection, of: &str) -> ReplicaLocation {
         let prefix = connection.names.prefix();
-        Place {
+        ReplicaLocation {
             subject: format!("{prefix}.{of}"),
             stream: format!("{prefix}-{of}"),
             connection: connection.clone(),
@@ -98,15 +98,15 @@ impl Place {
 /// Size of the log at which a snapshot is written, unless the last snapshot was larger.
 const SNAPSHOT_BYTES: u64 = 4 << 20;
 
-pub(crate) struct Replicated<M: Machine> {
-    shared: Arc<Shared<M>>,
+pub(crate) struct Replicated<M: StateMachine> {
+    shared: Arc<ReplicationShared<M>>,
     tasks: TaskTracker,
 }
 
-struct Shared<M: Machine> {
-    place: Place,
+struct ReplicationShared<M: StateMachine> {
+    place: ReplicaLocation,
     me: u64,
-    book: Mutex<Book<M>>,
+    book: Mutex<ReplicaBuffer<M>>,
     /// Sequence of the last applied message.
     last: watch::Sender<u64>,
     /// Set when the state can neither be read nor changed any more; `broken` has the reason.
@@ -116,7 +116,7 @@ struct Shared<M: Machine> {
     stop: CancellationToken,
 }
 
-impl<M: Machine> Replicated<M> {
+impl<M: StateMachine> Replicated<M> {
     /// Sequence of the stream's last message, according to its leader.
     pub async fn head(&self) -> Result<u64, Error> {
         let stream = self.shared.stream().await?;
@@ -139,10 +139,10 @@ impl<M: Machine> Replicated<M> {
 
     /// `me` must differ from the number of every other node and of every earlier process of this
     /// node.
-    pub async fn open(place: Place, machine: M, me: u64) -> Result<Replicated<M>, Error> {
-        let shared = Arc::new(Shared {
+    pub async fn open(place: ReplicaLocation, machine: M, me: u64) -> Result<Replicated<M>, Error> {
+        let shared = Arc::new(ReplicationShared {
             me,
-            book: Mutex::new(Book::new(me, machine)),
+            book: Mutex::new(ReplicaBuffer::new(me, machine)),
             last: watch::Sender::new(0),
             broken: AtomicBool::new(false),
             waiting: Notify::new(),
@@ -212,25 +212,25 @@ impl<M: Machine> Replicated<M> {
     }
 }
 
-impl<M: Machine> Drop for Replicated<M> {
+impl<M: StateMachine> Drop for Replicated<M> {
     fn drop(&mut self) {
         self.shared.stop.cancel();
     }
 }
 
-fn unavailable<M: Machine>(why: impl Display) -> Error {
+fn unavailable<M: StateMachine>(why: impl Display) -> Error {
     Error::Unavailable(format!("{}: {why}", M::WHAT))
 }
 
 /// A snapshot that is being written.
-struct Writing {
+struct SnapshotInProgress {
     at: u64,
     bytes: u64,
     chunks: Vec<Bytes>,
 }
 
-impl<M: Machine> Shared<M> {
-    fn book(&self) -> MutexGuard<'_, Book<M>> {
+impl<M: StateMachine> ReplicationShared<M> {
+    fn book(&self) -> MutexGuard<'_, ReplicaBuffer<M>> {
         self.book.lock().expect("no panic holds it")
     }
 
@@ -265,7 +265,7 @@ impl<M: Machine> Shared<M> {
     }
 
     async fn open(self: &Arc<Self>, tasks: &TaskTracker) -> Result<(), Error> {
-        let Place {
+        let ReplicaLocation {
             connection,
             stream,
             subject,
@@ -347,7 +347,7 @@ impl<M: Machine> Shared<M> {
                 found.sequence
             ))
         };
-        let Some(Message::Manifest(manifest)) = frame::decode(&found.payload) else {
+        let Some(ReplicationMessage::Manifest(manifest)) = frame::decode(&found.payload) else {
             return Err(damaged());
         };
         if manifest.at + 1 < first {
@@ -363,7 +363,7 @@ impl<M: Machine> Shared<M> {
                 return Ok(false);
             };
             match frame::decode(&message) {
-                Some(Message::Chunk { at, index, bytes, .. })
+                Some(ReplicationMessage::Chunk { at, index, bytes, .. })
                     if at == manifest.at && index == place as u64 =>
                 {
                     whole.extend_from_slice(bytes)
@@ -392,17 +392,17 @@ impl<M: Machine> Shared<M> {
     }
 
     /// Applies a message if it is the next one.
-    fn take(&self, sequence: u64, payload: &[u8]) -> Took {
+    fn take(&self, sequence: u64, payload: &[u8]) -> TakeOutcome {
         let (took, last) = {
             let mut book = self.book();
             let took = book.take(sequence, payload);
-            if let (Took::Next, Some(broken)) = (took, &book.broken) {
+            if let (TakeOutcome::Next, Some(broken)) = (took, &book.broken) {
                 tracing::error!(error = %broken, "nothing more can be read or changed");
                 self.broken.store(true, Relaxed);
             }
             (took, book.last)
         };
-        if took == Took::Next {
+        if took == TakeOutcome::Next {
             self.last.send_replace(last);
         }
         took
@@ -460,7 +460,7 @@ impl<M: Machine> Shared<M> {
                 None => return Ok(()),
             };
             let sequence = message.info().map_err(unavailable::<M>)?.stream_sequence;
-            if self.take(sequence, &message.payload) == Took::Gap {
+            if self.take(sequence, &message.payload) == TakeOutcome::Gap {
                 return self.mend().await;
             }
         }
@@ -553,7 +553,7 @@ impl<M: Machine> Shared<M> {
 
     /// Writes waiting commits, one message at a time.
     async fn write(self: Arc<Self>) {
-        let mut snapshot: Option<Writing> = None;
+        let mut snapshot: Option<SnapshotInProgress> = None;
         while !self.stop.is_cancelled() {
             // A message must have been checked against the state after exactly `seen`.
             let (message, seen) = {
@@ -624,7 +624,7 @@ impl<M: Machine> Shared<M> {
         self.book().wants_snapshot(self.place.snapshot_bytes)
     }
 
-    fn begin_snapshot(&self) -> Writing {
+    fn begin_snapshot(&self) -> SnapshotInProgress {
         let (at, whole) = {
             let mut book = self.book();
             book.own_chunks.clear();
@@ -633,7 +633,7 @@ impl<M: Machine> Shared<M> {
         let room = self.payload_max().saturating_sub(HEAD_BYTES).max(1);
         let count = whole.len().div_ceil(room).max(1);
         let part = |n: usize| whole.slice(n * room..((n + 1) * room).min(whole.len()));
-        Writing {
+        SnapshotInProgress {
             at,
             bytes: whole.len() as u64,
             chunks: (0..count).map(part).collect(),
@@ -641,7 +641,7 @@ impl<M: Machine> Shared<M> {
     }
 
     /// Stores the next message of a snapshot. Returns true when nothing remains to be done.
-    async fn write_snapshot(&self, writing: &Writing) -> bool {
+    async fn write_snapshot(&self, writing: &SnapshotInProgress) -> bool {
         let (stored, superseded, seen) = {
             let book = self.book();
             let superseded = book.snapshot_at > writing.at || book.last < writing.at;
@@ -665,7 +665,7 @@ impl<M: Machine> Shared<M> {
             self.publish("snap", chunk.into(), seen).await;
             return false;
         }
-        let manifest = Manifest {
+        let manifest = ReplicaManifest {
             by: self.me,
             at: writing.at,
             chunks: stored.into_values().collect(),

@@ -2,10 +2,10 @@
 //! unreachable, and drops what is left.
 
 use crate::message::{ExportTraceServiceResponse, Span};
-use crate::{Form, Item, Protocol};
+use crate::{ExportRequestForm, OtlpEncoding, QueuedSpan};
 use http::header::RETRY_AFTER;
 use postrider_core::time::{Clock, Timestamp};
-use postrider_engine::deliver::{Reply, Transport};
+use postrider_engine::deliver::{DeliveryReply, DeliveryTransport};
 use postrider_engine::recorder::SpanCounts;
 use prost::Message;
 use std::sync::atomic::Ordering::Relaxed;
@@ -33,7 +33,7 @@ pub const FLUSH_MAX: Duration = Duration::from_secs(3);
 
 /// The meaning of a collector's answer.
 #[derive(Debug, PartialEq, Eq)]
-pub enum Verdict {
+pub enum ExportVerdict {
     /// The collector has accepted the spans, except for the rejected ones.
     Taken { rejected: u64, why: String },
     /// The collector may accept the spans later, not before this wait if one is given.
@@ -43,21 +43,21 @@ pub enum Verdict {
 }
 
 /// Judges an answer by the rules of OTLP/HTTP.
-pub fn judge(reply: &Reply, protocol: Protocol) -> Verdict {
+pub fn judge(reply: &DeliveryReply, protocol: OtlpEncoding) -> ExportVerdict {
     let answer = match reply {
-        Reply::Failed(failure) => return Verdict::Later(None, failure.detail.clone()),
-        Reply::Answered(answer) => answer,
+        DeliveryReply::Failed(failure) => return ExportVerdict::Later(None, failure.detail.clone()),
+        DeliveryReply::Answered(answer) => answer,
     };
     let why = format!("the collector answered {}", answer.status);
     match answer.status {
         200..=299 => {
             // An unreadable body after a success says nothing against the spans.
             let read = match protocol {
-                Protocol::HttpProtobuf => ExportTraceServiceResponse::decode(answer.body.clone()).ok(),
-                Protocol::HttpJson => serde_json::from_slice(&answer.body).ok(),
+                OtlpEncoding::HttpProtobuf => ExportTraceServiceResponse::decode(answer.body.clone()).ok(),
+                OtlpEncoding::HttpJson => serde_json::from_slice(&answer.body).ok(),
             };
             let partial = read.and_then(|read| read.partial_success).unwrap_or_default();
-            Verdict::Taken {
+            ExportVerdict::Taken {
                 rejected: u64::try_from(partial.rejected_spans).unwrap_or(0),
                 why: partial.error_message.chars().take(256).collect(),
             }
@@ -68,16 +68,16 @@ pub fn judge(reply: &Reply, protocol: Protocol) -> Verdict {
                 .get(RETRY_AFTER)
                 .and_then(|wait| wait.to_str().ok());
             let wait = wait.and_then(|wait| wait.trim().parse().ok());
-            Verdict::Later(wait.map(Duration::from_secs), why)
+            ExportVerdict::Later(wait.map(Duration::from_secs), why)
         }
-        _ => Verdict::Never(why),
+        _ => ExportVerdict::Never(why),
     }
 }
 
-pub struct Export {
-    pub transport: Arc<dyn Transport>,
+pub struct ExportTask {
+    pub transport: Arc<dyn DeliveryTransport>,
     pub wall: Arc<dyn Clock>,
-    pub form: Form,
+    pub form: ExportRequestForm,
     pub counts: Arc<SpanCounts>,
     pub stop: CancellationToken,
     /// When to give up; set before `stop`.
@@ -86,9 +86,9 @@ pub struct Export {
     pub failing: bool,
 }
 
-impl Export {
+impl ExportTask {
     /// Runs until the exporter is stopped, and then for a bounded time.
-    pub async fn run(mut self, mut waiting: mpsc::Receiver<Item>) {
+    pub async fn run(mut self, mut waiting: mpsc::Receiver<QueuedSpan>) {
         let mut items = Vec::with_capacity(BATCH_MAX);
         while !self.stop.is_cancelled() {
             self.gather(&mut waiting, &mut items).await;
@@ -111,7 +111,7 @@ impl Export {
     }
 
     /// Waits for a first span, then a little longer for more.
-    async fn gather(&self, waiting: &mut mpsc::Receiver<Item>, items: &mut Vec<Item>) {
+    async fn gather(&self, waiting: &mut mpsc::Receiver<QueuedSpan>, items: &mut Vec<QueuedSpan>) {
         let mut until = None;
         while items.len() < BATCH_MAX {
             let room = BATCH_MAX - items.len();
@@ -150,15 +150,15 @@ impl Export {
             let verdict = tokio::select! {
                 biased;
                 reply = self.transport.clone().send(request.clone()) => judge(&reply, self.form.protocol),
-                () = self.patience(timeout) => Verdict::Later(None, "no answer in time".to_owned()),
+                () = self.patience(timeout) => ExportVerdict::Later(None, "no answer in time".to_owned()),
             };
             let (asked, why) = match verdict {
-                Verdict::Taken { rejected, why } => {
+                ExportVerdict::Taken { rejected, why } => {
                     self.taken(count, rejected.min(count), &why);
                     return;
                 }
-                Verdict::Never(why) => break why,
-                Verdict::Later(asked, why) => (asked, why),
+                ExportVerdict::Never(why) => break why,
+                ExportVerdict::Later(asked, why) => (asked, why),
             };
             let wait = waits.next().expect("it repeats").max(asked.unwrap_or_default());
             let again = self.wall.now() + wait;

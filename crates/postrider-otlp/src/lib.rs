@@ -8,20 +8,21 @@ mod export;
 mod message;
 mod span;
 
-use export::Export;
+use export::ExportTask;
 use http::header::{CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue, USER_AGENT};
 use http::{Method, Uri};
 use message::{KeyValue, Resource, Span};
 use postrider_core::ids::{Position, Secret};
 use postrider_core::time::{Clock, Timestamp};
-use postrider_core::trace::{Carried, Gathered, Ids, Share, Standing};
+use postrider_core::trace::{CarriedContext, GatheredContexts, SpanStanding, TraceIds, TraceShare};
 use postrider_engine::attempt::trace::{IDS_MAX, event_id};
-use postrider_engine::deliver::{Request, Transport};
+use postrider_engine::deliver::{DeliveryRequest, DeliveryTransport};
 use postrider_engine::recorder::{
-    Accepted, Attempted, BlobWritten, Ended, Held, Recorder, Released, Replayed, Retired, SpanCounts,
+    AcceptedRequest, AttemptedRequest, BlobWritten, EndedDeliveries, EventRecorder, HeldEndpoint,
+    ReleasedEndpoint, ReplayedDeadLetters, RetiredSubscription, SpanCounts,
 };
 use prost::Message;
-use span::Published;
+use span::PublishSpan;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -34,7 +35,7 @@ pub const WAITING_MAX: usize = 16_384;
 
 /// The encoding of spans.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Protocol {
+pub enum OtlpEncoding {
     HttpProtobuf,
     HttpJson,
 }
@@ -42,7 +43,7 @@ pub enum Protocol {
 pub struct Config {
     /// The full URL for requests.
     pub url: Uri,
-    pub protocol: Protocol,
+    pub protocol: OtlpEncoding,
     /// Sent with every request.
     pub headers: Vec<(HeaderName, Secret)>,
     pub service_name: String,
@@ -53,44 +54,44 @@ pub struct Config {
     /// others.
     pub chance: u64,
     /// The share of the traces begun here that is exported.
-    pub share: Share,
+    pub share: TraceShare,
 }
 
 /// A header that cannot be sent, so that no exporter can be created.
 #[derive(Debug, PartialEq, Eq)]
-pub struct UnfitHeader(pub HeaderName);
+pub struct InvalidExportHeader(pub HeaderName);
 
-impl std::fmt::Display for UnfitHeader {
+impl std::fmt::Display for InvalidExportHeader {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "the value of {} cannot be sent in a header", self.0)
     }
 }
 
-impl std::error::Error for UnfitHeader {}
+impl std::error::Error for InvalidExportHeader {}
 
 /// An entry of the queue.
-enum Item {
-    Published(Box<Published>),
-    Attempted(Box<Attempted>),
+enum QueuedSpan {
+    Published(Box<PublishSpan>),
+    Attempted(Box<AttemptedRequest>),
 }
 
-impl Item {
+impl QueuedSpan {
     fn span(&self) -> Option<Span> {
         match self {
-            Item::Published(published) => Some(span::of_publish(published)),
-            Item::Attempted(attempted) => Some(span::of_attempt(attempted, attempted.span.as_deref()?)),
+            QueuedSpan::Published(published) => Some(span::of_publish(published)),
+            QueuedSpan::Attempted(attempted) => Some(span::of_attempt(attempted, attempted.span.as_deref()?)),
         }
     }
 }
 
 /// Exports what happens to events as spans.
 pub struct Exporter {
-    queue: mpsc::Sender<Item>,
-    ids: Ids,
+    queue: mpsc::Sender<QueuedSpan>,
+    ids: TraceIds,
     /// Ids for publish requests without a position in the log.
-    unstored: Ids,
+    unstored: TraceIds,
     number: AtomicU64,
-    share: Share,
+    share: TraceShare,
     clock: Arc<dyn Clock>,
     pub counts: Arc<SpanCounts>,
     wall: Arc<dyn Clock>,
@@ -104,18 +105,18 @@ impl Exporter {
     /// machine's.
     pub fn start(
         config: Config,
-        transport: Arc<dyn Transport>,
+        transport: Arc<dyn DeliveryTransport>,
         clock: Arc<dyn Clock>,
         wall: Arc<dyn Clock>,
-    ) -> Result<Arc<Exporter>, UnfitHeader> {
+    ) -> Result<Arc<Exporter>, InvalidExportHeader> {
         let (queue, waiting) = mpsc::channel(WAITING_MAX);
         let counts = Arc::new(SpanCounts::default());
         let (tasks, stop) = (TaskTracker::new(), CancellationToken::new());
         let end = Arc::new(OnceLock::new());
-        let export = Export {
+        let export = ExportTask {
             transport,
             wall: wall.clone(),
-            form: Form::new(&config)?,
+            form: ExportRequestForm::new(&config)?,
             counts: counts.clone(),
             stop: stop.clone(),
             end: end.clone(),
@@ -125,8 +126,8 @@ impl Exporter {
         tasks.close();
         Ok(Arc::new(Exporter {
             queue,
-            ids: Ids { log: config.log },
-            unstored: Ids { log: config.chance },
+            ids: TraceIds { log: config.log },
+            unstored: TraceIds { log: config.chance },
             number: AtomicU64::new(0),
             share: config.share,
             clock,
@@ -147,35 +148,37 @@ impl Exporter {
         self.tasks.wait().await;
     }
 
-    fn push(&self, item: Item) {
+    fn push(&self, item: QueuedSpan) {
         if self.queue.try_send(item).is_err() {
             self.counts.dropped.fetch_add(1, Relaxed);
         }
     }
 
-    fn published(&self, accepted: &Accepted) -> Option<Published> {
+    fn published(&self, accepted: &AcceptedRequest) -> Option<PublishSpan> {
         let batch = &accepted.batch;
-        let mut gathered = Gathered::default();
-        match batch.trace.as_deref().and_then(Carried::of_request) {
+        let mut gathered = GatheredContexts::default();
+        match batch.trace.as_deref().and_then(CarriedContext::of_request) {
             Some(carried) => gathered.add(Some(carried)),
             // Without a context of the request, the events' own contexts count.
-            None => (0..batch.events.len()).for_each(|index| gathered.add(Carried::of_event(batch, index))),
+            None => {
+                (0..batch.events.len()).for_each(|index| gathered.add(CarriedContext::of_event(batch, index)))
+            }
         }
         let (ids, first) = match accepted.first {
             Some(first) => (self.ids, first),
             None => (self.unstored, Position(self.number.fetch_add(1, Relaxed))),
         };
         let sampled = match gathered.is_empty() {
-            true => ids.begun(first, self.share).sampled(),
+            true => ids.begin_trace(first, self.share).sampled(),
             false => gathered.sampled(),
         };
         if !sampled {
             return None;
         }
-        let standing: Standing = ids.publish(&gathered, first);
+        let standing: SpanStanding = ids.publish(&gathered, first);
         let mapping = accepted.audience.mapping.as_ref();
         let named = 0..batch.events.len().min(IDS_MAX);
-        Some(Published {
+        Some(PublishSpan {
             standing,
             state: gathered.shared().map_or("", |shared| &shared.state).into(),
             audience: accepted.audience.clone(),
@@ -192,56 +195,57 @@ impl Exporter {
     }
 }
 
-impl Recorder for Exporter {
+impl EventRecorder for Exporter {
     fn on(&self) -> bool {
         true
     }
 
-    fn accepted(&self, accepted: Accepted) {
+    fn accepted(&self, accepted: AcceptedRequest) {
         if let Some(published) = self.published(&accepted) {
-            self.push(Item::Published(Box::new(published)));
+            self.push(QueuedSpan::Published(Box::new(published)));
         }
     }
 
-    fn attempted(&self, mut attempted: Attempted) {
+    fn attempted(&self, mut attempted: AttemptedRequest) {
         if attempted.span.is_some() {
             // The answer is not part of a span.
             attempted.answer = None;
             attempted.runs.truncate(1);
-            self.push(Item::Attempted(Box::new(attempted)));
+            self.push(QueuedSpan::Attempted(Box::new(attempted)));
         }
     }
 
-    fn ended(&self, _: Ended) {}
-    fn retired(&self, _: Retired) {}
-    fn held(&self, _: Held) {}
-    fn released(&self, _: Released) {}
+    fn ended(&self, _: EndedDeliveries) {}
+    fn retired(&self, _: RetiredSubscription) {}
+    fn held(&self, _: HeldEndpoint) {}
+    fn released(&self, _: ReleasedEndpoint) {}
     fn blob(&self, _: BlobWritten) {}
-    fn replayed(&self, _: Replayed) {}
+    fn replayed(&self, _: ReplayedDeadLetters) {}
 }
 
 /// The form of requests to the collector.
-struct Form {
+struct ExportRequestForm {
     url: Arc<Uri>,
     headers: Arc<HeaderMap>,
-    protocol: Protocol,
+    protocol: OtlpEncoding,
     resource: Resource,
     version: &'static str,
 }
 
-impl Form {
-    fn new(config: &Config) -> Result<Form, UnfitHeader> {
+impl ExportRequestForm {
+    fn new(config: &Config) -> Result<ExportRequestForm, InvalidExportHeader> {
         let mut headers = HeaderMap::new();
         let content_type = match config.protocol {
-            Protocol::HttpProtobuf => "application/x-protobuf",
-            Protocol::HttpJson => "application/json",
+            OtlpEncoding::HttpProtobuf => "application/x-protobuf",
+            OtlpEncoding::HttpJson => "application/json",
         };
         headers.insert(CONTENT_TYPE, HeaderValue::from_static(content_type));
         if let Ok(agent) = HeaderValue::try_from(format!("postrider/{}", config.service_version)) {
             headers.insert(USER_AGENT, agent);
         }
         for (name, value) in &config.headers {
-            let mut value = HeaderValue::from_str(value.expose()).map_err(|_| UnfitHeader(name.clone()))?;
+            let mut value =
+                HeaderValue::from_str(value.expose()).map_err(|_| InvalidExportHeader(name.clone()))?;
             value.set_sensitive(true);
             headers.insert(name.clone(), value);
         }
@@ -254,7 +258,7 @@ impl Form {
                 KeyValue::new("telemetry.sdk.version", config.service_version),
             ],
         };
-        Ok(Form {
+        Ok(ExportRequestForm {
             url: Arc::new(config.url.clone()),
             headers: Arc::new(headers),
             protocol: config.protocol,
@@ -263,7 +267,7 @@ impl Form {
         })
     }
 
-    fn request(&self, spans: Vec<Span>) -> Request {
+    fn request(&self, spans: Vec<Span>) -> DeliveryRequest {
         let message = message::ExportTraceServiceRequest {
             resource_spans: vec![message::ResourceSpans {
                 resource: Some(self.resource.clone()),
@@ -277,10 +281,12 @@ impl Form {
             }],
         };
         let body = match self.protocol {
-            Protocol::HttpProtobuf => message.encode_to_vec(),
-            Protocol::HttpJson => serde_json::to_vec(&message).expect("text and numbers have a JSON form"),
+            OtlpEncoding::HttpProtobuf => message.encode_to_vec(),
+            OtlpEncoding::HttpJson => {
+                serde_json::to_vec(&message).expect("text and numbers have a JSON form")
+            }
         };
-        Request {
+        DeliveryRequest {
             method: Method::POST,
             url: self.url.clone(),
             headers: self.headers.clone(),

@@ -7,9 +7,9 @@ use crate::message::{
 use http::Uri;
 use postrider_core::outcome::Outcome;
 use postrider_core::time::Timestamp;
-use postrider_core::trace::{Context, Standing};
+use postrider_core::trace::{SpanStanding, TraceContext};
 use postrider_engine::attempt::trace::AttemptSpan;
-use postrider_engine::recorder::{Attempted, Audience, Decision};
+use postrider_engine::recorder::{AttemptDecision, AttemptedRequest, TopicAudience};
 use std::sync::Arc;
 
 /// `messaging.system`: OpenTelemetry's name of the service that Postrider replaces.
@@ -19,10 +19,10 @@ const TEXT_BYTES_MAX: usize = 256;
 
 /// A publish request that was accepted.
 #[derive(Clone, Debug)]
-pub struct Published {
-    pub standing: Standing,
+pub struct PublishSpan {
+    pub standing: SpanStanding,
     pub state: Box<str>,
-    pub audience: Arc<Audience>,
+    pub audience: Arc<TopicAudience>,
     pub begun: Timestamp,
     pub ended: Timestamp,
     pub events: usize,
@@ -34,7 +34,7 @@ pub struct Published {
     pub publisher: Box<str>,
 }
 
-pub fn of_publish(published: &Published) -> Span {
+pub fn of_publish(published: &PublishSpan) -> Span {
     let mut attributes = messages(
         "publish",
         &published.audience.name,
@@ -59,7 +59,7 @@ pub fn of_publish(published: &Published) -> Span {
     }
 }
 
-pub fn of_attempt(attempted: &Attempted, span: &AttemptSpan) -> Span {
+pub fn of_attempt(attempted: &AttemptedRequest, span: &AttemptSpan) -> Span {
     let mut attributes = messages("deliver", &span.topic.name, span.events, &span.ids);
     let mut put = |key: &str, value: Value| attributes.push(KeyValue::new(key, value));
     let subscription = &attempted.subscription;
@@ -103,17 +103,17 @@ pub fn of_attempt(attempted: &Attempted, span: &AttemptSpan) -> Span {
             i64::try_from(waited).unwrap_or(i64::MAX).into(),
         );
         match run.decision {
-            Decision::Done => put("postrider.next", "done".into()),
-            Decision::Retry { at, why } => {
+            AttemptDecision::Done => put("postrider.next", "done".into()),
+            AttemptDecision::Retry { at, why } => {
                 put("postrider.next", "retry".into());
                 put("postrider.next.at", at.to_string().into());
                 put("postrider.next.why", why.name().into());
             }
-            Decision::DeadLetter(reason) => {
+            AttemptDecision::DeadLetter(reason) => {
                 put("postrider.next", "deadLetter".into());
                 put("postrider.next.reason", reason.name().into());
             }
-            Decision::Drop(reason) => {
+            AttemptDecision::Drop(reason) => {
                 put("postrider.next", "drop".into());
                 put("postrider.next.reason", reason.name().into());
             }
@@ -162,7 +162,7 @@ fn messages(operation: &str, topic: &str, events: usize, ids: &[Box<str>]) -> Ve
     attributes
 }
 
-fn standing(standing: &Standing, state: &str, parent: u32) -> Span {
+fn standing(standing: &SpanStanding, state: &str, parent: u32) -> Span {
     let links = standing.links.iter().map(|link| Link {
         trace_id: trace(*link),
         span_id: span(*link),
@@ -181,11 +181,11 @@ fn standing(standing: &Standing, state: &str, parent: u32) -> Span {
     }
 }
 
-fn trace(context: Context) -> Vec<u8> {
+fn trace(context: TraceContext) -> Vec<u8> {
     context.trace.to_be_bytes().to_vec()
 }
 
-fn span(context: Context) -> Vec<u8> {
+fn span(context: TraceContext) -> Vec<u8> {
     context.span.to_be_bytes().to_vec()
 }
 

@@ -1,18 +1,20 @@
 //! The exporter against a scripted collector, in paused time.
 
 use super::*;
-use crate::export::{FLUSH_MAX, TRY_FOR, Verdict, judge};
+use crate::export::{ExportVerdict, FLUSH_MAX, TRY_FOR, judge};
 use async_trait::async_trait;
-use postrider_core::event::{Batch, EventRef, Schema};
+use postrider_core::event::{EventRef, EventSchema, PublishedBatch};
 use postrider_core::ids::{SubscriptionId, TopicId};
 use postrider_core::outcome::Outcome;
-use postrider_core::retry::Reason;
+use postrider_core::retry::GiveUpReason;
 use postrider_core::subscription::{Destination, Subscription, Topic, WebHook};
 use postrider_core::time::{Sleep, Timestamp};
-use postrider_core::trace::Context;
+use postrider_core::trace::TraceContext;
 use postrider_engine::attempt::trace::AttemptSpan;
-use postrider_engine::deliver::{Answer, Failure, FailureKind, Reply};
-use postrider_engine::recorder::{Audience, Decision, Place, Run, Verdicts, Why};
+use postrider_engine::deliver::{DeliveryAnswer, DeliveryReply, TransportFailure, TransportFailureKind};
+use postrider_engine::recorder::{
+    AttemptDecision, EventPlace, EventRun, RetryTimeRule, RoutingVerdicts, TopicAudience,
+};
 use serde_json::{Value, json};
 use std::sync::Mutex;
 use std::time::Duration;
@@ -22,9 +24,9 @@ const PARENT: &str = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
 const UNSAMPLED: &str = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-00";
 
 /// A clock that follows the runtime's, which jumps when all tasks wait.
-struct Leaping(Instant);
+struct PausedRuntimeClock(Instant);
 
-impl Clock for Leaping {
+impl Clock for PausedRuntimeClock {
     fn now(&self) -> Timestamp {
         Timestamp::from_secs(1_700_000_000) + self.0.elapsed()
     }
@@ -38,7 +40,7 @@ impl Clock for Leaping {
 }
 
 /// A collector with a status for each request; the last one repeats.
-struct Collector {
+struct ScriptedCollector {
     script: Vec<u16>,
     seen: Mutex<Vec<(Instant, Value)>>,
 }
@@ -49,8 +51,8 @@ const SILENT: u16 = 0;
 const AWAY: u16 = 1;
 
 #[async_trait]
-impl Transport for Collector {
-    async fn send(self: Arc<Self>, request: Request) -> Reply {
+impl DeliveryTransport for ScriptedCollector {
+    async fn send(self: Arc<Self>, request: DeliveryRequest) -> DeliveryReply {
         let number = {
             let mut seen = self.seen.lock().unwrap();
             assert_eq!(request.url.to_string(), "http://collector:4318/v1/traces");
@@ -64,19 +66,19 @@ impl Transport for Collector {
         };
         match self.script[number.min(self.script.len() - 1)] {
             SILENT => std::future::pending().await,
-            AWAY => Reply::Failed(Failure {
-                kind: FailureKind::Socket,
+            AWAY => DeliveryReply::Failed(TransportFailure {
+                kind: TransportFailureKind::Socket,
                 detail: "connection refused".into(),
             }),
-            status => Reply::Answered(Answer {
+            status => DeliveryReply::Answered(DeliveryAnswer {
                 status,
-                ..Answer::default()
+                ..DeliveryAnswer::default()
             }),
         }
     }
 }
 
-impl Collector {
+impl ScriptedCollector {
     fn spans(&self) -> Vec<Value> {
         let seen = self.seen.lock().unwrap();
         let requests = seen.iter().map(|(_, body)| body);
@@ -96,22 +98,22 @@ impl Collector {
     }
 }
 
-fn start(script: &[u16]) -> (Arc<Collector>, Arc<Exporter>) {
-    let collector = Arc::new(Collector {
+fn start(script: &[u16]) -> (Arc<ScriptedCollector>, Arc<Exporter>) {
+    let collector = Arc::new(ScriptedCollector {
         script: script.to_vec(),
         seen: Mutex::default(),
     });
     let config = Config {
         url: "http://collector:4318/v1/traces".parse().unwrap(),
-        protocol: Protocol::HttpJson,
+        protocol: OtlpEncoding::HttpJson,
         headers: vec![("x-key".parse().unwrap(), Secret::new("secret"))],
         service_name: "grid".into(),
         service_version: "1.2.3",
         log: 7,
         chance: 8,
-        share: Share::ALL,
+        share: TraceShare::ALL,
     };
-    let clock = Arc::new(Leaping(Instant::now()));
+    let clock = Arc::new(PausedRuntimeClock(Instant::now()));
     let exporter = Exporter::start(config, collector.clone(), clock.clone(), clock);
     (collector, exporter.unwrap())
 }
@@ -142,20 +144,25 @@ fn topic() -> Arc<Topic> {
     })
 }
 
-fn accepted(first: Option<u64>, schema: Schema, trace: Option<&str>, events: &[&str]) -> Accepted {
+fn accepted(
+    first: Option<u64>,
+    schema: EventSchema,
+    trace: Option<&str>,
+    events: &[&str],
+) -> AcceptedRequest {
     let mut body = String::new();
     let mut refs = Vec::new();
     for event in events {
         let start = body.len();
         body.push_str(event);
         refs.push(EventRef {
-            object: postrider_core::event::Span::new(start, body.len()),
+            object: postrider_core::event::ByteSpan::new(start, body.len()),
             ..EventRef::default()
         });
     }
-    Accepted {
+    AcceptedRequest {
         first: first.map(Position),
-        batch: Arc::new(Batch {
+        batch: Arc::new(PublishedBatch {
             topic: TopicId(1),
             schema,
             received: Timestamp::from_secs(1_600_000_000),
@@ -167,19 +174,23 @@ fn accepted(first: Option<u64>, schema: Schema, trace: Option<&str>, events: &[&
             events: refs,
             matched: vec![Box::from([SubscriptionId(3)])],
         }),
-        audience: Arc::new(Audience::new(&topic(), "/topics/orders", vec![subscription()])),
-        verdicts: Verdicts::default(),
+        audience: Arc::new(TopicAudience::new(
+            &topic(),
+            "/topics/orders",
+            vec![subscription()],
+        )),
+        verdicts: RoutingVerdicts::default(),
     }
 }
 
-fn standing() -> Standing {
-    let mut gathered = Gathered::default();
-    gathered.add(Carried::of_request(PARENT));
-    Ids { log: 7 }.attempt(&gathered, SubscriptionId(3), Position(9), 2)
+fn standing() -> SpanStanding {
+    let mut gathered = GatheredContexts::default();
+    gathered.add(CarriedContext::of_request(PARENT));
+    TraceIds { log: 7 }.attempt(&gathered, SubscriptionId(3), Position(9), 2)
 }
 
-fn attempted(outcome: Outcome, status: Option<u16>, decision: Decision) -> Attempted {
-    Attempted {
+fn attempted(outcome: Outcome, status: Option<u16>, decision: AttemptDecision) -> AttemptedRequest {
+    AttemptedRequest {
         subscription: subscription(),
         endpoint: "https://hooks.example/in".into(),
         begun: Timestamp::from_secs(1_600_000_001),
@@ -196,8 +207,8 @@ fn attempted(outcome: Outcome, status: Option<u16>, decision: Decision) -> Attem
             events: 1,
             ids: vec!["e1".into()],
         })),
-        runs: vec![Run {
-            start: Place {
+        runs: vec![EventRun {
+            start: EventPlace {
                 first: Position(9),
                 index: 0,
             },
@@ -209,8 +220,8 @@ fn attempted(outcome: Outcome, status: Option<u16>, decision: Decision) -> Attem
     }
 }
 
-fn success() -> Attempted {
-    attempted(Outcome::Success, Some(200), Decision::Done)
+fn success() -> AttemptedRequest {
+    attempted(Outcome::Success, Some(200), AttemptDecision::Done)
 }
 
 /// The attributes by name, with their values without type names.
@@ -225,9 +236,9 @@ fn attributes(span: &Value) -> Value {
 #[tokio::test(start_paused = true)]
 async fn an_attempt_is_a_span_with_everything_that_is_known() {
     let (collector, exporter) = start(&[200]);
-    let retry = Decision::Retry {
+    let retry = AttemptDecision::Retry {
         at: Timestamp::from_secs(1_600_000_012),
-        why: Why::Floor {
+        why: RetryTimeRule::Floor {
             wait: Duration::from_secs(10),
         },
     };
@@ -235,7 +246,7 @@ async fn an_attempt_is_a_span_with_everything_that_is_known() {
     exporter.stop(FLUSH_MAX).await;
     let spans = collector.spans();
     let [span] = &spans[..] else { panic!("{spans:?}") };
-    let (parent, context) = (Context::parse(PARENT).unwrap(), standing().context);
+    let (parent, context) = (TraceContext::parse(PARENT).unwrap(), standing().context);
     assert_eq!(span["traceId"], parent.trace_id());
     assert_eq!(span["spanId"], format!("{:016x}", context.span));
     assert_eq!(span["parentSpanId"], "00f067aa0ba902b7");
@@ -284,7 +295,7 @@ async fn a_success_is_no_error_and_an_end_says_why() {
     let mut away = attempted(
         Outcome::SocketError,
         None,
-        Decision::DeadLetter(Reason::AttemptsExhausted),
+        AttemptDecision::DeadLetter(GiveUpReason::AttemptsExhausted),
     );
     away.failure = Some("hooks.example: connection refused".into());
     exporter.attempted(away);
@@ -295,7 +306,7 @@ async fn a_success_is_no_error_and_an_end_says_why() {
     assert_eq!(attributes(&spans[0]).get("error.type"), None);
     assert_eq!(spans[1]["status"]["message"], "hooks.example: connection refused");
     assert_eq!(attributes(&spans[1])["error.type"], "SocketError");
-    let reason = Reason::AttemptsExhausted.name();
+    let reason = GiveUpReason::AttemptsExhausted.name();
     assert_eq!(attributes(&spans[1])["postrider.next.reason"], reason);
     assert_eq!(counts(&exporter), (2, 0));
 }
@@ -305,7 +316,7 @@ async fn a_publish_request_is_a_span_in_its_producer_s_trace_or_begins_one() {
     let (collector, exporter) = start(&[200]);
     let event = r#"{"id":"e1"}"#;
     let own = format!(r#"{{"id":"e2","traceparent":"{PARENT}"}}"#);
-    use Schema::{CloudEvent, EventGrid};
+    use EventSchema::{CloudEvent, EventGrid};
     exporter.accepted(accepted(Some(9), EventGrid, Some(PARENT), &[event]));
     exporter.accepted(accepted(Some(10), EventGrid, None, &[event, event]));
     exporter.accepted(accepted(Some(11), CloudEvent, None, &[&own, &own]));
@@ -317,9 +328,9 @@ async fn a_publish_request_is_a_span_in_its_producer_s_trace_or_begins_one() {
     exporter.stop(FLUSH_MAX).await;
     let spans = collector.spans();
     assert_eq!(spans.len(), 6);
-    let parent = Context::parse(PARENT).unwrap();
-    let ids = Ids { log: 7 };
-    let begun = |first| ids.begun(Position(first), Share::ALL);
+    let parent = TraceContext::parse(PARENT).unwrap();
+    let ids = TraceIds { log: 7 };
+    let begun = |first| ids.begin_trace(Position(first), TraceShare::ALL);
     let of = |span: &Value| {
         let text = |name: &str| span[name].as_str().unwrap_or_default().to_owned();
         (text("traceId"), text("spanId"), text("parentSpanId"))
@@ -466,22 +477,22 @@ async fn the_end_is_put_off_only_for_so_long() {
 
 #[test]
 fn answers_mean_what_otlp_says() {
-    let check = |status: u16, retry_after: Option<&str>, body: &[u8], protocol, expected: Verdict| {
-        let mut answer = Answer {
+    let check = |status: u16, retry_after: Option<&str>, body: &[u8], protocol, expected: ExportVerdict| {
+        let mut answer = DeliveryAnswer {
             status,
             body: bytes::Bytes::copy_from_slice(body),
-            ..Answer::default()
+            ..DeliveryAnswer::default()
         };
         if let Some(wait) = retry_after {
             answer.headers.insert("retry-after", wait.parse().unwrap());
         }
-        assert_eq!(judge(&Reply::Answered(answer), protocol), expected);
+        assert_eq!(judge(&DeliveryReply::Answered(answer), protocol), expected);
     };
-    let taken = |rejected, why: &str| Verdict::Taken {
+    let taken = |rejected, why: &str| ExportVerdict::Taken {
         rejected,
         why: why.into(),
     };
-    use Protocol::{HttpJson, HttpProtobuf};
+    use OtlpEncoding::{HttpJson, HttpProtobuf};
     check(200, None, b"", HttpProtobuf, taken(0, ""));
     let partial = [0x0a, 0x06, 0x08, 0x03, 0x12, 0x02, 0x6e, 0x6f];
     check(200, None, &partial, HttpProtobuf, taken(3, "no"));
@@ -490,7 +501,7 @@ fn answers_mean_what_otlp_says() {
     check(200, None, b"{}", HttpJson, taken(0, ""));
     check(200, None, b"not json", HttpJson, taken(0, ""));
     let again = |wait: Option<u64>, status: u16| {
-        Verdict::Later(
+        ExportVerdict::Later(
             wait.map(Duration::from_secs),
             format!("the collector answered {status}"),
         )
@@ -499,7 +510,7 @@ fn answers_mean_what_otlp_says() {
     check(429, Some("soon"), b"", HttpJson, again(None, 429));
     check(502, None, b"", HttpJson, again(None, 502));
     for status in [301, 400, 401, 404, 413, 500] {
-        let never = Verdict::Never(format!("the collector answered {status}"));
+        let never = ExportVerdict::Never(format!("the collector answered {status}"));
         check(status, None, b"", HttpJson, never);
     }
 }

@@ -3,7 +3,7 @@
 
 /// A file of the portal.
 #[derive(Clone, Copy, Debug)]
-pub struct File {
+pub struct PortalFile {
     /// Path below `/portal/`.
     pub path: &'static str,
     pub content_type: &'static str,
@@ -12,7 +12,7 @@ pub struct File {
 
 macro_rules! files {
     ($($path:literal: $content_type:expr,)*) => {
-        &[$(File {
+        &[$(PortalFile {
             path: $path,
             content_type: $content_type,
             bytes: include_bytes!(concat!("../static/", $path)),
@@ -23,7 +23,7 @@ macro_rules! files {
 const SCRIPT: &str = "text/javascript; charset=utf-8";
 
 /// All files, sorted by path.
-pub const FILES: &[File] = files! {
+pub const FILES: &[PortalFile] = files! {
     "docs/docs.css": "text/css; charset=utf-8",
     "docs/docs.js": SCRIPT,
     "icon.svg": "image/svg+xml",
@@ -68,7 +68,7 @@ pub const FILES: &[File] = files! {
 /// The page that every route of the portal loads first.
 pub const INDEX: &str = "index.html";
 
-pub fn file(path: &str) -> Option<&'static File> {
+pub fn file(path: &str) -> Option<&'static PortalFile> {
     let at = FILES.binary_search_by_key(&path, |file| file.path).ok()?;
     FILES.get(at)
 }

@@ -9,14 +9,14 @@ mod support;
 use postrider_core::ids::SubscriptionId;
 use postrider_core::outcome::Outcome;
 use postrider_core::time::{Clock, Timestamp};
-use postrider_engine::deliver::Timings;
+use postrider_engine::deliver::AttemptTimings;
 use postrider_engine::recorder::{
-    AnswerBody, Decision, DeliveryState, EventState, Query, Recorder, Recordings,
+    AnswerBody, AttemptDecision, DeliveryState, EventQuery, EventRecorder, EventState, RecordingQueries,
 };
 use postrider_recorder::{Config, FlightRecorder};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use support::{HandClock, attempt, audience, one, retry, run};
+use support::{SetClock, attempt, audience, one, retry, run};
 
 #[expect(clippy::disallowed_methods, reason = "this measures real time")]
 fn now() -> Instant {
@@ -40,7 +40,7 @@ fn main() {
     const BURST: u64 = 5_000;
     const EVENTS: u64 = 500_000;
     let directory = tempfile::tempdir().expect("a temporary directory");
-    let clock = HandClock::new();
+    let clock = SetClock::new();
     let recorder =
         FlightRecorder::open(Config::new(directory.path().to_owned()), clock.clone()).expect("opening");
     let audience = audience(1, 10, 2);
@@ -75,9 +75,9 @@ fn main() {
                     Outcome::Success
                 };
                 let decision = match outcome {
-                    Outcome::Success => Decision::Done,
+                    Outcome::Success => AttemptDecision::Done,
                     _ if number % 10_000 == 7 => {
-                        Decision::DeadLetter(postrider_core::retry::Reason::AttemptsExhausted)
+                        AttemptDecision::DeadLetter(postrider_core::retry::GiveUpReason::AttemptsExhausted)
                     }
                     _ => retry(at, 1),
                 };
@@ -88,7 +88,7 @@ fn main() {
                     outcome,
                     vec![run(number, 0, 1, 1, at, decision)],
                 );
-                attempted.timings = Some(Timings {
+                attempted.timings = Some(AttemptTimings {
                     connect: Duration::ZERO,
                     first_byte: Duration::from_micros(800),
                     total: Duration::from_micros(900),
@@ -140,9 +140,9 @@ fn main() {
             format!("{} story", stories.len())
         });
     }
-    let page = |what: &str, query: Query| {
+    let page = |what: &str, query: EventQuery| {
         time(what, &|| {
-            let page = recorder.search(&Query {
+            let page = recorder.search(&EventQuery {
                 limit: 50,
                 ..query.clone()
             });
@@ -154,83 +154,83 @@ fn main() {
             )
         });
     };
-    page("latest", Query::default());
+    page("latest", EventQuery::default());
     page(
         "subscription",
-        Query {
+        EventQuery {
             subscription: Some(SubscriptionId(11)),
-            ..Query::default()
+            ..EventQuery::default()
         },
     );
     page(
         "outcome Busy",
-        Query {
+        EventQuery {
             outcome: Some(Outcome::Busy),
-            ..Query::default()
+            ..EventQuery::default()
         },
     );
     page(
         "outcome never",
-        Query {
+        EventQuery {
             outcome: Some(Outcome::Forbidden),
-            ..Query::default()
+            ..EventQuery::default()
         },
     );
     page(
         "dead letters",
-        Query {
+        EventQuery {
             state: Some(EventState::All(DeliveryState::DeadLettered)),
-            ..Query::default()
+            ..EventQuery::default()
         },
     );
     page(
         "retrying",
-        Query {
+        EventQuery {
             state: Some(EventState::All(DeliveryState::Retrying)),
-            ..Query::default()
+            ..EventQuery::default()
         },
     );
     page(
         "pending (none)",
-        Query {
+        EventQuery {
             state: Some(EventState::All(DeliveryState::Pending)),
-            ..Query::default()
+            ..EventQuery::default()
         },
     );
     page(
         "type",
-        Query {
+        EventQuery {
             event_type: Some("Type.3".into()),
-            ..Query::default()
+            ..EventQuery::default()
         },
     );
     page(
         "unknown type",
-        Query {
+        EventQuery {
             event_type: Some("Nothing".into()),
-            ..Query::default()
+            ..EventQuery::default()
         },
     );
     page(
         "subject",
-        Query {
+        EventQuery {
             subject: Some("orders/3/33".into()),
-            ..Query::default()
+            ..EventQuery::default()
         },
     );
     page(
         "subject (none)",
-        Query {
+        EventQuery {
             subject: Some("nothing".into()),
-            ..Query::default()
+            ..EventQuery::default()
         },
     );
     let until = Some(Timestamp::from_nanos(support::EPOCH) + Duration::from_secs(5));
     page(
         "old",
-        Query {
+        EventQuery {
             until,
-            ..Query::default()
+            ..EventQuery::default()
         },
     );
 }

@@ -5,11 +5,11 @@
 //! Frames refer to others of the same segment by their offset, so that each segment can be read,
 //! and dropped, by itself.
 
-use postrider_core::event::Schema;
+use postrider_core::event::EventSchema;
 use postrider_core::outcome::Outcome;
-use postrider_core::retry::Reason;
+use postrider_core::retry::GiveUpReason;
 use postrider_core::time::Timestamp;
-use postrider_engine::recorder::{Decision, Disposition, Verdict, Why};
+use postrider_engine::recorder::{AttemptDecision, DeliveryDisposition, RetryTimeRule, RoutingVerdict};
 use std::time::Duration;
 
 /// Length and checksum.
@@ -38,7 +38,7 @@ pub mod kind {
 }
 
 /// Appends values to a buffer.
-pub trait Put {
+pub trait FrameWriter {
     fn num(&mut self, value: u64);
     fn text(&mut self, text: &str);
     fn opt_text(&mut self, text: Option<&str>);
@@ -47,7 +47,7 @@ pub trait Put {
     fn span(&mut self, span: Duration);
 }
 
-impl Put for Vec<u8> {
+impl FrameWriter for Vec<u8> {
     fn num(&mut self, mut value: u64) {
         while value >= 0x80 {
             self.push(value as u8 | 0x80);
@@ -82,14 +82,14 @@ impl Put for Vec<u8> {
 }
 
 /// Reads values from a frame's content. None means that the content is malformed.
-pub struct Take<'a> {
+pub struct FrameReader<'a> {
     bytes: &'a [u8],
     start: i64,
 }
 
-impl<'a> Take<'a> {
-    pub fn new(bytes: &'a [u8], start: i64) -> Take<'a> {
-        Take { bytes, start }
+impl<'a> FrameReader<'a> {
+    pub fn new(bytes: &'a [u8], start: i64) -> FrameReader<'a> {
+        FrameReader { bytes, start }
     }
 
     pub fn byte(&mut self) -> Option<u8> {
@@ -149,110 +149,110 @@ impl<'a> Take<'a> {
     }
 }
 
-pub fn schema_code(schema: Schema) -> u8 {
+pub fn schema_code(schema: EventSchema) -> u8 {
     match schema {
-        Schema::EventGrid => 0,
-        Schema::CloudEvent => 1,
-        Schema::Custom => 2,
+        EventSchema::EventGrid => 0,
+        EventSchema::CloudEvent => 1,
+        EventSchema::Custom => 2,
     }
 }
 
-pub fn schema_of(code: u8) -> Schema {
+pub fn schema_of(code: u8) -> EventSchema {
     match code {
-        0 => Schema::EventGrid,
-        1 => Schema::CloudEvent,
-        _ => Schema::Custom,
+        0 => EventSchema::EventGrid,
+        1 => EventSchema::CloudEvent,
+        _ => EventSchema::Custom,
     }
 }
 
-pub fn verdict_code(verdict: Verdict) -> u64 {
+pub fn verdict_code(verdict: RoutingVerdict) -> u64 {
     match verdict {
-        Verdict::Matched => 0,
-        Verdict::Expired => 1,
-        Verdict::DomainTopic => 2,
-        Verdict::EventType => 3,
-        Verdict::SubjectBeginsWith => 4,
-        Verdict::SubjectEndsWith => 5,
-        Verdict::Advanced(index) => 6 + u64::from(index),
+        RoutingVerdict::Matched => 0,
+        RoutingVerdict::Expired => 1,
+        RoutingVerdict::DomainTopic => 2,
+        RoutingVerdict::EventType => 3,
+        RoutingVerdict::SubjectBeginsWith => 4,
+        RoutingVerdict::SubjectEndsWith => 5,
+        RoutingVerdict::Advanced(index) => 6 + u64::from(index),
     }
 }
 
-pub fn verdict_of(code: u64) -> Verdict {
+pub fn verdict_of(code: u64) -> RoutingVerdict {
     match code {
-        0 => Verdict::Matched,
-        1 => Verdict::Expired,
-        2 => Verdict::DomainTopic,
-        3 => Verdict::EventType,
-        4 => Verdict::SubjectBeginsWith,
-        5 => Verdict::SubjectEndsWith,
-        more => Verdict::Advanced(u16::try_from(more - 6).unwrap_or(u16::MAX)),
+        0 => RoutingVerdict::Matched,
+        1 => RoutingVerdict::Expired,
+        2 => RoutingVerdict::DomainTopic,
+        3 => RoutingVerdict::EventType,
+        4 => RoutingVerdict::SubjectBeginsWith,
+        5 => RoutingVerdict::SubjectEndsWith,
+        more => RoutingVerdict::Advanced(u16::try_from(more - 6).unwrap_or(u16::MAX)),
     }
 }
 
-pub fn put_decision(out: &mut Vec<u8>, decision: Decision, start: i64) {
+pub fn put_decision(out: &mut Vec<u8>, decision: AttemptDecision, start: i64) {
     match decision {
-        Decision::Done => out.push(0),
-        Decision::DeadLetter(reason) => out.extend_from_slice(&[1, reason.code()]),
-        Decision::Drop(reason) => out.extend_from_slice(&[2, reason.code()]),
-        Decision::Retry { at, why } => {
+        AttemptDecision::Done => out.push(0),
+        AttemptDecision::DeadLetter(reason) => out.extend_from_slice(&[1, reason.code()]),
+        AttemptDecision::Drop(reason) => out.extend_from_slice(&[2, reason.code()]),
+        AttemptDecision::Retry { at, why } => {
             match why {
-                Why::Schedule { after, wait } => {
+                RetryTimeRule::Schedule { after, wait } => {
                     out.push(3);
                     out.num(u64::from(after));
                     out.span(wait);
                 }
-                Why::Floor { wait } => {
+                RetryTimeRule::Floor { wait } => {
                     out.push(4);
                     out.span(wait);
                 }
-                Why::RetryAfter { asked } => {
+                RetryTimeRule::RetryAfter { asked } => {
                     out.push(5);
                     out.span(asked);
                 }
-                Why::EndOfLife => out.push(6),
-                Why::Halved => out.push(7),
+                RetryTimeRule::EndOfLife => out.push(6),
+                RetryTimeRule::Halved => out.push(7),
             }
             out.time(at, start);
         }
     }
 }
 
-pub fn take_decision(from: &mut Take<'_>) -> Option<Decision> {
+pub fn take_decision(from: &mut FrameReader<'_>) -> Option<AttemptDecision> {
     let why = match from.byte()? {
-        0 => return Some(Decision::Done),
-        1 => return Some(Decision::DeadLetter(Reason::from_code(from.byte()?))),
-        2 => return Some(Decision::Drop(Reason::from_code(from.byte()?))),
-        3 => Why::Schedule {
+        0 => return Some(AttemptDecision::Done),
+        1 => return Some(AttemptDecision::DeadLetter(GiveUpReason::from_code(from.byte()?))),
+        2 => return Some(AttemptDecision::Drop(GiveUpReason::from_code(from.byte()?))),
+        3 => RetryTimeRule::Schedule {
             after: from.num32()?,
             wait: from.span()?,
         },
-        4 => Why::Floor { wait: from.span()? },
-        5 => Why::RetryAfter { asked: from.span()? },
-        6 => Why::EndOfLife,
-        7 => Why::Halved,
+        4 => RetryTimeRule::Floor { wait: from.span()? },
+        5 => RetryTimeRule::RetryAfter { asked: from.span()? },
+        6 => RetryTimeRule::EndOfLife,
+        7 => RetryTimeRule::Halved,
         _ => return None,
     };
-    Some(Decision::Retry {
+    Some(AttemptDecision::Retry {
         at: from.time()?,
         why,
     })
 }
 
-pub fn put_disposition(out: &mut Vec<u8>, disposition: Disposition) {
+pub fn put_disposition(out: &mut Vec<u8>, disposition: DeliveryDisposition) {
     match disposition {
-        Disposition::Delivered => out.push(0),
-        Disposition::DeliveredLate => out.push(1),
-        Disposition::DeadLettered(reason) => out.extend_from_slice(&[2, reason.code()]),
-        Disposition::Dropped(reason) => out.extend_from_slice(&[3, reason.code()]),
+        DeliveryDisposition::Delivered => out.push(0),
+        DeliveryDisposition::DeliveredLate => out.push(1),
+        DeliveryDisposition::DeadLettered(reason) => out.extend_from_slice(&[2, reason.code()]),
+        DeliveryDisposition::Dropped(reason) => out.extend_from_slice(&[3, reason.code()]),
     }
 }
 
-pub fn take_disposition(from: &mut Take<'_>) -> Option<Disposition> {
+pub fn take_disposition(from: &mut FrameReader<'_>) -> Option<DeliveryDisposition> {
     Some(match from.byte()? {
-        0 => Disposition::Delivered,
-        1 => Disposition::DeliveredLate,
-        2 => Disposition::DeadLettered(Reason::from_code(from.byte()?)),
-        3 => Disposition::Dropped(Reason::from_code(from.byte()?)),
+        0 => DeliveryDisposition::Delivered,
+        1 => DeliveryDisposition::DeliveredLate,
+        2 => DeliveryDisposition::DeadLettered(GiveUpReason::from_code(from.byte()?)),
+        3 => DeliveryDisposition::Dropped(GiveUpReason::from_code(from.byte()?)),
         _ => return None,
     })
 }
@@ -267,12 +267,12 @@ pub fn clip(text: &str, max: usize) -> &str {
 /// 3 bits of kind, 5 of outcome, 3 of consequence, then the lowest bits of the subscription's
 /// number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Digest(pub u32);
+pub struct RecordDigest(pub u32);
 
 /// The consequence of an attempt, as stored in a digest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
-pub enum Follows {
+pub enum DigestConsequence {
     Nothing = 0,
     Done = 1,
     Retry = 2,
@@ -282,7 +282,7 @@ pub enum Follows {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
-pub enum Sort {
+pub enum DigestKind {
     Accepted = 0,
     Attempted = 1,
     Ended = 2,
@@ -290,13 +290,18 @@ pub enum Sort {
     Replayed = 4,
 }
 
-impl Digest {
-    pub fn new(sort: Sort, outcome: Option<Outcome>, follows: Follows, subscription: u64) -> Digest {
+impl RecordDigest {
+    pub fn new(
+        sort: DigestKind,
+        outcome: Option<Outcome>,
+        follows: DigestConsequence,
+        subscription: u64,
+    ) -> RecordDigest {
         let outcome = outcome.map_or(31, |o| u32::from(o.code()));
-        Digest(sort as u32 | outcome << 3 | (follows as u32) << 8 | (subscription as u32) << 11)
+        RecordDigest(sort as u32 | outcome << 3 | (follows as u32) << 8 | (subscription as u32) << 11)
     }
 
-    pub fn is(self, sort: Sort) -> bool {
+    pub fn is(self, sort: DigestKind) -> bool {
         self.0 & 7 == sort as u32
     }
 
@@ -311,38 +316,40 @@ impl Digest {
             .find(|outcome| self.has_outcome(*outcome))
     }
 
-    pub fn follows(self, follows: Follows) -> bool {
+    pub fn follows(self, follows: DigestConsequence) -> bool {
         self.0 >> 8 & 7 == follows as u32
     }
 
     /// Whether the record may be about this subscription.
-    pub fn may_be_of(self, subscription: u64) -> bool {
+    pub fn may_be_about(self, subscription: u64) -> bool {
         self.0 >> 11 == (subscription as u32) << 11 >> 11
     }
 
     /// Whether the delivery ended with this record.
     pub fn ends(self) -> bool {
-        self.follows(Follows::Done) || self.follows(Follows::DeadLetter) || self.follows(Follows::Drop)
+        self.follows(DigestConsequence::Done)
+            || self.follows(DigestConsequence::DeadLetter)
+            || self.follows(DigestConsequence::Drop)
     }
 }
 
-impl From<Decision> for Follows {
-    fn from(decision: Decision) -> Follows {
+impl From<AttemptDecision> for DigestConsequence {
+    fn from(decision: AttemptDecision) -> DigestConsequence {
         match decision {
-            Decision::Done => Follows::Done,
-            Decision::Retry { .. } => Follows::Retry,
-            Decision::DeadLetter(_) => Follows::DeadLetter,
-            Decision::Drop(_) => Follows::Drop,
+            AttemptDecision::Done => DigestConsequence::Done,
+            AttemptDecision::Retry { .. } => DigestConsequence::Retry,
+            AttemptDecision::DeadLetter(_) => DigestConsequence::DeadLetter,
+            AttemptDecision::Drop(_) => DigestConsequence::Drop,
         }
     }
 }
 
-impl From<Disposition> for Follows {
-    fn from(disposition: Disposition) -> Follows {
+impl From<DeliveryDisposition> for DigestConsequence {
+    fn from(disposition: DeliveryDisposition) -> DigestConsequence {
         match disposition {
-            Disposition::Delivered | Disposition::DeliveredLate => Follows::Done,
-            Disposition::DeadLettered(_) => Follows::DeadLetter,
-            Disposition::Dropped(_) => Follows::Drop,
+            DeliveryDisposition::Delivered | DeliveryDisposition::DeliveredLate => DigestConsequence::Done,
+            DeliveryDisposition::DeadLettered(_) => DigestConsequence::DeadLetter,
+            DeliveryDisposition::Dropped(_) => DigestConsequence::Drop,
         }
     }
 }

@@ -4,8 +4,8 @@
 //! hashes of event ids; *places*, the records about the events of a chunk, by the position of the
 //! chunk's first event.
 
-use crate::frame::{Digest, Sort};
-use postrider_engine::recorder::Work;
+use crate::frame::{DigestKind, RecordDigest};
+use postrider_engine::recorder::QueryWork;
 use rustc_hash::{FxHashMap, FxHashSet};
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
@@ -21,7 +21,7 @@ const NONE: u32 = u32::MAX;
 pub const NO_POSITION: u64 = u64::MAX;
 
 /// A value with a fixed length in an index file.
-pub trait Fixed: Copy {
+pub trait FixedWidth: Copy {
     const WIDTH: usize;
     fn put(&self, out: &mut Vec<u8>);
     fn take(bytes: &[u8]) -> Self;
@@ -38,7 +38,7 @@ fn u64_at(bytes: &[u8], at: usize) -> u64 {
 /// A summary of a frame of accepted events, so that the frame need not be read. Sets are stored as
 /// bits of hashes: a value without its bit is not in the frame.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Card {
+pub struct FrameCard {
     pub offset: u32,
     /// The number of deliveries of the events in the frame.
     pub deliveries: u32,
@@ -52,7 +52,7 @@ pub struct Card {
     pub events: u32,
 }
 
-impl Fixed for Card {
+impl FixedWidth for FrameCard {
     const WIDTH: usize = 48;
 
     fn put(&self, out: &mut Vec<u8>) {
@@ -66,8 +66,8 @@ impl Fixed for Card {
         out.extend_from_slice(&self.events.to_le_bytes());
     }
 
-    fn take(bytes: &[u8]) -> Card {
-        Card {
+    fn take(bytes: &[u8]) -> FrameCard {
+        FrameCard {
             offset: u32_at(bytes, 0),
             deliveries: u32_at(bytes, 4),
             accepted: u64_at(bytes, 8) as i64,
@@ -82,12 +82,12 @@ impl Fixed for Card {
 
 /// The hash of an event's id, and the frame that contains it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct IdEntry {
+pub struct EventIdEntry {
     pub hash: u64,
     pub offset: u32,
 }
 
-impl Fixed for IdEntry {
+impl FixedWidth for EventIdEntry {
     const WIDTH: usize = 12;
 
     fn put(&self, out: &mut Vec<u8>) {
@@ -95,8 +95,8 @@ impl Fixed for IdEntry {
         out.extend_from_slice(&self.offset.to_le_bytes());
     }
 
-    fn take(bytes: &[u8]) -> IdEntry {
-        IdEntry {
+    fn take(bytes: &[u8]) -> EventIdEntry {
+        EventIdEntry {
             hash: u64_at(bytes, 0),
             offset: u32_at(bytes, 8),
         }
@@ -105,16 +105,16 @@ impl Fixed for IdEntry {
 
 /// A record about events of a chunk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct PlaceEntry {
+pub struct ChunkActivityEntry {
     /// The position of the chunk's first event.
     pub position: u64,
     pub offset: u32,
-    pub digest: Digest,
+    pub digest: RecordDigest,
     /// The affected events of the chunk.
     pub mask: u32,
 }
 
-impl Fixed for PlaceEntry {
+impl FixedWidth for ChunkActivityEntry {
     const WIDTH: usize = 20;
 
     fn put(&self, out: &mut Vec<u8>) {
@@ -124,11 +124,11 @@ impl Fixed for PlaceEntry {
         out.extend_from_slice(&self.mask.to_le_bytes());
     }
 
-    fn take(bytes: &[u8]) -> PlaceEntry {
-        PlaceEntry {
+    fn take(bytes: &[u8]) -> ChunkActivityEntry {
+        ChunkActivityEntry {
             position: u64_at(bytes, 0),
             offset: u32_at(bytes, 8),
-            digest: Digest(u32_at(bytes, 12)),
+            digest: RecordDigest(u32_at(bytes, 12)),
             mask: u32_at(bytes, 16),
         }
     }
@@ -158,7 +158,7 @@ pub fn hash_text(text: &str) -> u64 {
 
 /// A summary of a segment, to decide whether a query has to read it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Summary {
+pub struct SegmentSummary {
     /// The earliest and the latest time of acceptance.
     pub accepted: Option<(i64, i64)>,
     /// The least and the greatest position of events that were accepted in another segment.
@@ -168,23 +168,23 @@ pub struct Summary {
     pub subscriptions: FxHashSet<u64>,
 }
 
-impl Summary {
+impl SegmentSummary {
     fn widen<T: Ord + Copy>(range: &mut Option<(T, T)>, value: T) {
         *range = Some(range.map_or((value, value), |(low, high)| (low.min(value), high.max(value))));
     }
 
-    pub fn note_card(&mut self, card: &Card) {
-        Summary::widen(&mut self.accepted, card.accepted);
+    pub fn note_card(&mut self, card: &FrameCard) {
+        SegmentSummary::widen(&mut self.accepted, card.accepted);
         self.topics.insert(card.topic);
     }
 }
 
 /// New index entries, in the order of writing.
 #[derive(Default)]
-pub struct Notes {
-    pub cards: Vec<Card>,
-    pub ids: Vec<IdEntry>,
-    pub places: Vec<PlaceEntry>,
+pub struct IndexNotes {
+    pub cards: Vec<FrameCard>,
+    pub ids: Vec<EventIdEntry>,
+    pub places: Vec<ChunkActivityEntry>,
     /// Frames about endpoints and subscriptions rather than events.
     pub facts: Vec<u32>,
     /// Subscriptions that are named in matched sets.
@@ -192,22 +192,22 @@ pub struct Notes {
 }
 
 /// Values in the order of insertion, found by key.
-struct Chains<T> {
+struct KeyedChains<T> {
     last: FxHashMap<u64, u32>,
     /// Each value with the index of the previous one of the same key.
     all: Vec<(T, u32)>,
 }
 
-impl<T> Default for Chains<T> {
-    fn default() -> Chains<T> {
-        Chains {
+impl<T> Default for KeyedChains<T> {
+    fn default() -> KeyedChains<T> {
+        KeyedChains {
             last: FxHashMap::default(),
             all: Vec::new(),
         }
     }
 }
 
-impl<T: Copy> Chains<T> {
+impl<T: Copy> KeyedChains<T> {
     fn add(&mut self, key: u64, value: T) {
         let number = self.all.len() as u32;
         let before = self.last.insert(key, number).unwrap_or(NONE);
@@ -229,16 +229,16 @@ impl<T: Copy> Chains<T> {
 
 /// The index of a segment that is being written.
 #[derive(Default)]
-pub struct MemIndex {
-    pub cards: Vec<Card>,
-    ids: Chains<IdEntry>,
-    places: Chains<PlaceEntry>,
+pub struct MemoryIndex {
+    pub cards: Vec<FrameCard>,
+    ids: KeyedChains<EventIdEntry>,
+    places: KeyedChains<ChunkActivityEntry>,
     pub facts: Vec<u32>,
-    pub summary: Summary,
+    pub summary: SegmentSummary,
 }
 
-impl MemIndex {
-    pub fn add(&mut self, notes: &mut Notes) {
+impl MemoryIndex {
+    pub fn add(&mut self, notes: &mut IndexNotes) {
         for card in notes.cards.drain(..) {
             self.summary.note_card(&card);
             self.cards.push(card);
@@ -256,21 +256,26 @@ impl MemIndex {
     /// Computes the values that are known only when the segment is complete.
     pub fn finish(&mut self) {
         let home: FxHashSet<u64> = self.cards.iter().map(|card| card.position).collect();
-        for place in self.places.values().filter(|p| !p.digest.is(Sort::Accepted)) {
+        for place in self
+            .places
+            .values()
+            .filter(|p| !p.digest.is(DigestKind::Accepted))
+        {
             if !home.contains(&place.position) {
-                Summary::widen(&mut self.summary.foreign, place.position);
+                SegmentSummary::widen(&mut self.summary.foreign, place.position);
             }
         }
     }
 
     /// The whole index in its file format.
     pub fn encode(&self) -> Vec<u8> {
-        let mut ids: Vec<IdEntry> = self.ids.values().collect();
+        let mut ids: Vec<EventIdEntry> = self.ids.values().collect();
         ids.sort_unstable();
-        let mut places: Vec<PlaceEntry> = self.places.values().collect();
+        let mut places: Vec<ChunkActivityEntry> = self.places.values().collect();
         places.sort_unstable_by_key(|p| (p.position, p.offset, p.digest.0));
-        let size =
-            self.cards.len() * Card::WIDTH + ids.len() * IdEntry::WIDTH + places.len() * PlaceEntry::WIDTH;
+        let size = self.cards.len() * FrameCard::WIDTH
+            + ids.len() * EventIdEntry::WIDTH
+            + places.len() * ChunkActivityEntry::WIDTH;
         let mut out = Vec::with_capacity(size + 4096);
         out.extend_from_slice(&MAGIC);
         out.extend_from_slice(&[0; HEAD - 8]);
@@ -334,7 +339,7 @@ pub fn write(path: &Path, encoded: &[u8]) -> io::Result<FileIndex> {
 
 /// The range of one table in an index file.
 #[derive(Clone, Copy, Debug, Default)]
-struct Section {
+struct IndexSection {
     start: u64,
     count: u64,
 }
@@ -343,11 +348,11 @@ struct Section {
 #[derive(Debug)]
 pub struct FileIndex {
     file: File,
-    cards: Section,
-    ids: Section,
-    places: Section,
+    cards: IndexSection,
+    ids: IndexSection,
+    places: IndexSection,
     pub facts: Vec<u32>,
-    pub summary: Summary,
+    pub summary: SegmentSummary,
 }
 
 fn damaged() -> io::Error {
@@ -375,17 +380,17 @@ impl FileIndex {
                 .checked_add(bytes)
                 .filter(|end| *end <= len)
                 .ok_or_else(damaged)?;
-            Ok::<_, io::Error>(Section { start, count })
+            Ok::<_, io::Error>(IndexSection { start, count })
         };
         let facts = section(number(3), 4)?;
         let topics = section(number(4), 8)?;
         let subscriptions = section(number(5), 8)?;
-        let cards = section(number(0), Card::WIDTH)?;
-        let ids = section(number(1), IdEntry::WIDTH)?;
-        let places = section(number(2), PlaceEntry::WIDTH)?;
+        let cards = section(number(0), FrameCard::WIDTH)?;
+        let ids = section(number(1), EventIdEntry::WIDTH)?;
+        let places = section(number(2), ChunkActivityEntry::WIDTH)?;
         let mut sets = vec![0; (cards.start - facts.start) as usize];
         file.read_exact_at(&mut sets, facts.start)?;
-        let set = |section: Section| {
+        let set = |section: IndexSection| {
             let from = (section.start - facts.start) as usize;
             (0..section.count as usize)
                 .map(|i| u64_at(&sets, from + 8 * i))
@@ -395,7 +400,7 @@ impl FileIndex {
         let (from, to) = (number(6) as i64, number(7) as i64);
         Ok(FileIndex {
             facts: (0..facts.count as usize).map(|i| u32_at(&sets, 4 * i)).collect(),
-            summary: Summary {
+            summary: SegmentSummary {
                 accepted: (from <= to).then_some((from, to)),
                 foreign: range(number(8), number(9)),
                 topics: set(topics),
@@ -429,29 +434,35 @@ impl FileIndex {
     }
 
     pub fn bytes(&self) -> u64 {
-        self.places.start + self.places.count * PlaceEntry::WIDTH as u64
+        self.places.start + self.places.count * ChunkActivityEntry::WIDTH as u64
     }
 }
 
 /// The block of a table that was read last. Queries read tables sequentially, so that the next
 /// entry is mostly in it.
 #[derive(Default)]
-struct Window {
+struct IndexWindow {
     first: u64,
     bytes: Vec<u8>,
 }
 
 /// A query's cache of one segment's index.
 #[derive(Default)]
-pub struct Cache {
-    cards: Window,
-    ids: Window,
-    places: Window,
+pub struct IndexCache {
+    cards: IndexWindow,
+    ids: IndexWindow,
+    places: IndexWindow,
 }
 
-impl Window {
+impl IndexWindow {
     /// Reads the entry with this number, and its neighbours with it.
-    fn get<T: Fixed>(&mut self, file: &File, section: Section, number: u64, work: &mut Work) -> Option<T> {
+    fn get<T: FixedWidth>(
+        &mut self,
+        file: &File,
+        section: IndexSection,
+        number: u64,
+        work: &mut QueryWork,
+    ) -> Option<T> {
         let held = (self.bytes.len() / T::WIDTH) as u64;
         if number < self.first || number >= self.first + held {
             let per_block = (BLOCK / T::WIDTH) as u64;
@@ -474,13 +485,13 @@ impl Window {
 
     /// The number of the first entry whose key is not less than `key`. Keys are distributed evenly
     /// enough for interpolation.
-    fn lower_bound<T: Fixed>(
+    fn lower_bound<T: FixedWidth>(
         &mut self,
         file: &File,
-        section: Section,
+        section: IndexSection,
         key: u64,
         of: impl Fn(&T) -> u64,
-        work: &mut Work,
+        work: &mut QueryWork,
     ) -> Option<u64> {
         let (mut low, mut high) = (0, section.count);
         // The cached block may contain the answer, or narrow the range.
@@ -533,77 +544,83 @@ impl Window {
 }
 
 /// The index of a segment, in memory or in a file.
-pub enum Index {
+pub enum RecordIndex {
     /// Being written, or about to go into a file.
-    Memory(MemIndex),
+    Memory(MemoryIndex),
     File(FileIndex),
     /// To be rebuilt from the segment.
     Missing,
 }
 
-impl Index {
-    pub fn summary(&self) -> Option<&Summary> {
+impl RecordIndex {
+    pub fn summary(&self) -> Option<&SegmentSummary> {
         match self {
-            Index::Memory(index) => Some(&index.summary),
-            Index::File(index) => Some(&index.summary),
-            Index::Missing => None,
+            RecordIndex::Memory(index) => Some(&index.summary),
+            RecordIndex::File(index) => Some(&index.summary),
+            RecordIndex::Missing => None,
         }
     }
 
     pub fn facts(&self) -> &[u32] {
         match self {
-            Index::Memory(index) => &index.facts,
-            Index::File(index) => &index.facts,
-            Index::Missing => &[],
+            RecordIndex::Memory(index) => &index.facts,
+            RecordIndex::File(index) => &index.facts,
+            RecordIndex::Missing => &[],
         }
     }
 
     pub fn cards(&self) -> u32 {
         match self {
-            Index::Memory(index) => index.cards.len() as u32,
-            Index::File(index) => index.cards.count as u32,
-            Index::Missing => 0,
+            RecordIndex::Memory(index) => index.cards.len() as u32,
+            RecordIndex::File(index) => index.cards.count as u32,
+            RecordIndex::Missing => 0,
         }
     }
 
-    pub fn card(&self, number: u32, cache: &mut Cache, work: &mut Work) -> Option<Card> {
+    pub fn card(&self, number: u32, cache: &mut IndexCache, work: &mut QueryWork) -> Option<FrameCard> {
         work.cards += 1;
         match self {
-            Index::Memory(index) => index.cards.get(number as usize).copied(),
-            Index::File(index) if u64::from(number) < index.cards.count => {
+            RecordIndex::Memory(index) => index.cards.get(number as usize).copied(),
+            RecordIndex::File(index) if u64::from(number) < index.cards.count => {
                 cache.cards.get(&index.file, index.cards, u64::from(number), work)
             }
-            Index::File(_) | Index::Missing => None,
+            RecordIndex::File(_) | RecordIndex::Missing => None,
         }
     }
 
     /// Whether this segment may contain records about a chunk that was accepted in another one.
     pub fn may_have_foreign(&self, position: u64) -> bool {
         match self {
-            Index::Memory(index) => index.places.last.contains_key(&position),
-            Index::File(index) => index
+            RecordIndex::Memory(index) => index.places.last.contains_key(&position),
+            RecordIndex::File(index) => index
                 .summary
                 .foreign
                 .is_some_and(|(low, high)| (low..=high).contains(&position)),
-            Index::Missing => false,
+            RecordIndex::Missing => false,
         }
     }
 
     /// Appends the records about a chunk, the latest first.
-    pub fn places(&self, position: u64, cache: &mut Cache, work: &mut Work, out: &mut Vec<PlaceEntry>) {
+    pub fn places(
+        &self,
+        position: u64,
+        cache: &mut IndexCache,
+        work: &mut QueryWork,
+        out: &mut Vec<ChunkActivityEntry>,
+    ) {
         work.lookups += 1;
         match self {
-            Index::Memory(index) => index.places.of(position, out),
-            Index::File(index) => {
+            RecordIndex::Memory(index) => index.places.of(position, out),
+            RecordIndex::File(index) => {
                 let window = &mut cache.places;
-                let key = |entry: &PlaceEntry| entry.position;
+                let key = |entry: &ChunkActivityEntry| entry.position;
                 let (file, section) = (&index.file, index.places);
                 let Some(mut at) = window.lower_bound(file, section, position, key, work) else {
                     return;
                 };
                 let from = out.len();
                 while at < section.count {
-                    match window.get::<PlaceEntry>(file, section, at, work) {
+                    match window.get::<ChunkActivityEntry>(file, section, at, work) {
                         Some(entry) if entry.position == position => out.push(entry),
                         _ => break,
                     }
@@ -611,29 +628,29 @@ impl Index {
                 }
                 out[from..].reverse();
             }
-            Index::Missing => {}
+            RecordIndex::Missing => {}
         }
     }
 
     /// Appends the frames that may contain events with this id, the latest first.
-    pub fn ids(&self, hash: u64, cache: &mut Cache, work: &mut Work, out: &mut Vec<u32>) {
+    pub fn ids(&self, hash: u64, cache: &mut IndexCache, work: &mut QueryWork, out: &mut Vec<u32>) {
         work.lookups += 1;
         match self {
-            Index::Memory(index) => {
+            RecordIndex::Memory(index) => {
                 let mut found = Vec::new();
                 index.ids.of(hash, &mut found);
                 out.extend(found.iter().map(|entry| entry.offset));
             }
-            Index::File(index) => {
+            RecordIndex::File(index) => {
                 let window = &mut cache.ids;
-                let key = |entry: &IdEntry| entry.hash;
+                let key = |entry: &EventIdEntry| entry.hash;
                 let (file, section) = (&index.file, index.ids);
                 let Some(mut at) = window.lower_bound(file, section, hash, key, work) else {
                     return;
                 };
                 let from = out.len();
                 while at < section.count {
-                    match window.get::<IdEntry>(file, section, at, work) {
+                    match window.get::<EventIdEntry>(file, section, at, work) {
                         Some(entry) if entry.hash == hash => out.push(entry.offset),
                         _ => break,
                     }
@@ -641,7 +658,7 @@ impl Index {
                 }
                 out[from..].reverse();
             }
-            Index::Missing => {}
+            RecordIndex::Missing => {}
         }
     }
 }

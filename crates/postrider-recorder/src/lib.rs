@@ -11,28 +11,29 @@ mod frame;
 mod redact;
 mod segment;
 mod index;
-mod facts;
+mod lifecycle_facts;
 mod query;
-mod live;
+mod live_stream;
 
 pub use query::{BUDGET, cost};
 
 pub use segment::damaged_files;
 
-use facts::Facts;
 use frame::SEGMENT_HEAD;
-use index::Index;
-use live::{LINES_MAX, Recents, Teller};
+use index::RecordIndex;
+use lifecycle_facts::LifecycleFacts;
+use live_stream::{LINES_MAX, LiveLineBuilder, RecentEvents};
 use postrider_core::ids::TopicId;
 use postrider_core::time::{Clock, Timestamp};
 use postrider_engine::recorder::{
-    Accepted, Attempted, BlobWritten, Ended, EventStory, Held, Line, Page, Place, Query, Recent, Recorder,
-    RecorderStatus, Recordings, Released, Replayed, Retired, SubscriptionStory,
+    AcceptedRequest, AttemptedRequest, BlobWritten, EndedDeliveries, EventHistory, EventPage, EventPlace,
+    EventQuery, EventRecorder, HeldEndpoint, LiveStreamLine, RecentEvent, RecorderStatus, RecordingQueries,
+    ReleasedEndpoint, ReplayedDeadLetters, RetiredSubscription, SubscriptionHistory,
 };
-use query::Session;
-use queue::Queue;
-use record::Frame;
-use segment::{Reader, Segment};
+use query::QuerySession;
+use queue::RecordQueue;
+use record::RecordFrame;
+use segment::{RecordFrameReader, RecorderSegment};
 use std::io;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::PathBuf;
@@ -41,7 +42,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, RwLock, mpsc};
 use std::thread::JoinHandle;
 use std::time::Duration;
 use tokio::sync::broadcast;
-use writer::{Frames, Record};
+use writer::{FrameBuffer, RecorderItem};
 
 #[derive(Debug, thiserror::Error)]
 #[error("cannot open the flight recorder at {path}: {source}")]
@@ -85,30 +86,30 @@ const CATCH_UP_AMONG_OTHERS_MAX: Duration = Duration::from_millis(500);
 
 /// Stores records on disk and answers queries. Stops, with everything written, when it is dropped.
 pub struct FlightRecorder {
-    shared: Arc<Shared>,
+    shared: Arc<RecorderShared>,
     threads: Mutex<Vec<JoinHandle<()>>>,
 }
 
-struct Shared {
+struct RecorderShared {
     config: Config,
     clock: Arc<dyn Clock>,
-    queue: Queue,
+    queue: RecordQueue,
     /// The oldest first; the last one is being written.
-    segments: RwLock<Vec<Arc<Segment>>>,
-    facts: RwLock<Facts>,
-    recents: Mutex<Recents>,
-    lines: broadcast::Sender<Arc<Line>>,
+    segments: RwLock<Vec<Arc<RecorderSegment>>>,
+    facts: RwLock<LifecycleFacts>,
+    recents: Mutex<RecentEvents>,
+    lines: broadcast::Sender<Arc<LiveStreamLine>>,
     trouble: Mutex<Option<String>>,
     /// Whether all segments of an earlier process have been checked.
     checked: (Mutex<bool>, Condvar),
 }
 
 /// Work for the thread that maintains the indexes.
-enum Job {
+enum IndexJob {
     /// Write the index of a closed segment into its file.
-    Seal(Arc<Segment>),
+    Seal(Arc<RecorderSegment>),
     /// Check the index of a segment of an earlier process, and rebuild it if necessary.
-    Check(Arc<Segment>),
+    Check(Arc<RecorderSegment>),
     /// All segments of the earlier process have been checked.
     Checked,
 }
@@ -125,8 +126,8 @@ impl FlightRecorder {
         let mut directory = std::fs::DirBuilder::new();
         directory.recursive(true).mode(0o700).create(&config.directory)?;
         let found = find_segments(&config)?;
-        let shared = Arc::new(Shared {
-            queue: Queue::default(),
+        let shared = Arc::new(RecorderShared {
+            queue: RecordQueue::default(),
             segments: RwLock::new(found.clone()),
             facts: RwLock::default(),
             recents: Mutex::default(),
@@ -140,10 +141,10 @@ impl FlightRecorder {
         let (jobs, todo) = mpsc::channel();
         for segment in found.into_iter().rev() {
             // The receiver is held here, so sending cannot fail.
-            let _ = jobs.send(Job::Check(segment));
+            let _ = jobs.send(IndexJob::Check(segment));
         }
-        let _ = jobs.send(Job::Checked);
-        let writing = Writing::begin(shared.clone(), jobs);
+        let _ = jobs.send(IndexJob::Checked);
+        let writing = RecordingThread::begin(shared.clone(), jobs);
         let indexing = shared.clone();
         let threads = vec![
             thread("recorder", move || writing.run())?,
@@ -189,10 +190,10 @@ impl FlightRecorder {
     }
 
     /// A page for at most this much work; see [`BUDGET`].
-    pub fn search_within(&self, query: &Query, budget: u64) -> Page {
+    pub fn search_within(&self, query: &EventQuery, budget: u64) -> EventPage {
         self.flush();
         let facts = self.shared.facts.read().expect("no panic holds it");
-        Session::new(self.shared.segments(), &facts).search(query, budget)
+        QuerySession::new(self.shared.segments(), &facts).search(query, budget)
     }
 }
 
@@ -207,13 +208,13 @@ fn thread(name: &str, run: impl FnOnce() + Send + 'static) -> io::Result<JoinHan
 }
 
 /// The segments in the directory, the oldest first. Files that cannot be segments are removed.
-fn find_segments(config: &Config) -> io::Result<Vec<Arc<Segment>>> {
+fn find_segments(config: &Config) -> io::Result<Vec<Arc<RecorderSegment>>> {
     let mut found = Vec::new();
     for entry in std::fs::read_dir(&config.directory)? {
         let path = entry?.path();
         let extension = path.extension().and_then(|e| e.to_str());
         match extension {
-            Some("rec") => match Segment::open(&path)? {
+            Some("rec") => match RecorderSegment::open(&path)? {
                 Some(segment) => found.push(Arc::new(segment)),
                 None => std::fs::remove_file(&path)?,
             },
@@ -225,8 +226,8 @@ fn find_segments(config: &Config) -> io::Result<Vec<Arc<Segment>>> {
     Ok(found)
 }
 
-impl Shared {
-    fn segments(&self) -> Vec<Arc<Segment>> {
+impl RecorderShared {
+    fn segments(&self) -> Vec<Arc<RecorderSegment>> {
         self.segments.read().expect("no panic holds it").clone()
     }
 
@@ -237,36 +238,36 @@ impl Shared {
     /// Reads all facts again, in their order.
     fn reload_facts(&self) {
         let mut facts = self.facts.write().expect("no panic holds it");
-        *facts = Facts::default();
-        let (mut reader, mut work) = (Reader::default(), Default::default());
+        *facts = LifecycleFacts::default();
+        let (mut reader, mut work) = (RecordFrameReader::default(), Default::default());
         for segment in self.segments() {
             let offsets = segment.index.read().expect("no panic holds it").facts().to_vec();
             for offset in offsets {
                 let content = reader.read(&segment, offset, &mut work);
-                if let Some(frame) = content.and_then(|bytes| Frame::read(bytes, segment.start)) {
+                if let Some(frame) = content.and_then(|bytes| RecordFrame::read(bytes, segment.start)) {
                     facts.add(&frame);
                 }
             }
         }
     }
 
-    fn keep_indexes(&self, todo: &mpsc::Receiver<Job>) {
+    fn keep_indexes(&self, todo: &mpsc::Receiver<IndexJob>) {
         for job in todo {
             let (segment, result) = match job {
-                Job::Seal(segment) => {
+                IndexJob::Seal(segment) => {
                     let result = segment.seal();
                     (segment, result)
                 }
-                Job::Check(segment) => {
+                IndexJob::Check(segment) => {
                     let good = match &*segment.index.read().expect("no panic holds it") {
-                        Index::File(index) => index.is_whole(),
-                        Index::Memory(_) => true,
-                        Index::Missing => false,
+                        RecordIndex::File(index) => index.is_whole(),
+                        RecordIndex::Memory(_) => true,
+                        RecordIndex::Missing => false,
                     };
                     let result = if good { Ok(()) } else { segment.rebuild() };
                     (segment, result)
                 }
-                Job::Checked => {
+                IndexJob::Checked => {
                     self.reload_facts();
                     *self.checked.0.lock().expect("no panic holds it") = true;
                     self.checked.1.notify_all();
@@ -281,7 +282,7 @@ impl Shared {
     }
 
     /// Whether a segment has reached its maximum age.
-    fn is_old(&self, segment: &Segment, now: Timestamp) -> bool {
+    fn is_old(&self, segment: &RecorderSegment, now: Timestamp) -> bool {
         now.since(Timestamp::from_nanos(segment.start)) >= self.config.segment_span
     }
 
@@ -307,7 +308,7 @@ impl Shared {
             bytes -= segment.bytes();
             dropped += 1;
         }
-        let gone: Vec<Arc<Segment>> = segments.drain(..dropped).collect();
+        let gone: Vec<Arc<RecorderSegment>> = segments.drain(..dropped).collect();
         let first = segments
             .first()
             .map(|segment| Timestamp::from_nanos(segment.start));
@@ -327,21 +328,21 @@ impl Shared {
 }
 
 /// The writer's thread.
-struct Writing {
-    shared: Arc<Shared>,
-    jobs: mpsc::Sender<Job>,
-    open: Option<(Arc<Segment>, Frames)>,
-    teller: Teller,
+struct RecordingThread {
+    shared: Arc<RecorderShared>,
+    jobs: mpsc::Sender<IndexJob>,
+    open: Option<(Arc<RecorderSegment>, FrameBuffer)>,
+    teller: LiveLineBuilder,
     looked: Timestamp,
 }
 
 /// How often to check for segments that are too old.
 const LOOK_AROUND: Duration = Duration::from_secs(60);
 
-impl Writing {
-    fn begin(shared: Arc<Shared>, jobs: mpsc::Sender<Job>) -> Writing {
-        let teller = Teller::new(shared.config.among_others);
-        Writing {
+impl RecordingThread {
+    fn begin(shared: Arc<RecorderShared>, jobs: mpsc::Sender<IndexJob>) -> RecordingThread {
+        let teller = LiveLineBuilder::new(shared.config.among_others);
+        RecordingThread {
             looked: Timestamp::MIN,
             shared,
             jobs,
@@ -377,7 +378,7 @@ impl Writing {
         self.close();
     }
 
-    fn write(&mut self, records: &[Record], now: Timestamp) {
+    fn write(&mut self, records: &[RecorderItem], now: Timestamp) {
         match self.try_write(records, now) {
             Ok(()) => {
                 if self.shared.trouble().take().is_some() {
@@ -397,7 +398,7 @@ impl Writing {
         }
     }
 
-    fn try_write(&mut self, records: &[Record], now: Timestamp) -> io::Result<()> {
+    fn try_write(&mut self, records: &[RecorderItem], now: Timestamp) -> io::Result<()> {
         // As many as fit between two checks of the segment's size.
         for records in records.chunks(512) {
             self.roll(now)?;
@@ -407,8 +408,12 @@ impl Writing {
             }
             // The lock is taken before the append, so that a reload of facts sees these either in
             // the file or here, not twice.
-            let is_fact =
-                |r: &Record| matches!(r, Record::Held(_) | Record::Released(_) | Record::Retired(_));
+            let is_fact = |r: &RecorderItem| {
+                matches!(
+                    r,
+                    RecorderItem::Held(_) | RecorderItem::Released(_) | RecorderItem::Retired(_)
+                )
+            };
             let mut facts = records
                 .iter()
                 .any(is_fact)
@@ -428,7 +433,7 @@ impl Writing {
     /// full.
     fn roll(&mut self, now: Timestamp) -> io::Result<()> {
         let config = &self.shared.config;
-        let full = |(segment, frames): &(Arc<Segment>, Frames)| {
+        let full = |(segment, frames): &(Arc<RecorderSegment>, FrameBuffer)| {
             frames.end() >= config.segment_bytes || self.shared.is_old(segment, now)
         };
         if self.open.as_ref().is_some_and(|open| !full(open)) {
@@ -439,10 +444,10 @@ impl Writing {
         // Clocks can be set back; the order of segments must still be the order of writing.
         let after = segments.last().map_or(0, |last| last.start + 1);
         let start = now.nanos().max(after);
-        let segment = Arc::new(Segment::create(&self.shared.config.directory, start)?);
+        let segment = Arc::new(RecorderSegment::create(&self.shared.config.directory, start)?);
         segments.push(segment.clone());
         drop(segments);
-        self.open = Some((segment, Frames::new(start, SEGMENT_HEAD as u64)));
+        self.open = Some((segment, FrameBuffer::new(start, SEGMENT_HEAD as u64)));
         self.shared.retain(now, true);
         Ok(())
     }
@@ -450,16 +455,16 @@ impl Writing {
     fn close(&mut self) {
         if let Some((segment, _)) = self.open.take() {
             // The index thread ends only after this one.
-            let _ = self.jobs.send(Job::Seal(segment));
+            let _ = self.jobs.send(IndexJob::Seal(segment));
         }
     }
 
-    fn tell(&mut self, records: &[Record]) {
+    fn tell(&mut self, records: &[RecorderItem]) {
         let shared = &self.shared;
         {
             let mut recents = shared.recents.lock().expect("no panic holds it");
             for record in records {
-                if let Record::Accepted(accepted) = record {
+                if let RecorderItem::Accepted(accepted) = record {
                     recents.add(accepted);
                 }
             }
@@ -472,7 +477,7 @@ impl Writing {
         let facts = shared.facts.read().expect("no panic holds it");
         // An attempt can end before the acceptance of its event is recorded. Readers of the stream
         // expect the acceptance first.
-        let is_accepted = |record: &&Record| matches!(record, Record::Accepted(_));
+        let is_accepted = |record: &&RecorderItem| matches!(record, RecorderItem::Accepted(_));
         let rest = records.iter().filter(|record| !is_accepted(record));
         for record in records.iter().filter(is_accepted).chain(rest) {
             self.teller.tell(record, &segments, &facts, |line| {
@@ -483,82 +488,82 @@ impl Writing {
     }
 }
 
-fn note_fact(facts: &mut Facts, record: &Record) {
+fn note_fact(facts: &mut LifecycleFacts, record: &RecorderItem) {
     match record {
-        Record::Held(held) => facts.hold(&held.endpoint, held.cause, held.at, held.until),
-        Record::Released(released) => facts.release(&released.endpoint, released.at),
-        Record::Retired(retired) => facts.retire(retired.subscription.0, retired.at, retired.reason),
+        RecorderItem::Held(held) => facts.hold(&held.endpoint, held.cause, held.at, held.until),
+        RecorderItem::Released(released) => facts.release(&released.endpoint, released.at),
+        RecorderItem::Retired(retired) => facts.retire(retired.subscription.0, retired.at, retired.reason),
         _ => {}
     }
 }
 
-impl Recorder for FlightRecorder {
+impl EventRecorder for FlightRecorder {
     fn on(&self) -> bool {
         true
     }
 
-    fn accepted(&self, accepted: Accepted) {
-        self.shared.queue.push(Record::Accepted(accepted));
+    fn accepted(&self, accepted: AcceptedRequest) {
+        self.shared.queue.push(RecorderItem::Accepted(accepted));
     }
 
-    fn attempted(&self, attempted: Attempted) {
-        self.shared.queue.push(Record::Attempted(attempted));
+    fn attempted(&self, attempted: AttemptedRequest) {
+        self.shared.queue.push(RecorderItem::Attempted(attempted));
     }
 
-    fn ended(&self, ended: Ended) {
-        self.shared.queue.push(Record::Ended(ended));
+    fn ended(&self, ended: EndedDeliveries) {
+        self.shared.queue.push(RecorderItem::Ended(ended));
     }
 
-    fn retired(&self, retired: Retired) {
-        self.shared.queue.push(Record::Retired(retired));
+    fn retired(&self, retired: RetiredSubscription) {
+        self.shared.queue.push(RecorderItem::Retired(retired));
     }
 
-    fn held(&self, held: Held) {
-        self.shared.queue.push(Record::Held(held));
+    fn held(&self, held: HeldEndpoint) {
+        self.shared.queue.push(RecorderItem::Held(held));
     }
 
-    fn released(&self, released: Released) {
-        self.shared.queue.push(Record::Released(released));
+    fn released(&self, released: ReleasedEndpoint) {
+        self.shared.queue.push(RecorderItem::Released(released));
     }
 
     fn blob(&self, blob: BlobWritten) {
-        self.shared.queue.push(Record::Blob(blob));
+        self.shared.queue.push(RecorderItem::Blob(blob));
     }
 
-    fn replayed(&self, replayed: Replayed) {
-        self.shared.queue.push(Record::Replayed(replayed));
+    fn replayed(&self, replayed: ReplayedDeadLetters) {
+        self.shared.queue.push(RecorderItem::Replayed(replayed));
     }
 }
 
-impl Recordings for FlightRecorder {
-    fn trace(&self, id: &str) -> Vec<EventStory> {
+impl RecordingQueries for FlightRecorder {
+    fn trace(&self, id: &str) -> Vec<EventHistory> {
         self.flush();
         let facts = self.shared.facts.read().expect("no panic holds it");
-        Session::new(self.shared.segments(), &facts).trace(id)
+        QuerySession::new(self.shared.segments(), &facts).trace(id)
     }
 
-    fn search(&self, query: &Query) -> Page {
+    fn search(&self, query: &EventQuery) -> EventPage {
         self.search_within(query, BUDGET)
     }
 
-    fn happened(&self, events: &[(Place, Timestamp)]) -> Vec<Vec<SubscriptionStory>> {
+    fn happened(&self, events: &[(EventPlace, Timestamp)]) -> Vec<Vec<SubscriptionHistory>> {
         self.flush();
         let facts = self.shared.facts.read().expect("no panic holds it");
-        let mut session = Session::new(self.shared.segments(), &facts);
+        let mut session = QuerySession::new(self.shared.segments(), &facts);
         let events = events.iter();
         events
             .map(|(place, accepted)| session.happened(*place, *accepted))
             .collect()
     }
 
-    fn events_at(&self, places: &[Place]) -> Vec<Option<EventStory>> {
+    fn events_at(&self, places: &[EventPlace]) -> Vec<Option<EventHistory>> {
         self.flush();
         let facts = self.shared.facts.read().expect("no panic holds it");
-        let mut session = Session::new(self.shared.segments(), &facts);
+        let mut session = QuerySession::new(self.shared.segments(), &facts);
         places.iter().map(|place| session.event_at(*place)).collect()
     }
 
-    fn recent(&self, topic: Option<TopicId>, max: usize) -> Vec<Recent> {
+    fn recent(&self, topic: Option<TopicId>, max: usize) -> Vec<RecentEvent> {
         self.flush();
         self.shared
             .recents
@@ -567,14 +572,17 @@ impl Recordings for FlightRecorder {
             .latest(topic, max)
     }
 
-    fn subscribe(&self) -> broadcast::Receiver<Arc<Line>> {
+    fn subscribe(&self) -> broadcast::Receiver<Arc<LiveStreamLine>> {
         self.shared.lines.subscribe()
     }
 
     fn status(&self) -> RecorderStatus {
         let segments = self.shared.segments();
-        let missing = |segment: &&Arc<Segment>| {
-            matches!(*segment.index.read().expect("no panic holds it"), Index::Missing)
+        let missing = |segment: &&Arc<RecorderSegment>| {
+            matches!(
+                *segment.index.read().expect("no panic holds it"),
+                RecordIndex::Missing
+            )
         };
         RecorderStatus {
             on: true,

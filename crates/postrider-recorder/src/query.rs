@@ -1,19 +1,20 @@
 //! Queries for an event by id, and for events by their properties. Each does a bounded amount of
 //! work.
 
-use crate::facts::Facts;
-use crate::frame::{CHUNK, Follows, Sort, clip};
-use crate::index::{Cache, Card, NO_POSITION, PlaceEntry, bit32, bit64, hash_text};
-use crate::record::{AcceptedFrame, EventFrame, Frame};
-use crate::segment::{Reader, Segment};
+use crate::frame::{CHUNK, DigestConsequence, DigestKind, clip};
+use crate::index::{ChunkActivityEntry, FrameCard, IndexCache, NO_POSITION, bit32, bit64, hash_text};
+use crate::lifecycle_facts::LifecycleFacts;
+use crate::record::{AcceptedFrame, EventFrame, RecordFrame};
+use crate::segment::{RecordFrameReader, RecorderSegment};
 use crate::writer::{ID_MAX, TEXT_MAX};
 use postrider_core::ids::{SubscriptionId, TopicId};
 use postrider_core::outcome::Outcome;
 use postrider_core::time::Timestamp;
 use postrider_engine::recorder::{
-    AttemptStory, BlobPlace, Cursor, Decision, DeliveryLine, DeliveryState, DeliveryStory, Disposition, End,
-    EventLine, EventState, EventStory, Fate, NextAttempt, NextWhy, Page, Place, Predicate, Query, Snippet,
-    SubscriptionStory, Verdict, Work,
+    AnswerSnippet, AttemptDecision, AttemptHistory, DeadLetterBlobLocation, DeliveryDisposition,
+    DeliveryHistory, DeliveryLine, DeliveryState, EventHistory, EventLine, EventPage, EventPlace, EventQuery,
+    EventState, NextAttempt, NextAttemptReason, QueryWork, RecordedDeliveryEnd, RoutingVerdict, SearchCursor,
+    SubscriptionFate, SubscriptionHistory, UnmetPredicate,
 };
 use rustc_hash::FxHashMap;
 use std::sync::Arc;
@@ -32,65 +33,65 @@ pub const LIMIT_MAX: usize = 1000;
 /// The greatest difference between the clocks of nodes that is tolerated.
 const CLOCKS_DIFFER: Duration = Duration::from_secs(600);
 
-pub fn cost(work: &Work) -> u64 {
+pub fn cost(work: &QueryWork) -> u64 {
     work.cards * 3 + work.lookups * 40 + work.blocks * 100 + work.frames * 300
 }
 
 /// A subscription as a segment names it.
 #[derive(Default)]
-struct Name {
+struct NamedSubscription {
     name: String,
     domain_topic: Option<String>,
     endpoint: String,
-    predicates: Vec<(Verdict, String)>,
+    predicates: Vec<(RoutingVerdict, String)>,
 }
 
 /// The subscriptions of a set, each with the offset of its name.
-type Members = Arc<[(u64, u32)]>;
+type SetMembers = Arc<[(u64, u32)]>;
 
 /// The state of one query.
-pub struct Session<'a> {
+pub struct QuerySession<'a> {
     /// The latest first.
-    segments: Vec<Arc<Segment>>,
-    caches: Vec<Cache>,
-    facts: &'a Facts,
-    pub work: Work,
+    segments: Vec<Arc<RecorderSegment>>,
+    caches: Vec<IndexCache>,
+    facts: &'a LifecycleFacts,
+    pub work: QueryWork,
     /// Separate readers for accepted events, names and activity: each reads in its own order.
-    accepted: Reader,
-    named: Reader,
-    happened: Reader,
-    names: FxHashMap<(usize, u32), Arc<Name>>,
+    accepted: RecordFrameReader,
+    named: RecordFrameReader,
+    happened: RecordFrameReader,
+    names: FxHashMap<(usize, u32), Arc<NamedSubscription>>,
     topics: FxHashMap<(usize, u32), (String, String)>,
-    sets: FxHashMap<(usize, u32), Members>,
+    sets: FxHashMap<(usize, u32), SetMembers>,
 }
 
 /// A delivery whose history is being assembled.
 #[derive(Default)]
-struct Draft {
-    name: Option<Arc<Name>>,
-    attempts: Vec<AttemptStory>,
-    end: Option<(Timestamp, Disposition)>,
-    blob: Option<BlobPlace>,
+struct DeliveryDraft {
+    name: Option<Arc<NamedSubscription>>,
+    attempts: Vec<AttemptHistory>,
+    end: Option<(Timestamp, DeliveryDisposition)>,
+    blob: Option<DeadLetterBlobLocation>,
 }
 
-impl<'a> Session<'a> {
-    pub fn new(mut segments: Vec<Arc<Segment>>, facts: &'a Facts) -> Session<'a> {
+impl<'a> QuerySession<'a> {
+    pub fn new(mut segments: Vec<Arc<RecorderSegment>>, facts: &'a LifecycleFacts) -> QuerySession<'a> {
         segments.reverse();
-        Session {
-            caches: segments.iter().map(|_| Cache::default()).collect(),
+        QuerySession {
+            caches: segments.iter().map(|_| IndexCache::default()).collect(),
             segments,
             facts,
-            work: Work::default(),
-            accepted: Reader::default(),
-            named: Reader::default(),
-            happened: Reader::default(),
+            work: QueryWork::default(),
+            accepted: RecordFrameReader::default(),
+            named: RecordFrameReader::default(),
+            happened: RecordFrameReader::default(),
             names: FxHashMap::default(),
             topics: FxHashMap::default(),
             sets: FxHashMap::default(),
         }
     }
 
-    pub fn trace(&mut self, id: &str) -> Vec<EventStory> {
+    pub fn trace(&mut self, id: &str) -> Vec<EventHistory> {
         let id = clip(id, ID_MAX);
         let mut stories = Vec::new();
         for at in 0..self.segments.len() {
@@ -112,7 +113,7 @@ impl<'a> Session<'a> {
     }
 
     /// The event at a place, if its acceptance is recorded.
-    pub fn event_at(&mut self, place: Place) -> Option<EventStory> {
+    pub fn event_at(&mut self, place: EventPlace) -> Option<EventHistory> {
         let (chunk, within) = crate::writer::chunk_of(place);
         for at in 0..self.segments.len() {
             let mut found = Vec::new();
@@ -122,7 +123,7 @@ impl<'a> Session<'a> {
                 &mut self.work,
                 &mut found,
             );
-            let Some(accepted) = found.iter().find(|entry| entry.digest.is(Sort::Accepted)) else {
+            let Some(accepted) = found.iter().find(|entry| entry.digest.is(DigestKind::Accepted)) else {
                 continue;
             };
             let mut story = None;
@@ -136,13 +137,13 @@ impl<'a> Session<'a> {
         None
     }
 
-    pub fn search(&mut self, query: &Query, budget: u64) -> Page {
-        let mut search = Search {
+    pub fn search(&mut self, query: &EventQuery, budget: u64) -> EventPage {
+        let mut search = SearchState {
             query,
             attempts: 0,
             limit: query.limit.clamp(1, LIMIT_MAX),
             budget,
-            page: Page::default(),
+            page: EventPage::default(),
         };
         let mut from = query.cursor;
         for at in 0..self.segments.len() {
@@ -151,7 +152,7 @@ impl<'a> Session<'a> {
                 continue;
             }
             let cursor = from.take().filter(|cursor| cursor.segment == start);
-            if !self.is_worth_it(at, query) {
+            if !self.may_match(at, query) {
                 continue;
             }
             let done = match &query.id {
@@ -167,7 +168,7 @@ impl<'a> Session<'a> {
     }
 
     /// Whether the segment may contain matching events.
-    fn is_worth_it(&mut self, at: usize, query: &Query) -> bool {
+    fn may_match(&mut self, at: usize, query: &EventQuery) -> bool {
         self.work.cards += 1;
         let index = self.segments[at].index.read().expect("no panic holds it");
         let Some(summary) = index.summary() else {
@@ -195,7 +196,13 @@ impl<'a> Session<'a> {
         offsets
     }
 
-    fn search_id(&mut self, at: usize, id: &str, cursor: Option<Cursor>, search: &mut Search<'_>) -> bool {
+    fn search_id(
+        &mut self,
+        at: usize,
+        id: &str,
+        cursor: Option<SearchCursor>,
+        search: &mut SearchState<'_>,
+    ) -> bool {
         for offset in self.frames_with(at, id) {
             let before = match cursor {
                 Some(cursor) if offset > cursor.record => continue,
@@ -214,7 +221,12 @@ impl<'a> Session<'a> {
     }
 
     /// Searches a segment from its end. False when the page is full or the budget is used up.
-    fn search_cards(&mut self, at: usize, cursor: Option<Cursor>, search: &mut Search<'_>) -> bool {
+    fn search_cards(
+        &mut self,
+        at: usize,
+        cursor: Option<SearchCursor>,
+        search: &mut SearchState<'_>,
+    ) -> bool {
         let segment = self.segments[at].clone();
         let mut number = segment.index.read().expect("no panic holds it").cards();
         if let Some(cursor) = cursor {
@@ -286,8 +298,8 @@ impl<'a> Session<'a> {
         offset: u32,
         before: u32,
         candidates: u32,
-        entries: Option<Vec<(usize, PlaceEntry)>>,
-        search: &mut Search<'_>,
+        entries: Option<Vec<(usize, ChunkActivityEntry)>>,
+        search: &mut SearchState<'_>,
     ) -> bool {
         let start = self.segments[at].start;
         let mut go_on = true;
@@ -308,7 +320,7 @@ impl<'a> Session<'a> {
                 if !search.takes(&story) {
                     continue;
                 }
-                let behind = Cursor {
+                let behind = SearchCursor {
                     segment: start,
                     record: offset,
                     event: within as u32,
@@ -329,7 +341,9 @@ impl<'a> Session<'a> {
         let segment = self.segments[at].clone();
         let mut reader = std::mem::take(&mut self.accepted);
         let content = reader.read(&segment, offset, &mut self.work);
-        if let Some(Frame::Accepted(frame)) = content.and_then(|bytes| Frame::read(bytes, segment.start)) {
+        if let Some(RecordFrame::Accepted(frame)) =
+            content.and_then(|bytes| RecordFrame::read(bytes, segment.start))
+        {
             then(self, &frame);
         }
         self.accepted = reader;
@@ -338,7 +352,12 @@ impl<'a> Session<'a> {
     /// The records about the events of a chunk that was accepted in the segment `home`, in the
     /// order of recording. If the number of deliveries is known, the search stops at the end of the
     /// last one.
-    fn entries(&mut self, home: usize, position: u64, deliveries: Option<u32>) -> Vec<(usize, PlaceEntry)> {
+    fn entries(
+        &mut self,
+        home: usize,
+        position: u64,
+        deliveries: Option<u32>,
+    ) -> Vec<(usize, ChunkActivityEntry)> {
         let mut all = Vec::new();
         if position == NO_POSITION {
             return all;
@@ -360,7 +379,7 @@ impl<'a> Session<'a> {
             found.clear();
             index.places(position, &mut self.caches[at], &mut self.work, &mut found);
             for entry in &found {
-                if entry.digest.is(Sort::Accepted) {
+                if entry.digest.is(DigestKind::Accepted) {
                     continue;
                 }
                 if entry.digest.ends() {
@@ -373,7 +392,7 @@ impl<'a> Session<'a> {
         all
     }
 
-    fn name(&mut self, at: usize, offset: u32) -> Arc<Name> {
+    fn name(&mut self, at: usize, offset: u32) -> Arc<NamedSubscription> {
         if offset == 0 {
             return Arc::default();
         }
@@ -382,8 +401,8 @@ impl<'a> Session<'a> {
         }
         let segment = &self.segments[at];
         let content = self.named.read(segment, offset, &mut self.work);
-        let name = match content.and_then(|bytes| Frame::read(bytes, segment.start)) {
-            Some(Frame::Subscription(found)) => Arc::new(Name {
+        let name = match content.and_then(|bytes| RecordFrame::read(bytes, segment.start)) {
+            Some(RecordFrame::Subscription(found)) => Arc::new(NamedSubscription {
                 name: found.name.to_owned(),
                 domain_topic: found.domain_topic.map(str::to_owned),
                 endpoint: found.endpoint.to_owned(),
@@ -405,15 +424,15 @@ impl<'a> Session<'a> {
         }
         let segment = &self.segments[at];
         let content = self.named.read(segment, offset, &mut self.work);
-        let topic = match content.and_then(|bytes| Frame::read(bytes, segment.start)) {
-            Some(Frame::Topic(found)) => (found.name.to_owned(), found.full_id.to_owned()),
+        let topic = match content.and_then(|bytes| RecordFrame::read(bytes, segment.start)) {
+            Some(RecordFrame::Topic(found)) => (found.name.to_owned(), found.full_id.to_owned()),
             _ => Default::default(),
         };
         self.topics.insert((at, offset), topic.clone());
         topic
     }
 
-    fn set(&mut self, at: usize, offset: u32) -> Members {
+    fn set(&mut self, at: usize, offset: u32) -> SetMembers {
         if offset == 0 {
             return Arc::default();
         }
@@ -422,22 +441,22 @@ impl<'a> Session<'a> {
         }
         let segment = &self.segments[at];
         let content = self.named.read(segment, offset, &mut self.work);
-        let set: Members = match content.and_then(|bytes| Frame::read(bytes, segment.start)) {
-            Some(Frame::Set(found)) => found.into(),
+        let set: SetMembers = match content.and_then(|bytes| RecordFrame::read(bytes, segment.start)) {
+            Some(RecordFrame::Set(found)) => found.into(),
             _ => Arc::default(),
         };
         self.sets.insert((at, offset), set.clone());
         set
     }
 
-    fn refused(&mut self, at: usize, offset: u32) -> Vec<(u64, u32, Verdict)> {
+    fn refused(&mut self, at: usize, offset: u32) -> Vec<(u64, u32, RoutingVerdict)> {
         if offset == 0 {
             return Vec::new();
         }
         let segment = &self.segments[at];
         let content = self.named.read(segment, offset, &mut self.work);
-        match content.and_then(|bytes| Frame::read(bytes, segment.start)) {
-            Some(Frame::Verdicts(found)) => found,
+        match content.and_then(|bytes| RecordFrame::read(bytes, segment.start)) {
+            Some(RecordFrame::Verdicts(found)) => found,
             _ => Vec::new(),
         }
     }
@@ -448,43 +467,43 @@ impl<'a> Session<'a> {
         home: usize,
         frame: &AcceptedFrame<'_>,
         within: usize,
-        entries: &[(usize, PlaceEntry)],
+        entries: &[(usize, ChunkActivityEntry)],
         whole: bool,
-    ) -> EventStory {
+    ) -> EventHistory {
         let event = &frame.events[within];
-        let place = frame.first.map(|first| Place {
+        let place = frame.first.map(|first| EventPlace {
             first,
             index: frame.index + within as u32,
         });
-        let mut drafts: Vec<(u64, Draft)> = Vec::new();
+        let mut drafts: Vec<(u64, DeliveryDraft)> = Vec::new();
         for (id, name) in self.set(home, event.set).iter() {
             let name = Some(self.name(home, *name));
             drafts.push((
                 *id,
-                Draft {
+                DeliveryDraft {
                     name,
-                    ..Draft::default()
+                    ..DeliveryDraft::default()
                 },
             ));
         }
         let replayed_from = place.and_then(|place| self.happen(place, entries, &mut drafts));
-        let mut subscriptions: Vec<SubscriptionStory> = drafts
+        let mut subscriptions: Vec<SubscriptionHistory> = drafts
             .into_iter()
             .map(|(id, draft)| self.delivery(id, draft, frame.accepted))
             .collect();
         let state = EventState::of(subscriptions.iter().filter_map(|one| match &one.fate {
-            Fate::Matched(delivery) => Some(delivery.state),
-            Fate::Refused(_) => None,
+            SubscriptionFate::Matched(delivery) => Some(delivery.state),
+            SubscriptionFate::Refused(_) => None,
         }));
         if whole {
             for (id, name, verdict) in self.refused(home, event.verdicts) {
                 let name = self.name(home, name);
                 let text = name.predicates.iter().find(|(known, _)| *known == verdict);
-                subscriptions.push(SubscriptionStory {
+                subscriptions.push(SubscriptionHistory {
                     id: SubscriptionId(id),
                     name: name.name.clone(),
                     domain_topic: name.domain_topic.clone(),
-                    fate: Fate::Refused(Predicate {
+                    fate: SubscriptionFate::Refused(UnmetPredicate {
                         verdict,
                         text: text.map(|(_, text)| text.clone()).unwrap_or_default(),
                     }),
@@ -492,7 +511,7 @@ impl<'a> Session<'a> {
             }
         }
         let (topic_name, topic_resource) = self.topic(home, frame.topic_name);
-        EventStory {
+        EventHistory {
             id: event.id.to_owned(),
             topic: TopicId(frame.topic),
             topic_name,
@@ -518,10 +537,10 @@ impl<'a> Session<'a> {
     /// letter.
     fn happen(
         &mut self,
-        place: Place,
-        entries: &[(usize, PlaceEntry)],
-        drafts: &mut Vec<(u64, Draft)>,
-    ) -> Option<BlobPlace> {
+        place: EventPlace,
+        entries: &[(usize, ChunkActivityEntry)],
+        drafts: &mut Vec<(u64, DeliveryDraft)>,
+    ) -> Option<DeadLetterBlobLocation> {
         let mut numbers: FxHashMap<u64, usize> = drafts.iter().map(|(id, _)| *id).zip(0..).collect();
         let mut replayed_from = None;
         let bit = 1 << (place.index % CHUNK);
@@ -533,17 +552,17 @@ impl<'a> Session<'a> {
             let mut named = None;
             let mut draft = |id: u64| {
                 *numbers.entry(id).or_insert_with(|| {
-                    drafts.push((id, Draft::default()));
+                    drafts.push((id, DeliveryDraft::default()));
                     drafts.len() - 1
                 })
             };
-            match content.and_then(|bytes| Frame::read(bytes, segment.start)) {
-                Some(Frame::Attempted(attempted)) => {
+            match content.and_then(|bytes| RecordFrame::read(bytes, segment.start)) {
+                Some(RecordFrame::Attempted(attempted)) => {
                     if let Some((number, since, decision)) = attempted.of(place) {
                         let slot = draft(attempted.subscription);
                         named = Some((slot, attempted.subscription_name, attempted.endpoint.is_empty()));
                         let draft = &mut drafts[slot].1;
-                        draft.attempts.push(AttemptStory {
+                        draft.attempts.push(AttemptHistory {
                             number,
                             begun: attempted.begun,
                             ended: attempted.ended,
@@ -553,7 +572,7 @@ impl<'a> Session<'a> {
                             status: attempted.status,
                             batch: attempted.runs.iter().map(|run| run.count).sum(),
                             timings: attempted.timings,
-                            response: attempted.snippet.map(|text| Snippet {
+                            response: attempted.snippet.map(|text| AnswerSnippet {
                                 content_type: attempted.content_type.map(str::to_owned),
                                 text: text.to_owned(),
                                 truncated: attempted.truncated,
@@ -562,30 +581,32 @@ impl<'a> Session<'a> {
                             decision,
                         });
                         let end = match decision {
-                            Decision::Done => Some(Disposition::Delivered),
-                            Decision::DeadLetter(reason) => Some(Disposition::DeadLettered(reason)),
-                            Decision::Drop(reason) => Some(Disposition::Dropped(reason)),
-                            Decision::Retry { .. } => None,
+                            AttemptDecision::Done => Some(DeliveryDisposition::Delivered),
+                            AttemptDecision::DeadLetter(reason) => {
+                                Some(DeliveryDisposition::DeadLettered(reason))
+                            }
+                            AttemptDecision::Drop(reason) => Some(DeliveryDisposition::Dropped(reason)),
+                            AttemptDecision::Retry { .. } => None,
                         };
                         if let Some(end) = end {
                             draft.end = Some((attempted.ended, end));
                         }
                     }
                 }
-                Some(Frame::Ended(ended)) if ended.events.contains(&place) => {
+                Some(RecordFrame::Ended(ended)) if ended.events.contains(&place) => {
                     let slot = draft(ended.subscription);
                     drafts[slot].1.end = Some((ended.at, ended.disposition));
                 }
-                Some(Frame::Blob(blob)) if blob.letters.contains(&place) => {
+                Some(RecordFrame::Blob(blob)) if blob.letters.contains(&place) => {
                     let slot = draft(blob.subscription);
-                    drafts[slot].1.blob = Some(BlobPlace {
+                    drafts[slot].1.blob = Some(DeadLetterBlobLocation {
                         account: blob.account.to_owned(),
                         container: blob.container.to_owned(),
                         path: blob.path.to_owned(),
                     });
                 }
-                Some(Frame::Replayed(replayed)) => {
-                    replayed_from = Some(BlobPlace {
+                Some(RecordFrame::Replayed(replayed)) => {
+                    replayed_from = Some(DeadLetterBlobLocation {
                         account: replayed.account.to_owned(),
                         container: replayed.container.to_owned(),
                         path: replayed.path.to_owned(),
@@ -607,7 +628,7 @@ impl<'a> Session<'a> {
     }
 
     /// The records of this node about an event that was accepted at this time, on any node.
-    pub fn happened(&mut self, place: Place, accepted: Timestamp) -> Vec<SubscriptionStory> {
+    pub fn happened(&mut self, place: EventPlace, accepted: Timestamp) -> Vec<SubscriptionHistory> {
         let (position, _) = crate::writer::chunk_of(place);
         // The clocks of nodes differ.
         let since = (accepted - CLOCKS_DIFFER).nanos();
@@ -621,7 +642,9 @@ impl<'a> Session<'a> {
             let index = self.segments[at].index.read().expect("no panic holds it");
             found.clear();
             index.places(position, &mut self.caches[at], &mut self.work, &mut found);
-            let happened = found.iter().filter(|entry| !entry.digest.is(Sort::Accepted));
+            let happened = found
+                .iter()
+                .filter(|entry| !entry.digest.is(DigestKind::Accepted));
             all.extend(happened.map(|entry| (at, *entry)));
         }
         all.sort_by_key(|(at, entry)| (std::cmp::Reverse(*at), entry.offset));
@@ -633,11 +656,11 @@ impl<'a> Session<'a> {
             .collect()
     }
 
-    fn delivery(&self, id: u64, draft: Draft, accepted: Timestamp) -> SubscriptionStory {
+    fn delivery(&self, id: u64, draft: DeliveryDraft, accepted: Timestamp) -> SubscriptionHistory {
         let name = draft.name.unwrap_or_default();
         let retired = self.facts.retired(id).filter(|(at, _)| *at >= accepted);
-        let gone = retired.map(|(at, reason)| (at, Disposition::Dropped(reason)));
-        let end = draft.end.or(gone).map(|(at, disposition)| End {
+        let gone = retired.map(|(at, reason)| (at, DeliveryDisposition::Dropped(reason)));
+        let end = draft.end.or(gone).map(|(at, disposition)| RecordedDeliveryEnd {
             at,
             disposition,
             blob: draft.blob,
@@ -650,18 +673,18 @@ impl<'a> Session<'a> {
             .last()
             .filter(|hold| hold.released.is_none() && end.is_none());
         let retry = last.and_then(|attempt| match attempt.decision {
-            Decision::Retry { at, why } => Some((at, why)),
+            AttemptDecision::Retry { at, why } => Some((at, why)),
             _ => None,
         });
         let next = match (&end, held, retry) {
             (Some(_), _, _) => None,
             (None, Some(hold), retry) if retry.is_none_or(|(at, _)| at <= hold.until) => Some(NextAttempt {
                 at: hold.until,
-                why: NextWhy::Probation { cause: hold.cause },
+                why: NextAttemptReason::Probation { cause: hold.cause },
             }),
             (None, _, Some((at, why))) => Some(NextAttempt {
                 at,
-                why: NextWhy::Rule(why),
+                why: NextAttemptReason::Rule(why),
             }),
             (None, _, None) => None,
         };
@@ -671,11 +694,11 @@ impl<'a> Session<'a> {
             (None, None) if last.is_some() => DeliveryState::Retrying,
             (None, None) => DeliveryState::Pending,
         };
-        SubscriptionStory {
+        SubscriptionHistory {
             id: SubscriptionId(id),
             name: name.name.clone(),
             domain_topic: name.domain_topic.clone(),
-            fate: Fate::Matched(DeliveryStory {
+            fate: SubscriptionFate::Matched(DeliveryHistory {
                 state,
                 attempts: draft.attempts,
                 next,
@@ -693,21 +716,21 @@ fn position(frame: &AcceptedFrame<'_>) -> u64 {
 }
 
 /// The state of a search.
-struct Search<'q> {
-    query: &'q Query,
+struct SearchState<'q> {
+    query: &'q EventQuery,
     limit: usize,
     budget: u64,
-    page: Page,
+    page: EventPage,
     /// The attempts on the page, where attempts are listed.
     attempts: usize,
 }
 
 /// Extends the range of times that were searched.
-trait Note {
+trait NoteSearched {
     fn note(&mut self, accepted: i64);
 }
 
-impl Note for Page {
+impl NoteSearched for EventPage {
     fn note(&mut self, accepted: i64) {
         let at = Timestamp::from_nanos(accepted);
         self.searched = Some(
@@ -717,8 +740,8 @@ impl Note for Page {
     }
 }
 
-impl Search<'_> {
-    fn has_room(&self, work: &Work) -> bool {
+impl SearchState<'_> {
+    fn has_room(&self, work: &QueryWork) -> bool {
         // At least one event is looked at: otherwise a search might never end.
         cost(work) < self.budget || self.page.searched.is_none()
     }
@@ -738,7 +761,7 @@ impl Search<'_> {
     }
 
     fn stop(&mut self, segment: i64, record: u32, event: u32) {
-        self.page.cursor = Some(Cursor {
+        self.page.cursor = Some(SearchCursor {
             segment,
             record,
             event,
@@ -746,7 +769,7 @@ impl Search<'_> {
     }
 
     /// Whether a frame may contain matching events, by its card.
-    fn may_hold(&self, card: &Card) -> bool {
+    fn may_hold(&self, card: &FrameCard) -> bool {
         let query = self.query;
         query.topic.is_none_or(|topic| card.topic == topic.0)
             && query.since.is_none_or(|since| card.accepted >= since.nanos())
@@ -761,10 +784,19 @@ impl Search<'_> {
     }
 
     /// The events of a chunk that may have the requested state or outcome.
-    fn candidates(&self, card: &Card, entries: &[(usize, PlaceEntry)], facts: &Facts) -> u32 {
+    fn candidates(
+        &self,
+        card: &FrameCard,
+        entries: &[(usize, ChunkActivityEntry)],
+        facts: &LifecycleFacts,
+    ) -> u32 {
         let query = self.query;
-        let with = |wanted: &dyn Fn(&PlaceEntry) -> bool| {
-            let of = |entry: &PlaceEntry| query.subscription.is_none_or(|id| entry.digest.may_be_of(id.0));
+        let with = |wanted: &dyn Fn(&ChunkActivityEntry) -> bool| {
+            let of = |entry: &ChunkActivityEntry| {
+                query
+                    .subscription
+                    .is_none_or(|id| entry.digest.may_be_about(id.0))
+            };
             entries
                 .iter()
                 .filter(|(_, entry)| of(entry) && wanted(entry))
@@ -776,7 +808,8 @@ impl Search<'_> {
         }
         if let Some(wanted) = query.attempts {
             let takes = |outcome: Option<Outcome>| outcome.is_none_or(|outcome| wanted.takes(outcome));
-            candidates &= with(&|entry| entry.digest.is(Sort::Attempted) && takes(entry.digest.outcome()));
+            candidates &=
+                with(&|entry| entry.digest.is(DigestKind::Attempted) && takes(entry.digest.outcome()));
         }
         let follows = |follows| with(&|entry| entry.digest.follows(follows));
         let ended: u32 = entries
@@ -790,10 +823,10 @@ impl Search<'_> {
                 Some(EventState::Unmatched) if card.deliveries >= card.events && card.events == 1 => 0,
                 Some(EventState::Unmatched) => u32::MAX,
                 Some(EventState::All(state)) => match state {
-                    DeliveryState::Delivered => follows(Follows::Done),
-                    DeliveryState::Retrying => follows(Follows::Retry),
-                    DeliveryState::DeadLettered => follows(Follows::DeadLetter),
-                    DeliveryState::Dropped if facts.nobody_retired() => follows(Follows::Drop),
+                    DeliveryState::Delivered => follows(DigestConsequence::Done),
+                    DeliveryState::Retrying => follows(DigestConsequence::Retry),
+                    DeliveryState::DeadLettered => follows(DigestConsequence::DeadLetter),
+                    DeliveryState::Dropped if facts.has_no_retirements() => follows(DigestConsequence::Drop),
                     DeliveryState::Dropped => u32::MAX,
                     DeliveryState::Pending | DeliveryState::Held if ended >= card.deliveries => 0,
                     DeliveryState::Pending | DeliveryState::Held => u32::MAX,
@@ -820,11 +853,13 @@ impl Search<'_> {
     }
 
     /// Whether an event's history matches the query.
-    fn takes(&self, story: &EventStory) -> bool {
+    fn takes(&self, story: &EventHistory) -> bool {
         let query = self.query;
         let deliveries = || {
             story.subscriptions.iter().filter_map(|one| match &one.fate {
-                Fate::Matched(delivery) if query.subscription.is_none_or(|id| id == one.id) => Some(delivery),
+                SubscriptionFate::Matched(delivery) if query.subscription.is_none_or(|id| id == one.id) => {
+                    Some(delivery)
+                }
                 _ => None,
             })
         };
@@ -842,8 +877,8 @@ impl Search<'_> {
     }
 }
 
-fn line(story: EventStory, behind: Cursor, query: &Query) -> EventLine {
-    let listed = |of: SubscriptionId, attempts: Vec<AttemptStory>| match query.attempts {
+fn line(story: EventHistory, behind: SearchCursor, query: &EventQuery) -> EventLine {
+    let listed = |of: SubscriptionId, attempts: Vec<AttemptHistory>| match query.attempts {
         Some(wanted) if query.subscription.is_none_or(|id| id == of) => {
             let wanted = attempts.into_iter().filter(|one| wanted.takes(one.outcome));
             wanted.collect()
@@ -855,7 +890,7 @@ fn line(story: EventStory, behind: Cursor, query: &Query) -> EventLine {
         .subscriptions
         .into_iter()
         .filter_map(|one| match one.fate {
-            Fate::Matched(delivery) => {
+            SubscriptionFate::Matched(delivery) => {
                 attempts += delivery.attempts.len() as u32;
                 Some(DeliveryLine {
                     id: one.id,
@@ -865,7 +900,7 @@ fn line(story: EventStory, behind: Cursor, query: &Query) -> EventLine {
                     attempts: listed(one.id, delivery.attempts),
                 })
             }
-            Fate::Refused(_) => None,
+            SubscriptionFate::Refused(_) => None,
         })
         .collect();
     EventLine {

@@ -1,6 +1,6 @@
 //! The queue from the engine to the writer's thread: bounded, and never waited for.
 
-use crate::writer::Record;
+use crate::writer::RecorderItem;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Condvar, Mutex};
 use std::time::Duration;
@@ -16,8 +16,8 @@ const GATHER: Duration = Duration::from_millis(10);
 const IDLE: Duration = Duration::from_secs(60);
 
 #[derive(Default)]
-struct Waiting {
-    records: Vec<Record>,
+struct RecordQueueState {
+    records: Vec<RecorderItem>,
     bytes: usize,
     /// Whether the writer waits to be woken.
     asleep: bool,
@@ -31,8 +31,8 @@ struct Waiting {
 }
 
 #[derive(Default)]
-pub struct Queue {
-    waiting: Mutex<Waiting>,
+pub struct RecordQueue {
+    waiting: Mutex<RecordQueueState>,
     wake: Condvar,
     written: Condvar,
     pub lost: AtomicU64,
@@ -41,24 +41,24 @@ pub struct Queue {
 /// The size of a record besides the data that it points to.
 const OWN: usize = 256;
 
-impl Record {
+impl RecorderItem {
     fn bytes(&self) -> usize {
         OWN + match self {
-            Record::Accepted(accepted) => accepted.batch.body.len() + 64 * accepted.batch.events.len(),
-            Record::Attempted(attempted) => {
+            RecorderItem::Accepted(accepted) => accepted.batch.body.len() + 64 * accepted.batch.events.len(),
+            RecorderItem::Attempted(attempted) => {
                 let body = attempted.answer.as_ref().map_or(0, |answer| answer.body.len());
                 body + 64 * attempted.runs.len()
             }
-            Record::Ended(ended) => 16 * ended.events.len(),
-            Record::Blob(blob) => 16 * blob.letters.len(),
+            RecorderItem::Ended(ended) => 16 * ended.events.len(),
+            RecorderItem::Blob(blob) => 16 * blob.letters.len(),
             _ => 0,
         }
     }
 }
 
-impl Queue {
+impl RecordQueue {
     /// Adds a record, or counts it as lost.
-    pub fn push(&self, record: Record) {
+    pub fn push(&self, record: RecorderItem) {
         let bytes = record.bytes();
         let mut waiting = self.waiting.lock().expect("no panic holds it");
         let full = waiting.records.len() >= WAITING_MAX || waiting.bytes + bytes > WAITING_BYTES_MAX;
@@ -81,7 +81,7 @@ impl Queue {
 
     /// Waits for records and moves them into `into`, which is empty. `worked` if the last round had
     /// some. False when the queue is closed and empty. May return no records, for periodic work.
-    pub fn take(&self, into: &mut Vec<Record>, worked: bool) -> bool {
+    pub fn take(&self, into: &mut Vec<RecorderItem>, worked: bool) -> bool {
         let mut waiting = self.waiting.lock().expect("no panic holds it");
         if worked && !waiting.hurry && !waiting.closed {
             waiting = self.wait(waiting, GATHER);
@@ -99,9 +99,9 @@ impl Queue {
 
     fn wait<'a>(
         &self,
-        waiting: std::sync::MutexGuard<'a, Waiting>,
+        waiting: std::sync::MutexGuard<'a, RecordQueueState>,
         at_most: Duration,
-    ) -> std::sync::MutexGuard<'a, Waiting> {
+    ) -> std::sync::MutexGuard<'a, RecordQueueState> {
         self.wake
             .wait_timeout(waiting, at_most)
             .expect("no panic holds it")
@@ -119,7 +119,7 @@ impl Queue {
     pub fn flush(&self, at_most: Duration) {
         let waiting = self.waiting.lock().expect("no panic holds it");
         let target = waiting.pushed;
-        let behind = |waiting: &mut Waiting| {
+        let behind = |waiting: &mut RecordQueueState| {
             let behind = waiting.done < target && !waiting.closed;
             if behind {
                 waiting.hurry = true;

@@ -1,22 +1,24 @@
 //! The contents of frames: the reader and the writer of each kind side by side.
 
-use crate::frame::{Take, kind, schema_of, take_decision, take_disposition, verdict_of};
-use postrider_core::event::Schema;
+use crate::frame::{FrameReader, kind, schema_of, take_decision, take_disposition, verdict_of};
+use postrider_core::event::EventSchema;
 use postrider_core::ids::Position;
 use postrider_core::outcome::Outcome;
-use postrider_core::retry::Reason;
+use postrider_core::retry::GiveUpReason;
 use postrider_core::time::Timestamp;
-use postrider_engine::deliver::Timings;
-use postrider_engine::recorder::{Decision, Disposition, Place, Run, Verdict};
+use postrider_engine::deliver::AttemptTimings;
+use postrider_engine::recorder::{
+    AttemptDecision, DeliveryDisposition, EventPlace, EventRun, RoutingVerdict,
+};
 
 /// A parsed frame that borrows from its bytes.
-pub enum Frame<'a> {
-    Topic(TopicName<'a>),
-    Subscription(SubscriptionName<'a>),
+pub enum RecordFrame<'a> {
+    Topic(TopicNameFrame<'a>),
+    Subscription(SubscriptionNameFrame<'a>),
     /// The subscriptions that an event matched: their numbers and the offsets of their names.
     Set(Vec<(u64, u32)>),
     /// The subscriptions that an event did not match, with the verdicts.
-    Verdicts(Vec<(u64, u32, Verdict)>),
+    Verdicts(Vec<(u64, u32, RoutingVerdict)>),
     Accepted(AcceptedFrame<'a>),
     Attempted(AttemptedFrame<'a>),
     Ended(EndedFrame),
@@ -34,22 +36,22 @@ pub enum Frame<'a> {
     Retired {
         subscription: u64,
         at: Timestamp,
-        reason: Reason,
+        reason: GiveUpReason,
     },
     Replayed(ReplayedFrame<'a>),
 }
 
-pub struct TopicName<'a> {
+pub struct TopicNameFrame<'a> {
     pub name: &'a str,
     pub full_id: &'a str,
 }
 
-pub struct SubscriptionName<'a> {
+pub struct SubscriptionNameFrame<'a> {
     pub name: &'a str,
     pub domain_topic: Option<&'a str>,
     pub endpoint: &'a str,
     /// Its predicates in words.
-    pub predicates: Vec<(Verdict, &'a str)>,
+    pub predicates: Vec<(RoutingVerdict, &'a str)>,
 }
 
 pub struct AcceptedFrame<'a> {
@@ -59,7 +61,7 @@ pub struct AcceptedFrame<'a> {
     /// The index in the request of the frame's first event.
     pub index: u32,
     pub accepted: Timestamp,
-    pub schema: Schema,
+    pub schema: EventSchema,
     pub replay: u32,
     pub publisher: &'a str,
     pub trace: Option<&'a str>,
@@ -91,19 +93,19 @@ pub struct AttemptedFrame<'a> {
     pub ended: Timestamp,
     pub outcome: Outcome,
     pub status: Option<u16>,
-    pub timings: Option<Timings>,
+    pub timings: Option<AttemptTimings>,
     pub content_type: Option<&'a str>,
     pub snippet: Option<&'a str>,
     pub truncated: bool,
     pub failure: Option<&'a str>,
-    pub runs: Vec<Run>,
+    pub runs: Vec<EventRun>,
 }
 
 pub struct EndedFrame {
     pub subscription: u64,
     pub at: Timestamp,
-    pub disposition: Disposition,
-    pub events: Vec<Place>,
+    pub disposition: DeliveryDisposition,
+    pub events: Vec<EventPlace>,
 }
 
 pub struct BlobFrame<'a> {
@@ -111,7 +113,7 @@ pub struct BlobFrame<'a> {
     pub account: &'a str,
     pub container: &'a str,
     pub path: &'a str,
-    pub letters: Vec<Place>,
+    pub letters: Vec<EventPlace>,
 }
 
 pub struct ReplayedFrame<'a> {
@@ -123,7 +125,10 @@ pub struct ReplayedFrame<'a> {
     pub count: u32,
 }
 
-fn many<T>(from: &mut Take<'_>, mut one: impl FnMut(&mut Take<'_>) -> Option<T>) -> Option<Vec<T>> {
+fn many<T>(
+    from: &mut FrameReader<'_>,
+    mut one: impl FnMut(&mut FrameReader<'_>) -> Option<T>,
+) -> Option<Vec<T>> {
     let count = from.count()?;
     let mut all = Vec::with_capacity(count.min(4096));
     for _ in 0..count {
@@ -132,21 +137,21 @@ fn many<T>(from: &mut Take<'_>, mut one: impl FnMut(&mut Take<'_>) -> Option<T>)
     Some(all)
 }
 
-fn place(from: &mut Take<'_>) -> Option<Place> {
+fn place(from: &mut FrameReader<'_>) -> Option<EventPlace> {
     let first = Position(from.num()?);
-    Some(Place {
+    Some(EventPlace {
         first,
         index: from.num32()?,
     })
 }
 
-impl<'a> Frame<'a> {
+impl<'a> RecordFrame<'a> {
     /// None if the bytes are not a valid frame.
-    pub fn read(bytes: &'a [u8], start: i64) -> Option<Frame<'a>> {
-        let mut from = Take::new(bytes, start);
+    pub fn read(bytes: &'a [u8], start: i64) -> Option<RecordFrame<'a>> {
+        let mut from = FrameReader::new(bytes, start);
         let from = &mut from;
         Some(match from.byte()? {
-            kind::TOPIC => Frame::Topic(TopicName {
+            kind::TOPIC => RecordFrame::Topic(TopicNameFrame {
                 name: from.text()?,
                 full_id: from.text()?,
             }),
@@ -158,48 +163,48 @@ impl<'a> Frame<'a> {
                 for _ in 0..count {
                     predicates.push((verdict_of(from.num()?), from.text()?));
                 }
-                Frame::Subscription(SubscriptionName {
+                RecordFrame::Subscription(SubscriptionNameFrame {
                     name,
                     domain_topic,
                     endpoint,
                     predicates,
                 })
             }
-            kind::SET => Frame::Set(many(from, |from| Some((from.num()?, from.num32()?)))?),
-            kind::VERDICTS => Frame::Verdicts(many(from, |from| {
+            kind::SET => RecordFrame::Set(many(from, |from| Some((from.num()?, from.num32()?)))?),
+            kind::VERDICTS => RecordFrame::Verdicts(many(from, |from| {
                 Some((from.num()?, from.num32()?, verdict_of(from.num()?)))
             })?),
-            kind::ACCEPTED => Frame::Accepted(AcceptedFrame::read(from)?),
-            kind::ATTEMPTED => Frame::Attempted(AttemptedFrame::read(from)?),
-            kind::ENDED => Frame::Ended(EndedFrame {
+            kind::ACCEPTED => RecordFrame::Accepted(AcceptedFrame::read(from)?),
+            kind::ATTEMPTED => RecordFrame::Attempted(AttemptedFrame::read(from)?),
+            kind::ENDED => RecordFrame::Ended(EndedFrame {
                 subscription: from.num()?,
                 at: from.time()?,
                 disposition: take_disposition(from)?,
                 events: many(from, place)?,
             }),
-            kind::BLOB => Frame::Blob(BlobFrame {
+            kind::BLOB => RecordFrame::Blob(BlobFrame {
                 subscription: from.num()?,
                 account: from.text()?,
                 container: from.text()?,
                 path: from.text()?,
                 letters: many(from, place)?,
             }),
-            kind::HELD => Frame::Held {
+            kind::HELD => RecordFrame::Held {
                 endpoint: from.text()?,
                 cause: Outcome::from_code(from.byte()?),
                 at: from.time()?,
                 until: from.time()?,
             },
-            kind::RELEASED => Frame::Released {
+            kind::RELEASED => RecordFrame::Released {
                 endpoint: from.text()?,
                 at: from.time()?,
             },
-            kind::RETIRED => Frame::Retired {
+            kind::RETIRED => RecordFrame::Retired {
                 subscription: from.num()?,
                 at: from.time()?,
-                reason: Reason::from_code(from.byte()?),
+                reason: GiveUpReason::from_code(from.byte()?),
             },
-            kind::REPLAYED => Frame::Replayed(ReplayedFrame {
+            kind::REPLAYED => RecordFrame::Replayed(ReplayedFrame {
                 subscription: from.num()?,
                 account: from.text()?,
                 container: from.text()?,
@@ -213,7 +218,7 @@ impl<'a> Frame<'a> {
 }
 
 impl<'a> AcceptedFrame<'a> {
-    fn read(from: &mut Take<'a>) -> Option<AcceptedFrame<'a>> {
+    fn read(from: &mut FrameReader<'a>) -> Option<AcceptedFrame<'a>> {
         let mut frame = AcceptedFrame {
             topic: from.num()?,
             topic_name: from.num32()?,
@@ -247,7 +252,7 @@ impl<'a> AcceptedFrame<'a> {
 }
 
 impl<'a> AttemptedFrame<'a> {
-    fn read(from: &mut Take<'a>) -> Option<AttemptedFrame<'a>> {
+    fn read(from: &mut FrameReader<'a>) -> Option<AttemptedFrame<'a>> {
         let subscription = from.num()?;
         let subscription_name = from.num32()?;
         let endpoint = from.text()?;
@@ -257,7 +262,7 @@ impl<'a> AttemptedFrame<'a> {
         let status = from.num()?;
         let timings = match from.byte()? {
             0 => None,
-            _ => Some(Timings {
+            _ => Some(AttemptTimings {
                 connect: from.span()?,
                 first_byte: from.span()?,
                 total: from.span()?,
@@ -269,7 +274,7 @@ impl<'a> AttemptedFrame<'a> {
         let failure = from.opt_text()?;
         let runs = many(from, |from| {
             let start = place(from)?;
-            Some(Run {
+            Some(EventRun {
                 start,
                 count: from.num32()?,
                 number: from.num32()?,
@@ -296,7 +301,7 @@ impl<'a> AttemptedFrame<'a> {
 
     /// The number of the attempt for this event, since when it could have been made, and the
     /// decision.
-    pub fn of(&self, event: Place) -> Option<(u32, Timestamp, Decision)> {
+    pub fn of(&self, event: EventPlace) -> Option<(u32, Timestamp, AttemptDecision)> {
         let run = self.runs.iter().find(|run| {
             run.start.first == event.first
                 && (run.start.index..run.start.index + run.count).contains(&event.index)

@@ -2,10 +2,10 @@
 //! deleted whole.
 
 use crate::frame::{FRAME_HEAD, FRAME_MAX, SEGMENT_HEAD, SEGMENT_MAGIC};
-use crate::index::{self, FileIndex, Index, MemIndex, Notes};
-use crate::record::Frame;
+use crate::index::{self, FileIndex, IndexNotes, MemoryIndex, RecordIndex};
+use crate::record::RecordFrame;
 use crate::writer::notes_of;
-use postrider_engine::recorder::Work;
+use postrider_engine::recorder::QueryWork;
 use rustc_hash::FxHashMap;
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -22,19 +22,19 @@ const READ_MAX: usize = 64 << 10;
 /// The longest frame that is found after a damaged part of unknown length.
 const RESYNC_MAX: usize = 64 << 10;
 
-pub struct Segment {
+pub struct RecorderSegment {
     /// When the segment was begun, in nanoseconds; also its file name.
     pub start: i64,
     pub path: PathBuf,
     file: File,
     /// The length of the valid part of the file.
     len: AtomicU64,
-    pub index: RwLock<Index>,
+    pub index: RwLock<RecordIndex>,
 }
 
-impl Segment {
+impl RecorderSegment {
     /// Begins an empty segment.
-    pub fn create(directory: &Path, start: i64) -> io::Result<Segment> {
+    pub fn create(directory: &Path, start: i64) -> io::Result<RecorderSegment> {
         let path = directory.join(format!("{start:020}.rec"));
         let file = OpenOptions::new()
             .read(true)
@@ -46,17 +46,17 @@ impl Segment {
         head[..8].copy_from_slice(&SEGMENT_MAGIC);
         head[8..].copy_from_slice(&start.to_le_bytes());
         file.write_all_at(&head, 0)?;
-        Ok(Segment {
+        Ok(RecorderSegment {
             start,
             path,
             file,
             len: AtomicU64::new(SEGMENT_HEAD as u64),
-            index: RwLock::new(Index::Memory(MemIndex::default())),
+            index: RwLock::new(RecordIndex::Memory(MemoryIndex::default())),
         })
     }
 
     /// Opens a segment of an earlier process. None if the file is not a segment.
-    pub fn open(path: &Path) -> io::Result<Option<Segment>> {
+    pub fn open(path: &Path) -> io::Result<Option<RecorderSegment>> {
         let file = File::open(path)?;
         let mut head = [0; SEGMENT_HEAD];
         match file.read_exact_at(&mut head, 0) {
@@ -68,10 +68,10 @@ impl Segment {
         }
         let start = i64::from_le_bytes(head[8..].try_into().expect("eight bytes"));
         let index = match FileIndex::open(&path.with_extension("idx")) {
-            Ok(index) => Index::File(index),
-            Err(_) => Index::Missing,
+            Ok(index) => RecordIndex::File(index),
+            Err(_) => RecordIndex::Missing,
         };
-        Ok(Some(Segment {
+        Ok(Some(RecorderSegment {
             start,
             path: path.to_owned(),
             len: AtomicU64::new(file.metadata()?.len()),
@@ -87,18 +87,18 @@ impl Segment {
     /// The size of the segment and its index on disk.
     pub fn bytes(&self) -> u64 {
         let index = match &*self.index.read().expect("no panic holds it") {
-            Index::File(index) => index.bytes(),
-            Index::Memory(_) | Index::Missing => 0,
+            RecordIndex::File(index) => index.bytes(),
+            RecordIndex::Memory(_) | RecordIndex::Missing => 0,
         };
         self.len() + index
     }
 
     /// Appends frames, then makes them visible to queries.
-    pub fn append(&self, bytes: &[u8], notes: &mut Notes) -> io::Result<()> {
+    pub fn append(&self, bytes: &[u8], notes: &mut IndexNotes) -> io::Result<()> {
         let at = self.len();
         self.file.write_all_at(bytes, at)?;
         self.len.store(at + bytes.len() as u64, Release);
-        if let Index::Memory(index) = &mut *self.index.write().expect("no panic holds it") {
+        if let RecordIndex::Memory(index) = &mut *self.index.write().expect("no panic holds it") {
             index.add(notes);
         }
         Ok(())
@@ -107,16 +107,16 @@ impl Segment {
     /// Completes the index and writes it to its file. Nothing more may be appended.
     pub fn seal(&self) -> io::Result<()> {
         match &mut *self.index.write().expect("no panic holds it") {
-            Index::Memory(index) => index.finish(),
-            Index::File(_) | Index::Missing => return Ok(()),
+            RecordIndex::Memory(index) => index.finish(),
+            RecordIndex::File(_) | RecordIndex::Missing => return Ok(()),
         }
         // Queries continue meanwhile.
         let encoded = match &*self.index.read().expect("no panic holds it") {
-            Index::Memory(index) => index.encode(),
-            Index::File(_) | Index::Missing => return Ok(()),
+            RecordIndex::Memory(index) => index.encode(),
+            RecordIndex::File(_) | RecordIndex::Missing => return Ok(()),
         };
         let index = index::write(&self.path.with_extension("idx"), &encoded)?;
-        *self.index.write().expect("no panic holds it") = Index::File(index);
+        *self.index.write().expect("no panic holds it") = RecordIndex::File(index);
         Ok(())
     }
 
@@ -124,8 +124,8 @@ impl Segment {
     /// anything after the last valid frame was cut short by a crash.
     pub fn rebuild(&self) -> io::Result<()> {
         let bytes = std::fs::read(&self.path)?;
-        let mut index = MemIndex::default();
-        let (mut notes, mut sets) = (Notes::default(), FxHashMap::default());
+        let mut index = MemoryIndex::default();
+        let (mut notes, mut sets) = (IndexNotes::default(), FxHashMap::default());
         let (mut end, mut damaged) = (SEGMENT_HEAD, 0);
         while let Some((at, content, frame)) = next_frame(&bytes, end, self.start) {
             damaged += at - end;
@@ -141,7 +141,7 @@ impl Segment {
             );
         }
         self.len.store(end as u64, Release);
-        *self.index.write().expect("no panic holds it") = Index::Memory(index);
+        *self.index.write().expect("no panic holds it") = RecordIndex::Memory(index);
         self.seal()
     }
 
@@ -166,16 +166,16 @@ impl Segment {
 
 /// Reads frames. Requests are often close to each other: the more sequential they are, the further
 /// it reads ahead.
-pub struct Reader {
+pub struct RecordFrameReader {
     /// The segment that was read, and the offset.
     from: Option<(i64, u64)>,
     bytes: Vec<u8>,
     ahead: usize,
 }
 
-impl Default for Reader {
-    fn default() -> Reader {
-        Reader {
+impl Default for RecordFrameReader {
+    fn default() -> RecordFrameReader {
+        RecordFrameReader {
             from: None,
             bytes: Vec::new(),
             ahead: READ_MIN,
@@ -183,9 +183,9 @@ impl Default for Reader {
     }
 }
 
-impl Reader {
+impl RecordFrameReader {
     /// The content of the frame at `offset`. None if the frame is not valid.
-    pub fn read(&mut self, segment: &Segment, offset: u32, work: &mut Work) -> Option<&[u8]> {
+    pub fn read(&mut self, segment: &RecorderSegment, offset: u32, work: &mut QueryWork) -> Option<&[u8]> {
         work.frames += 1;
         let offset = u64::from(offset);
         let known = self.from.filter(|(start, _)| *start == segment.start);
@@ -225,7 +225,7 @@ pub fn damaged_files(directory: &Path) -> io::Result<Vec<String>> {
             continue;
         }
         let bytes = std::fs::read(&path)?;
-        let Some(segment) = Segment::open(&path)? else {
+        let Some(segment) = RecorderSegment::open(&path)? else {
             damaged.push(path.display().to_string());
             continue;
         };
@@ -236,9 +236,9 @@ pub fn damaged_files(directory: &Path) -> io::Result<Vec<String>> {
         }
         let index = path.with_extension("idx");
         is_damaged |= match &*segment.index.read().expect("no panic holds it") {
-            Index::File(index) => !index.is_whole(),
-            Index::Memory(_) => false,
-            Index::Missing => index.exists(),
+            RecordIndex::File(index) => !index.is_whole(),
+            RecordIndex::Memory(_) => false,
+            RecordIndex::Missing => index.exists(),
         };
         if is_damaged {
             damaged.push(path.display().to_string());
@@ -255,10 +255,10 @@ fn frame_len(bytes: &[u8]) -> Option<usize> {
 
 /// The first valid frame at or after `from`. After damage only frames up to [`RESYNC_MAX`] are
 /// considered: a random length must not cost a checksum over megabytes.
-fn next_frame(bytes: &[u8], from: usize, start: i64) -> Option<(usize, &[u8], Frame<'_>)> {
+fn next_frame(bytes: &[u8], from: usize, start: i64) -> Option<(usize, &[u8], RecordFrame<'_>)> {
     let whole = |at: usize| {
         let content = frame_at(bytes, at)?;
-        Some((at, content, Frame::read(content, start)?))
+        Some((at, content, RecordFrame::read(content, start)?))
     };
     let is_short = |at: &usize| {
         let len = bytes.get(*at..).and_then(frame_len);
@@ -317,7 +317,7 @@ mod tests {
             while let Some((at, content, frame)) = next_frame(&bytes, end, 0) {
                 end = at + FRAME_HEAD + content.len();
                 match frame {
-                    Frame::Topic(topic) => found.push(topic.name.to_owned()),
+                    RecordFrame::Topic(topic) => found.push(topic.name.to_owned()),
                     _ => panic!("not a topic at {at}"),
                 }
             }

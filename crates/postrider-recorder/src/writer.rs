@@ -1,22 +1,25 @@
 //! Turns records into frames and index entries.
 
 use crate::frame::{
-    CHUNK, Digest, FRAME_HEAD, Follows, Put, Sort, clip, kind, put_decision, put_disposition, schema_code,
-    verdict_code,
+    CHUNK, DigestConsequence, DigestKind, FRAME_HEAD, FrameWriter, RecordDigest, clip, kind, put_decision,
+    put_disposition, schema_code, verdict_code,
 };
-use crate::index::{Card, IdEntry, NO_POSITION, Notes, PlaceEntry, bit32, bit64, hash_text};
-use crate::record::Frame;
+use crate::index::{
+    ChunkActivityEntry, EventIdEntry, FrameCard, IndexNotes, NO_POSITION, bit32, bit64, hash_text,
+};
+use crate::record::RecordFrame;
 use crate::redact;
-use postrider_core::envelope::Envelope;
-use postrider_core::event::Schema;
+use postrider_core::envelope::EventEnvelope;
+use postrider_core::event::EventSchema;
 use postrider_core::ids::{SubscriptionId, TopicId};
-use postrider_core::json::Raw;
+use postrider_core::json::RawJson;
 use postrider_core::outcome::Outcome;
 use postrider_core::subscription::{Destination, Subscription};
-use postrider_core::trace::Carried;
+use postrider_core::trace::CarriedContext;
 use postrider_engine::endpoint;
 use postrider_engine::recorder::{
-    Accepted, Attempted, Audience, BlobWritten, Ended, Held, Place, Released, Replayed, Retired, Run, Verdict,
+    AcceptedRequest, AttemptedRequest, BlobWritten, EndedDeliveries, EventPlace, EventRun, HeldEndpoint,
+    ReleasedEndpoint, ReplayedDeadLetters, RetiredSubscription, RoutingVerdict, TopicAudience,
 };
 use rustc_hash::FxHashMap;
 use std::borrow::Cow;
@@ -32,49 +35,49 @@ const PLACES_PER_FRAME: usize = 256;
 const REMEMBERED_MAX: usize = 4096;
 
 /// A record for the flight recorder.
-pub enum Record {
-    Accepted(Accepted),
-    Attempted(Attempted),
-    Ended(Ended),
-    Retired(Retired),
-    Held(Held),
-    Released(Released),
+pub enum RecorderItem {
+    Accepted(AcceptedRequest),
+    Attempted(AttemptedRequest),
+    Ended(EndedDeliveries),
+    Retired(RetiredSubscription),
+    Held(HeldEndpoint),
+    Released(ReleasedEndpoint),
     Blob(BlobWritten),
-    Replayed(Replayed),
+    Replayed(ReplayedDeadLetters),
 }
 
 /// A topic as named in the segment that is being written.
-struct Topic {
-    audience: Arc<Audience>,
+struct NamedSegmentTopic {
+    audience: Arc<TopicAudience>,
     name: u32,
-    sets: FxHashMap<Box<[SubscriptionId]>, Set>,
-    verdicts: FxHashMap<Box<[Verdict]>, u32>,
+    sets: FxHashMap<Box<[SubscriptionId]>, WrittenSet>,
+    verdicts: FxHashMap<Box<[RoutingVerdict]>, u32>,
 }
 
 #[derive(Clone, Copy, Default)]
-struct Set {
+struct WrittenSet {
     offset: u32,
     bits: u64,
 }
 
 /// Frames of one segment that are not in its file yet, and the data that they refer to.
-pub struct Frames {
+pub struct FrameBuffer {
     start: i64,
     /// The offset of the first byte of `bytes`.
     base: u64,
     pub bytes: Vec<u8>,
-    pub notes: Notes,
-    topics: FxHashMap<TopicId, Topic>,
+    pub notes: IndexNotes,
+    topics: FxHashMap<TopicId, NamedSegmentTopic>,
     subscriptions: FxHashMap<SubscriptionId, (Arc<Subscription>, u32, String)>,
 }
 
-impl Frames {
-    pub fn new(start: i64, base: u64) -> Frames {
-        Frames {
+impl FrameBuffer {
+    pub fn new(start: i64, base: u64) -> FrameBuffer {
+        FrameBuffer {
             start,
             base,
             bytes: Vec::with_capacity(64 << 10),
-            notes: Notes::default(),
+            notes: IndexNotes::default(),
             topics: FxHashMap::default(),
             subscriptions: FxHashMap::default(),
         }
@@ -105,14 +108,14 @@ impl Frames {
         offset
     }
 
-    pub fn add(&mut self, record: &Record) {
+    pub fn add(&mut self, record: &RecorderItem) {
         match record {
-            Record::Accepted(accepted) => self.accepted(accepted),
-            Record::Attempted(attempted) => self.attempted(attempted),
-            Record::Ended(ended) => self.ended(ended),
-            Record::Blob(blob) => self.blob(blob),
-            Record::Replayed(replayed) => self.replayed(replayed),
-            Record::Held(held) => {
+            RecorderItem::Accepted(accepted) => self.accepted(accepted),
+            RecorderItem::Attempted(attempted) => self.attempted(attempted),
+            RecorderItem::Ended(ended) => self.ended(ended),
+            RecorderItem::Blob(blob) => self.blob(blob),
+            RecorderItem::Replayed(replayed) => self.replayed(replayed),
+            RecorderItem::Held(held) => {
                 let start = self.start;
                 let offset = self.frame(|out| {
                     out.push(kind::HELD);
@@ -123,7 +126,7 @@ impl Frames {
                 });
                 self.notes.facts.push(offset);
             }
-            Record::Released(released) => {
+            RecorderItem::Released(released) => {
                 let start = self.start;
                 let offset = self.frame(|out| {
                     out.push(kind::RELEASED);
@@ -132,7 +135,7 @@ impl Frames {
                 });
                 self.notes.facts.push(offset);
             }
-            Record::Retired(retired) => {
+            RecorderItem::Retired(retired) => {
                 let start = self.start;
                 let offset = self.frame(|out| {
                     out.push(kind::RETIRED);
@@ -153,7 +156,7 @@ impl Frames {
             return *offset;
         }
         let endpoint = endpoint_of(subscription);
-        let predicates: Vec<(Verdict, String)> = predicates(subscription)
+        let predicates: Vec<(RoutingVerdict, String)> = predicates(subscription)
             .map(|verdict| (verdict, verdict.text(subscription)))
             .collect();
         let offset = self.frame(|out| {
@@ -177,7 +180,7 @@ impl Frames {
         offset
     }
 
-    fn topic(&mut self, audience: &Arc<Audience>) -> u32 {
+    fn topic(&mut self, audience: &Arc<TopicAudience>) -> u32 {
         if let Some(known) = self.topics.get(&audience.topic)
             && Arc::ptr_eq(&known.audience, audience)
         {
@@ -188,7 +191,7 @@ impl Frames {
             out.text(clip(&audience.name, TEXT_MAX));
             out.text(clip(&audience.full_id, 2 * TEXT_MAX));
         });
-        let topic = Topic {
+        let topic = NamedSegmentTopic {
             audience: audience.clone(),
             name,
             sets: FxHashMap::default(),
@@ -198,9 +201,9 @@ impl Frames {
         name
     }
 
-    fn set(&mut self, audience: &Audience, matched: &[SubscriptionId]) -> Set {
+    fn set(&mut self, audience: &TopicAudience, matched: &[SubscriptionId]) -> WrittenSet {
         if matched.is_empty() {
-            return Set::default();
+            return WrittenSet::default();
         }
         if let Some(known) = self.topics.get(&audience.topic).and_then(|t| t.sets.get(matched)) {
             return *known;
@@ -224,7 +227,7 @@ impl Frames {
                 out.num(u64::from(*name));
             }
         });
-        let set = Set {
+        let set = WrittenSet {
             offset,
             bits: matched.iter().fold(0, |bits, id| bits | bit64(id.0)),
         };
@@ -238,8 +241,8 @@ impl Frames {
         set
     }
 
-    fn verdicts(&mut self, audience: &Audience, verdicts: &[Verdict]) -> u32 {
-        if verdicts.iter().all(|verdict| *verdict == Verdict::Matched) {
+    fn verdicts(&mut self, audience: &TopicAudience, verdicts: &[RoutingVerdict]) -> u32 {
+        if verdicts.iter().all(|verdict| *verdict == RoutingVerdict::Matched) {
             return 0;
         }
         if let Some(known) = self
@@ -251,7 +254,7 @@ impl Frames {
         }
         let mut refused = Vec::new();
         for (subscription, verdict) in audience.subscriptions.iter().zip(verdicts) {
-            if *verdict != Verdict::Matched {
+            if *verdict != RoutingVerdict::Matched {
                 refused.push((subscription.id.0, self.subscription(subscription), *verdict));
             }
         }
@@ -273,8 +276,8 @@ impl Frames {
         offset
     }
 
-    fn accepted(&mut self, accepted: &Accepted) {
-        let Accepted {
+    fn accepted(&mut self, accepted: &AcceptedRequest) {
+        let AcceptedRequest {
             first,
             batch,
             audience,
@@ -285,15 +288,15 @@ impl Frames {
         let count = batch.events.len();
         for chunk in (0..count).step_by(CHUNK as usize) {
             let events = chunk..count.min(chunk + CHUNK as usize);
-            let mut card = Card {
+            let mut card = FrameCard {
                 accepted: batch.received.nanos(),
                 topic: audience.topic.0,
                 position: first.map_or(NO_POSITION, |first| first.0 + chunk as u64),
                 events: events.len() as u32,
-                ..Card::default()
+                ..FrameCard::default()
             };
             // Frames that this one refers to are written first.
-            let mut refers = [(Set::default(), 0u32); CHUNK as usize];
+            let mut refers = [(WrittenSet::default(), 0u32); CHUNK as usize];
             for (slot, index) in refers.iter_mut().zip(events.clone()) {
                 let set = self.set(audience, batch.matched(index));
                 let list = verdicts.of_event.get(index);
@@ -315,7 +318,7 @@ impl Frames {
                 out.push(schema_code(batch.schema));
                 out.num(u64::from(batch.replay));
                 out.text(clip(&batch.publisher, TEXT_MAX));
-                let shared = batch.trace.as_deref().and_then(Carried::of_request);
+                let shared = batch.trace.as_deref().and_then(CarriedContext::of_request);
                 let shared = shared.map(|carried| carried.context);
                 out.opt_text(shared.map(|context| context.to_string()).as_deref());
                 out.num(events.len() as u64);
@@ -323,7 +326,7 @@ impl Frames {
                     let text = EventText::read(accepted, index);
                     let id = clip(&text.id, ID_MAX);
                     let event_type = clip(&text.event_type, TEXT_MAX);
-                    ids.push(IdEntry {
+                    ids.push(EventIdEntry {
                         hash: hash_text(id),
                         offset: 0,
                     });
@@ -337,7 +340,7 @@ impl Frames {
                     out.num(u64::from(set.offset));
                     out.num(batch.matched(index).len() as u64);
                     out.num(u64::from(*verdicts));
-                    let own = Carried::of_event(batch, index).map(|carried| carried.context);
+                    let own = CarriedContext::of_event(batch, index).map(|carried| carried.context);
                     let own = own.filter(|context| Some(*context) != shared);
                     out.opt_text(own.map(|context| context.to_string()).as_deref());
                 }
@@ -348,10 +351,10 @@ impl Frames {
             self.notes.ids = ids;
             card.offset = offset;
             if first.is_some() {
-                self.notes.places.push(PlaceEntry {
+                self.notes.places.push(ChunkActivityEntry {
                     position: card.position,
                     offset,
-                    digest: Digest::new(Sort::Accepted, None, Follows::Nothing, 0),
+                    digest: RecordDigest::new(DigestKind::Accepted, None, DigestConsequence::Nothing, 0),
                     mask: mask(0, card.events),
                 });
             }
@@ -359,7 +362,7 @@ impl Frames {
         }
     }
 
-    fn attempted(&mut self, attempted: &Attempted) {
+    fn attempted(&mut self, attempted: &AttemptedRequest) {
         let start = self.start;
         let name = self.subscription(&attempted.subscription);
         let id = attempted.subscription.id.0;
@@ -424,7 +427,7 @@ impl Frames {
         );
     }
 
-    fn ended(&mut self, ended: &Ended) {
+    fn ended(&mut self, ended: &EndedDeliveries) {
         let start = self.start;
         for events in ended.events.chunks(PLACES_PER_FRAME) {
             let offset = self.frame(|out| {
@@ -434,7 +437,12 @@ impl Frames {
                 put_disposition(out, ended.disposition);
                 put_places(out, events);
             });
-            let digest = Digest::new(Sort::Ended, None, ended.disposition.into(), ended.subscription.0);
+            let digest = RecordDigest::new(
+                DigestKind::Ended,
+                None,
+                ended.disposition.into(),
+                ended.subscription.0,
+            );
             note_places(&mut self.notes.places, events, offset, digest);
         }
     }
@@ -449,12 +457,17 @@ impl Frames {
                 out.text(clip(&written.blob.path, 2 * TEXT_MAX));
                 put_places(out, letters);
             });
-            let digest = Digest::new(Sort::Blob, None, Follows::Nothing, written.subscription.0);
+            let digest = RecordDigest::new(
+                DigestKind::Blob,
+                None,
+                DigestConsequence::Nothing,
+                written.subscription.0,
+            );
             note_places(&mut self.notes.places, letters, offset, digest);
         }
     }
 
-    fn replayed(&mut self, replayed: &Replayed) {
+    fn replayed(&mut self, replayed: &ReplayedDeadLetters) {
         let offset = self.frame(|out| {
             out.push(kind::REPLAYED);
             out.num(replayed.subscription.0);
@@ -464,8 +477,13 @@ impl Frames {
             out.num(replayed.first.0);
             out.num(u64::from(replayed.count));
         });
-        let digest = Digest::new(Sort::Replayed, None, Follows::Nothing, replayed.subscription.0);
-        let start = Place {
+        let digest = RecordDigest::new(
+            DigestKind::Replayed,
+            None,
+            DigestConsequence::Nothing,
+            replayed.subscription.0,
+        );
+        let start = EventPlace {
             first: replayed.first,
             index: 0,
         };
@@ -473,7 +491,7 @@ impl Frames {
     }
 }
 
-fn put_places(out: &mut Vec<u8>, places: &[Place]) {
+fn put_places(out: &mut Vec<u8>, places: &[EventPlace]) {
     out.num(places.len() as u64);
     for place in places {
         out.num(place.first.0);
@@ -487,13 +505,13 @@ fn mask(from: u32, count: u32) -> u32 {
 }
 
 /// The position of the chunk that contains an event, and the event's index in it.
-pub fn chunk_of(event: Place) -> (u64, u32) {
+pub fn chunk_of(event: EventPlace) -> (u64, u32) {
     let within = event.index % CHUNK;
     (event.first.0 + u64::from(event.index - within), within)
 }
 
 /// Extends an entry that the same frame has just made, or makes one.
-fn note(places: &mut Vec<PlaceEntry>, entry: PlaceEntry) {
+fn note(places: &mut Vec<ChunkActivityEntry>, entry: ChunkActivityEntry) {
     // The frame's own entries are the last ones; there are few per frame.
     let own = places
         .iter_mut()
@@ -508,13 +526,19 @@ fn note(places: &mut Vec<PlaceEntry>, entry: PlaceEntry) {
     places.push(entry);
 }
 
-fn note_run(places: &mut Vec<PlaceEntry>, start: Place, count: u32, offset: u32, digest: Digest) {
+fn note_run(
+    places: &mut Vec<ChunkActivityEntry>,
+    start: EventPlace,
+    count: u32,
+    offset: u32,
+    digest: RecordDigest,
+) {
     let mut at = start;
     let mut left = count;
     while left > 0 {
         let (position, within) = chunk_of(at);
         let here = left.min(CHUNK - within);
-        let entry = PlaceEntry {
+        let entry = ChunkActivityEntry {
             position,
             offset,
             digest,
@@ -526,14 +550,30 @@ fn note_run(places: &mut Vec<PlaceEntry>, start: Place, count: u32, offset: u32,
     }
 }
 
-fn note_runs(places: &mut Vec<PlaceEntry>, runs: &[Run], offset: u32, outcome: Outcome, subscription: u64) {
+fn note_runs(
+    places: &mut Vec<ChunkActivityEntry>,
+    runs: &[EventRun],
+    offset: u32,
+    outcome: Outcome,
+    subscription: u64,
+) {
     for run in runs {
-        let digest = Digest::new(Sort::Attempted, Some(outcome), run.decision.into(), subscription);
+        let digest = RecordDigest::new(
+            DigestKind::Attempted,
+            Some(outcome),
+            run.decision.into(),
+            subscription,
+        );
         note_run(places, run.start, run.count, offset, digest);
     }
 }
 
-fn note_places(places: &mut Vec<PlaceEntry>, events: &[Place], offset: u32, digest: Digest) {
+fn note_places(
+    places: &mut Vec<ChunkActivityEntry>,
+    events: &[EventPlace],
+    offset: u32,
+    digest: RecordDigest,
+) {
     for event in events {
         note_run(places, *event, 1, offset, digest);
     }
@@ -541,15 +581,20 @@ fn note_places(places: &mut Vec<PlaceEntry>, events: &[Place], offset: u32, dige
 
 /// The index entries of a frame, derived from the frame alone: for segments whose index was lost.
 /// `sets` are those of earlier frames.
-pub fn notes_of(frame: &Frame<'_>, offset: u32, sets: &mut FxHashMap<u32, u64>, notes: &mut Notes) {
+pub fn notes_of(
+    frame: &RecordFrame<'_>,
+    offset: u32,
+    sets: &mut FxHashMap<u32, u64>,
+    notes: &mut IndexNotes,
+) {
     match frame {
-        Frame::Topic(_) | Frame::Subscription(_) | Frame::Verdicts(_) => {}
-        Frame::Set(members) => {
+        RecordFrame::Topic(_) | RecordFrame::Subscription(_) | RecordFrame::Verdicts(_) => {}
+        RecordFrame::Set(members) => {
             sets.insert(offset, members.iter().fold(0, |bits, (id, _)| bits | bit64(*id)));
             notes.subscriptions.extend(members.iter().map(|(id, _)| *id));
         }
-        Frame::Accepted(accepted) => {
-            let mut card = Card {
+        RecordFrame::Accepted(accepted) => {
+            let mut card = FrameCard {
                 offset,
                 accepted: accepted.accepted.nanos(),
                 topic: accepted.topic,
@@ -557,51 +602,68 @@ pub fn notes_of(frame: &Frame<'_>, offset: u32, sets: &mut FxHashMap<u32, u64>, 
                     .first
                     .map_or(NO_POSITION, |first| first.0 + u64::from(accepted.index)),
                 events: accepted.events.len() as u32,
-                ..Card::default()
+                ..FrameCard::default()
             };
             for event in &accepted.events {
                 card.deliveries += event.matched;
                 card.subscriptions |= sets.get(&event.set).copied().unwrap_or(0);
                 card.types |= bit32(hash_text(event.event_type));
-                notes.ids.push(IdEntry {
+                notes.ids.push(EventIdEntry {
                     hash: hash_text(event.id),
                     offset,
                 });
             }
             if accepted.first.is_some() {
-                notes.places.push(PlaceEntry {
+                notes.places.push(ChunkActivityEntry {
                     position: card.position,
                     offset,
-                    digest: Digest::new(Sort::Accepted, None, Follows::Nothing, 0),
+                    digest: RecordDigest::new(DigestKind::Accepted, None, DigestConsequence::Nothing, 0),
                     mask: mask(0, card.events),
                 });
             }
             notes.cards.push(card);
         }
-        Frame::Attempted(attempted) => note_runs(
+        RecordFrame::Attempted(attempted) => note_runs(
             &mut notes.places,
             &attempted.runs,
             offset,
             attempted.outcome,
             attempted.subscription,
         ),
-        Frame::Ended(ended) => {
-            let digest = Digest::new(Sort::Ended, None, ended.disposition.into(), ended.subscription);
+        RecordFrame::Ended(ended) => {
+            let digest = RecordDigest::new(
+                DigestKind::Ended,
+                None,
+                ended.disposition.into(),
+                ended.subscription,
+            );
             note_places(&mut notes.places, &ended.events, offset, digest);
         }
-        Frame::Blob(blob) => {
-            let digest = Digest::new(Sort::Blob, None, Follows::Nothing, blob.subscription);
+        RecordFrame::Blob(blob) => {
+            let digest = RecordDigest::new(
+                DigestKind::Blob,
+                None,
+                DigestConsequence::Nothing,
+                blob.subscription,
+            );
             note_places(&mut notes.places, &blob.letters, offset, digest);
         }
-        Frame::Replayed(replayed) => {
-            let digest = Digest::new(Sort::Replayed, None, Follows::Nothing, replayed.subscription);
-            let start = Place {
+        RecordFrame::Replayed(replayed) => {
+            let digest = RecordDigest::new(
+                DigestKind::Replayed,
+                None,
+                DigestConsequence::Nothing,
+                replayed.subscription,
+            );
+            let start = EventPlace {
                 first: replayed.first,
                 index: 0,
             };
             note_run(&mut notes.places, start, replayed.count, offset, digest);
         }
-        Frame::Held { .. } | Frame::Released { .. } | Frame::Retired { .. } => notes.facts.push(offset),
+        RecordFrame::Held { .. } | RecordFrame::Released { .. } | RecordFrame::Retired { .. } => {
+            notes.facts.push(offset)
+        }
     }
 }
 
@@ -615,14 +677,14 @@ pub struct EventText<'a> {
 }
 
 impl<'a> EventText<'a> {
-    pub fn read(accepted: &'a Accepted, index: usize) -> EventText<'a> {
-        let Accepted { batch, audience, .. } = accepted;
-        let object = Raw::trusted(batch.object(index));
-        let envelope = Envelope::read(batch.schema, object, audience.mapping.as_ref());
-        let text = |field: Option<postrider_core::envelope::Field<'a>>| {
+    pub fn read(accepted: &'a AcceptedRequest, index: usize) -> EventText<'a> {
+        let AcceptedRequest { batch, audience, .. } = accepted;
+        let object = RawJson::trusted(batch.object(index));
+        let envelope = EventEnvelope::read(batch.schema, object, audience.mapping.as_ref());
+        let text = |field: Option<postrider_core::envelope::EnvelopeField<'a>>| {
             field.and_then(|field| field.scalar_text()).unwrap_or_default()
         };
-        let topic = || envelope.topic.and_then(Raw::as_str);
+        let topic = || envelope.topic.and_then(RawJson::as_str);
         let domain_topic = || {
             let mapped = audience
                 .mapping
@@ -639,7 +701,7 @@ impl<'a> EventText<'a> {
             id: text(envelope.id_field()),
             event_type: text(envelope.event_type_field()),
             subject: text(envelope.subject_field()),
-            source: if batch.schema == Schema::CloudEvent {
+            source: if batch.schema == EventSchema::CloudEvent {
                 topic()
             } else {
                 None
@@ -662,16 +724,22 @@ fn endpoint_of(subscription: &Subscription) -> String {
 }
 
 /// All verdicts that this subscription may give on an event that it does not match.
-fn predicates(subscription: &Subscription) -> impl Iterator<Item = Verdict> {
+fn predicates(subscription: &Subscription) -> impl Iterator<Item = RoutingVerdict> {
     let filter = &subscription.filter;
     let fixed = [
-        (Verdict::Expired, subscription.expires.is_some()),
-        (Verdict::DomainTopic, subscription.domain_topic.is_some()),
-        (Verdict::EventType, filter.included_event_types.is_some()),
-        (Verdict::SubjectBeginsWith, filter.subject_begins_with.is_some()),
-        (Verdict::SubjectEndsWith, filter.subject_ends_with.is_some()),
+        (RoutingVerdict::Expired, subscription.expires.is_some()),
+        (RoutingVerdict::DomainTopic, subscription.domain_topic.is_some()),
+        (RoutingVerdict::EventType, filter.included_event_types.is_some()),
+        (
+            RoutingVerdict::SubjectBeginsWith,
+            filter.subject_begins_with.is_some(),
+        ),
+        (
+            RoutingVerdict::SubjectEndsWith,
+            filter.subject_ends_with.is_some(),
+        ),
     ];
-    let advanced = (0..filter.advanced.len()).map(|index| Verdict::Advanced(index as u16));
+    let advanced = (0..filter.advanced.len()).map(|index| RoutingVerdict::Advanced(index as u16));
     fixed
         .into_iter()
         .filter_map(|(verdict, set)| set.then_some(verdict))

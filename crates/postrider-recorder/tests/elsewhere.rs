@@ -6,17 +6,18 @@ use postrider_core::ids::Position;
 use postrider_core::outcome::Outcome;
 use postrider_core::time::Clock;
 use postrider_engine::recorder::{
-    Decision, DeliveryState, Fate, Happening, Place, Query, Recorder, Recordings,
+    AttemptDecision, DeliveryState, EventPlace, EventQuery, EventRecorder, LiveStreamHappening,
+    RecordingQueries, SubscriptionFate,
 };
 use postrider_recorder::{Config, FlightRecorder};
 use std::sync::Arc;
 use std::time::Duration;
-use support::{HandClock, attempt, audience, one, retry, run};
+use support::{SetClock, attempt, audience, one, retry, run};
 
 const MINUTE: Duration = Duration::from_secs(60);
 
-fn place(first: u64) -> Place {
-    Place {
+fn place(first: u64) -> EventPlace {
+    EventPlace {
         first: Position(first),
         index: 0,
     }
@@ -25,7 +26,7 @@ fn place(first: u64) -> Place {
 #[test]
 fn what_was_recorded_before_a_question_is_found_by_it() {
     let directory = tempfile::tempdir().unwrap();
-    let clock = HandClock::new();
+    let clock = SetClock::new();
     let recorder = FlightRecorder::open(Config::new(directory.path().to_owned()), clock.clone()).unwrap();
     let audience = audience(1, 10, 1);
     for n in 0..200 {
@@ -43,7 +44,7 @@ fn what_was_recorded_before_a_question_is_found_by_it() {
 #[test]
 fn what_happened_to_events_of_other_nodes_is_found_by_their_places() {
     let directory = tempfile::tempdir().unwrap();
-    let clock = HandClock::new();
+    let clock = SetClock::new();
     let config = Config {
         segment_span: MINUTE,
         ..Config::new(directory.path().to_owned())
@@ -59,7 +60,7 @@ fn what_happened_to_events_of_other_nodes_is_found_by_their_places() {
     let tries = |first: u64, number: u32, outcome: Outcome| {
         let now = clock.now();
         let decision = match outcome {
-            Outcome::Success => Decision::Done,
+            Outcome::Success => AttemptDecision::Done,
             _ => retry(now, number),
         };
         let run = run(first, 0, 1, number, now, decision);
@@ -93,15 +94,15 @@ fn what_happened_to_events_of_other_nodes_is_found_by_their_places() {
         ]);
         let numbers = |at: usize| -> Vec<(u64, u32, Outcome)> {
             let each = found[at].iter().flat_map(|one| match &one.fate {
-                Fate::Matched(delivery) => {
+                SubscriptionFate::Matched(delivery) => {
                     let attempts = delivery.attempts.iter();
                     let each = |attempt: &_| {
-                        let postrider_engine::recorder::AttemptStory { number, outcome, .. } = attempt;
+                        let postrider_engine::recorder::AttemptHistory { number, outcome, .. } = attempt;
                         (one.id.0, *number, *outcome)
                     };
                     attempts.map(each).collect::<Vec<_>>()
                 }
-                Fate::Refused(_) => Vec::new(),
+                SubscriptionFate::Refused(_) => Vec::new(),
             });
             each.collect()
         };
@@ -128,7 +129,7 @@ fn what_happened_to_events_of_other_nodes_is_found_by_their_places() {
 #[test]
 fn every_line_says_how_to_go_on_behind_it() {
     let directory = tempfile::tempdir().unwrap();
-    let clock = HandClock::new();
+    let clock = SetClock::new();
     let recorder = FlightRecorder::open(Config::new(directory.path().to_owned()), clock.clone()).unwrap();
     let audience = audience(1, 10, 1);
     for number in 0..40 {
@@ -136,9 +137,9 @@ fn every_line_says_how_to_go_on_behind_it() {
         clock.advance(Duration::from_secs(1));
     }
     recorder.flush();
-    let query = Query {
+    let query = EventQuery {
         limit: 100,
-        ..Query::default()
+        ..EventQuery::default()
     };
     let all = recorder.search(&query).events;
     assert_eq!(all.len(), 40);
@@ -146,7 +147,7 @@ fn every_line_says_how_to_go_on_behind_it() {
         assert_eq!(line.place, Some(place(39 - at as u64)));
         let cursor = Some(line.behind);
         let rest = recorder
-            .search(&Query {
+            .search(&EventQuery {
                 cursor,
                 ..query.clone()
             })
@@ -156,7 +157,7 @@ fn every_line_says_how_to_go_on_behind_it() {
         from.event += 1;
         let cursor = Some(from);
         let rest = recorder
-            .search(&Query {
+            .search(&EventQuery {
                 cursor,
                 ..query.clone()
             })
@@ -169,7 +170,7 @@ fn every_line_says_how_to_go_on_behind_it() {
 fn watchers_are_told_where_to_ask_for_what_is_not_known_here() {
     for among_others in [false, true] {
         let directory = tempfile::tempdir().unwrap();
-        let clock = HandClock::new();
+        let clock = SetClock::new();
         let config = Config {
             among_others,
             ..Config::new(directory.path().to_owned())
@@ -181,14 +182,14 @@ fn watchers_are_told_where_to_ask_for_what_is_not_known_here() {
         recorder.accepted(one(&audience, 7, now));
         let endpoint: Arc<str> = "https://receiver-10.example/hook".into();
         for first in [7, 900] {
-            let run = run(first, 0, 1, 1, now, Decision::Done);
+            let run = run(first, 0, 1, 1, now, AttemptDecision::Done);
             let subscription = &audience.subscriptions[0];
             recorder.attempted(attempt(subscription, &endpoint, now, Outcome::Success, vec![run]));
         }
         recorder.flush();
         let mut told = Vec::new();
         while let Ok(line) = lines.try_recv() {
-            let attempted = matches!(line.what, Happening::Attempted { .. });
+            let attempted = matches!(line.what, LiveStreamHappening::Attempted { .. });
             told.push((attempted, line.id.clone(), line.elsewhere));
         }
         let known = "event-000000000007".to_owned();
@@ -203,7 +204,7 @@ fn watchers_are_told_where_to_ask_for_what_is_not_known_here() {
 #[test]
 fn an_attempt_that_overtakes_its_event_is_told_after_it() {
     let directory = tempfile::tempdir().unwrap();
-    let clock = HandClock::new();
+    let clock = SetClock::new();
     let config = Config::new(directory.path().to_owned());
     let recorder = FlightRecorder::open(config, clock.clone()).unwrap();
     let mut lines = recorder.subscribe();
@@ -221,9 +222,9 @@ fn an_attempt_that_overtakes_its_event_is_told_after_it() {
         while let Ok(line) = lines.try_recv() {
             assert_eq!(line.elsewhere, None);
             let state = match line.what {
-                Happening::Accepted { .. } => None,
-                Happening::Attempted { state, .. } => Some(state),
-                Happening::Ended(_) => panic!("it has not ended: {line:?}"),
+                LiveStreamHappening::Accepted { .. } => None,
+                LiveStreamHappening::Attempted { state, .. } => Some(state),
+                LiveStreamHappening::Ended(_) => panic!("it has not ended: {line:?}"),
             };
             told.push((line.id.clone(), state));
         }
@@ -231,7 +232,7 @@ fn an_attempt_that_overtakes_its_event_is_told_after_it() {
     };
     attempted(7, retry(now, 1));
     assert_eq!(told(), [], "there are no words for it yet");
-    attempted(7, Decision::Done);
+    attempted(7, AttemptDecision::Done);
     assert_eq!(told(), []);
     recorder.accepted(one(&audience, 7, now));
     let seven = "event-000000000007".to_owned();
@@ -242,7 +243,7 @@ fn an_attempt_that_overtakes_its_event_is_told_after_it() {
     ];
     assert_eq!(told(), expected);
     // Both records may be written together.
-    attempted(8, Decision::Done);
+    attempted(8, AttemptDecision::Done);
     recorder.accepted(one(&audience, 8, now));
     let eight = "event-000000000008".to_owned();
     assert_eq!(

@@ -4,15 +4,16 @@ mod support;
 
 use postrider_core::ids::{SubscriptionId, TopicId};
 use postrider_core::outcome::Outcome;
-use postrider_core::retry::Reason;
+use postrider_core::retry::GiveUpReason;
 use postrider_core::time::{Clock, Timestamp};
 use postrider_engine::recorder::{
-    Decision, DeliveryState, EventState, Happening, Query, Recorder, Recordings, Work,
+    AttemptDecision, DeliveryState, EventQuery, EventRecorder, EventState, LiveStreamHappening, QueryWork,
+    RecordingQueries,
 };
 use postrider_recorder::{BUDGET, Config, FlightRecorder, cost};
 use std::sync::Arc;
 use std::time::Duration;
-use support::{HandClock, attempt, audience, one, retry, run};
+use support::{SetClock, attempt, audience, one, retry, run};
 
 const EVENTS: u64 = 500_000;
 const TOPICS: u64 = 4;
@@ -23,7 +24,7 @@ const LAST_STEP: u64 = 20_000;
 
 /// Two subscriptions for each event; every hundredth delivery fails once, every ten-thousandth
 /// permanently; the retries are recorded minutes later, in other segments.
-fn record(recorder: &FlightRecorder, clock: &HandClock) {
+fn record(recorder: &FlightRecorder, clock: &SetClock) {
     let audiences: Vec<_> = (0..TOPICS).map(|topic| audience(topic, topic * 2, 2)).collect();
     let endpoint: Arc<str> = "https://receiver.example/hook".into();
     let mut waiting = Vec::new();
@@ -38,8 +39,8 @@ fn record(recorder: &FlightRecorder, clock: &HandClock) {
                 Outcome::Success
             };
             let decision = match outcome {
-                Outcome::Success => Decision::Done,
-                _ if number % 10_000 == 7 => Decision::DeadLetter(Reason::AttemptsExhausted),
+                Outcome::Success => AttemptDecision::Done,
+                _ if number % 10_000 == 7 => AttemptDecision::DeadLetter(GiveUpReason::AttemptsExhausted),
                 _ => {
                     waiting.push((subscription.clone(), number));
                     retry(at, 1)
@@ -56,7 +57,7 @@ fn record(recorder: &FlightRecorder, clock: &HandClock) {
         if number % 50_000 == 49_999 && number < EVENTS - 1 {
             for (subscription, number) in waiting.drain(..) {
                 let at = clock.now();
-                let runs = vec![run(number, 0, 1, 2, at, Decision::Done)];
+                let runs = vec![run(number, 0, 1, 2, at, AttemptDecision::Done)];
                 recorder.attempted(attempt(&subscription, &endpoint, at, Outcome::Success, runs));
             }
         }
@@ -64,14 +65,14 @@ fn record(recorder: &FlightRecorder, clock: &HandClock) {
     recorder.flush();
 }
 
-fn within_budget(what: &str, work: Work) {
+fn within_budget(what: &str, work: QueryWork) {
     assert!(cost(&work) <= BUDGET + LAST_STEP, "{what}: {work:?}");
 }
 
 #[test]
 fn a_million_attempts() {
     let directory = tempfile::tempdir().unwrap();
-    let clock = HandClock::new();
+    let clock = SetClock::new();
     let config = Config {
         segment_bytes: 8 << 20,
         ..Config::new(directory.path().to_owned())
@@ -93,130 +94,130 @@ fn a_million_attempts() {
         let all = |state| Some(EventState::All(state));
         let early = Timestamp::from_nanos(support::EPOCH) + Duration::from_secs(60);
         let queries = [
-            ("all", EVENTS, Query::default()),
+            ("all", EVENTS, EventQuery::default()),
             (
                 "id",
                 1,
-                Query {
+                EventQuery {
                     id: Some("event-000000000777".into()),
-                    ..Query::default()
+                    ..EventQuery::default()
                 },
             ),
             (
                 "topic",
                 EVENTS / TOPICS,
-                Query {
+                EventQuery {
                     topic: Some(TopicId(2)),
-                    ..Query::default()
+                    ..EventQuery::default()
                 },
             ),
             (
                 "subscription",
                 EVENTS / TOPICS,
-                Query {
+                EventQuery {
                     subscription: Some(SubscriptionId(3)),
-                    ..Query::default()
+                    ..EventQuery::default()
                 },
             ),
             (
                 "type",
                 EVENTS.div_ceil(7),
-                Query {
+                EventQuery {
                     event_type: Some("Type.1".into()),
-                    ..Query::default()
+                    ..EventQuery::default()
                 },
             ),
             (
                 "no such type",
                 0,
-                Query {
+                EventQuery {
                     event_type: Some("Type.9".into()),
-                    ..Query::default()
+                    ..EventQuery::default()
                 },
             ),
             (
                 "subject",
                 1,
-                Query {
+                EventQuery {
                     subject: Some("orders/3/33153".into()),
-                    ..Query::default()
+                    ..EventQuery::default()
                 },
             ),
             (
                 "no such subject",
                 0,
-                Query {
+                EventQuery {
                     subject: Some("nothing".into()),
-                    ..Query::default()
+                    ..EventQuery::default()
                 },
             ),
             (
                 "busy",
                 EVENTS / 100,
-                Query {
+                EventQuery {
                     outcome: Some(Outcome::Busy),
-                    ..Query::default()
+                    ..EventQuery::default()
                 },
             ),
             (
                 "never",
                 0,
-                Query {
+                EventQuery {
                     outcome: Some(Outcome::Forbidden),
-                    ..Query::default()
+                    ..EventQuery::default()
                 },
             ),
             (
                 "dead letters",
                 EVENTS / 10_000,
-                Query {
+                EventQuery {
                     state: all(DeliveryState::DeadLettered),
-                    ..Query::default()
+                    ..EventQuery::default()
                 },
             ),
             (
                 "retrying",
                 495,
-                Query {
+                EventQuery {
                     state: all(DeliveryState::Retrying),
-                    ..Query::default()
+                    ..EventQuery::default()
                 },
             ),
             (
                 "pending",
                 0,
-                Query {
+                EventQuery {
                     state: all(DeliveryState::Pending),
-                    ..Query::default()
+                    ..EventQuery::default()
                 },
             ),
             (
                 "dropped",
                 0,
-                Query {
+                EventQuery {
                     state: all(DeliveryState::Dropped),
-                    ..Query::default()
+                    ..EventQuery::default()
                 },
             ),
             (
                 "unmatched",
                 0,
-                Query {
+                EventQuery {
                     state: Some(EventState::Unmatched),
-                    ..Query::default()
+                    ..EventQuery::default()
                 },
             ),
             (
                 "early",
                 9 * 5_000,
-                Query {
+                EventQuery {
                     until: Some(early),
-                    ..Query::default()
+                    ..EventQuery::default()
                 },
             ),
         ];
         for (what, expected, query) in queries {
-            let mut query = Query { limit: 50, ..query };
+            let mut query = EventQuery { limit: 50, ..query };
             let (mut found, mut pages) = (0, 0);
             loop {
                 let page = recorder.search(&query);
@@ -246,7 +247,7 @@ fn a_million_attempts() {
     let mut lines = recorder.subscribe();
     let audience = audience(3, 6, 2);
     let endpoint: Arc<str> = "https://receiver.example/hook".into();
-    let runs = vec![run(7, 0, 1, 2, clock.now(), Decision::Done)];
+    let runs = vec![run(7, 0, 1, 2, clock.now(), AttemptDecision::Done)];
     recorder.attempted(attempt(
         &audience.subscriptions[0],
         &endpoint,
@@ -262,7 +263,7 @@ fn a_million_attempts() {
     );
     assert!(matches!(
         line.what,
-        Happening::Attempted {
+        LiveStreamHappening::Attempted {
             state: DeliveryState::Delivered,
             ..
         }

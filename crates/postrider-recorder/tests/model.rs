@@ -5,11 +5,13 @@ mod support;
 
 use postrider_core::ids::{Position, SubscriptionId, TopicId};
 use postrider_core::outcome::Outcome;
-use postrider_core::retry::Reason;
+use postrider_core::retry::GiveUpReason;
 use postrider_core::time::{Clock, Timestamp};
 use postrider_engine::recorder::{
-    Accepted, AttemptFilter, Audience, BlobPlace, BlobWritten, Decision, DeliveryState, Disposition, Ended,
-    EventState, EventStory, Fate, Place, Query, Recorder, Recordings, Retired, Verdict, Verdicts,
+    AcceptedRequest, AttemptDecision, AttemptFilter, BlobWritten, DeadLetterBlobLocation,
+    DeliveryDisposition, DeliveryState, EndedDeliveries, EventHistory, EventPlace, EventQuery, EventRecorder,
+    EventState, RecordingQueries, RetiredSubscription, RoutingVerdict, RoutingVerdicts, SubscriptionFate,
+    TopicAudience,
 };
 use postrider_recorder::{Config, FlightRecorder};
 use proptest::prelude::*;
@@ -17,13 +19,13 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
-use support::{Event, HandClock, attempt, audience, batch, retry, run};
+use support::{SetClock, TestEvent, attempt, audience, batch, retry, run};
 
 const TOPICS: u64 = 3;
 const SUBSCRIPTIONS: u64 = 3;
 
 #[derive(Clone, Debug)]
-enum Op {
+enum RecorderOp {
     /// For each event: id, type, subject, and the set of subscriptions that it matches.
     Publish {
         topic: u64,
@@ -58,11 +60,11 @@ enum Op {
     Restart,
 }
 
-fn op() -> impl Strategy<Value = Op> {
+fn op() -> impl Strategy<Value = RecorderOp> {
     let events = prop::collection::vec((0..6u8, 0..3u8, 0..3u8, 0..8u8), 1..5);
     let many = prop::collection::vec((0..6u8, 0..3u8, 0..3u8, 0..8u8), 30..33);
     let publish = |events| {
-        (0..TOPICS, events, any::<bool>()).prop_map(|(topic, events, overtaken)| Op::Publish {
+        (0..TOPICS, events, any::<bool>()).prop_map(|(topic, events, overtaken)| RecorderOp::Publish {
             topic,
             events,
             overtaken,
@@ -71,60 +73,60 @@ fn op() -> impl Strategy<Value = Op> {
     prop_oneof![
         6 => publish(events.boxed()),
         1 => publish(many.boxed()),
-        10 => (any::<u16>(), 0..4u8, 0..6u8, 0..6u8).prop_map(|(pick, outcome, decision, more)| Op::Attempt {
+        10 => (any::<u16>(), 0..4u8, 0..6u8, 0..6u8).prop_map(|(pick, outcome, decision, more)| RecorderOp::Attempt {
             pick, outcome, decision, more
         }),
-        2 => (any::<u16>(), 0..4u8).prop_map(|(pick, disposition)| Op::End { pick, disposition }),
-        1 => any::<u16>().prop_map(|pick| Op::Blob { pick }),
-        1 => (0..TOPICS * SUBSCRIPTIONS).prop_map(|subscription| Op::Retire { subscription }),
-        2 => (0..40u16).prop_map(|seconds| Op::Tick { seconds }),
-        1 => any::<u16>().prop_map(|cut| Op::Crash { cut }),
-        1 => Just(Op::Restart),
+        2 => (any::<u16>(), 0..4u8).prop_map(|(pick, disposition)| RecorderOp::End { pick, disposition }),
+        1 => any::<u16>().prop_map(|pick| RecorderOp::Blob { pick }),
+        1 => (0..TOPICS * SUBSCRIPTIONS).prop_map(|subscription| RecorderOp::Retire { subscription }),
+        2 => (0..40u16).prop_map(|seconds| RecorderOp::Tick { seconds }),
+        1 => any::<u16>().prop_map(|cut| RecorderOp::Crash { cut }),
+        1 => Just(RecorderOp::Restart),
     ]
 }
 
 /// A record of an attempt, an end or a blob about one delivery.
 #[derive(Clone, Debug)]
-enum Said {
-    Attempt(u32, Outcome, Decision),
-    End(Disposition),
+enum DeliveryRecord {
+    Attempt(u32, Outcome, AttemptDecision),
+    End(DeliveryDisposition),
     Blob,
-    Retired(Timestamp, Reason),
+    Retired(Timestamp, GiveUpReason),
 }
 
 #[derive(Clone, Debug)]
-enum What {
-    Accepted(Accepted),
-    Said(Vec<(u64, Option<Place>, Said)>),
+enum RecordedItem {
+    Accepted(AcceptedRequest),
+    Said(Vec<(u64, Option<EventPlace>, DeliveryRecord)>),
 }
 
 /// A record and the segment that it was written to.
-struct Kept {
-    what: What,
+struct ModelRecord {
+    what: RecordedItem,
     segment: PathBuf,
     end: u64,
 }
 
-struct Delivery {
+struct RecorderModelDelivery {
     subscription: u64,
-    place: Place,
+    place: EventPlace,
     attempts: u32,
     ended: bool,
 }
 
-struct World {
+struct RecorderModel {
     directory: tempfile::TempDir,
     config: Config,
-    clock: Arc<HandClock>,
+    clock: Arc<SetClock>,
     recorder: Option<Arc<FlightRecorder>>,
-    audiences: Vec<Arc<Audience>>,
-    kept: Vec<Kept>,
-    deliveries: Vec<Delivery>,
+    audiences: Vec<Arc<TopicAudience>>,
+    kept: Vec<ModelRecord>,
+    deliveries: Vec<RecorderModelDelivery>,
     next: u64,
 }
 
-impl World {
-    fn new() -> World {
+impl RecorderModel {
+    fn new() -> RecorderModel {
         let directory = tempfile::tempdir().unwrap();
         let config = Config {
             keep: Duration::from_secs(400),
@@ -133,10 +135,10 @@ impl World {
             segment_span: Duration::from_secs(60),
             ..Config::new(directory.path().to_owned())
         };
-        let mut world = World {
+        let mut world = RecorderModel {
             directory,
             config,
-            clock: HandClock::new(),
+            clock: SetClock::new(),
             recorder: None,
             audiences: (0..TOPICS)
                 .map(|t| audience(t, t * SUBSCRIPTIONS, SUBSCRIPTIONS))
@@ -171,10 +173,10 @@ impl World {
     }
 
     /// Notes the segment of the latest record.
-    fn keep(&mut self, what: What) {
+    fn keep(&mut self, what: RecordedItem) {
         self.recorder().flush();
         let (segment, end) = self.latest_segment().expect("something was recorded");
-        self.kept.push(Kept { what, segment, end });
+        self.kept.push(ModelRecord { what, segment, end });
         self.forget();
         self.clock.advance(Duration::from_millis(1));
     }
@@ -198,15 +200,15 @@ impl World {
         (!open.is_empty()).then(|| open[open.len() - 1 - pick as usize % open.len()])
     }
 
-    fn apply(&mut self, op: &Op) {
+    fn apply(&mut self, op: &RecorderOp) {
         let now = self.clock.now();
         match op {
-            Op::Publish {
+            RecorderOp::Publish {
                 topic,
                 events,
                 overtaken,
             } => self.publish(*topic, events, *overtaken),
-            Op::Attempt {
+            RecorderOp::Attempt {
                 pick,
                 outcome,
                 decision,
@@ -224,61 +226,65 @@ impl World {
                 with.push(first);
                 self.attempt(&with, *outcome, *decision);
             }
-            Op::End { pick, disposition } => {
+            RecorderOp::End { pick, disposition } => {
                 let Some(which) = self.pick(*pick) else { return };
                 let disposition = [
-                    Disposition::DeliveredLate,
-                    Disposition::Delivered,
-                    Disposition::DeadLettered(Reason::TimeToLiveExceeded),
-                    Disposition::Dropped(Reason::TimeToLiveExceeded),
+                    DeliveryDisposition::DeliveredLate,
+                    DeliveryDisposition::Delivered,
+                    DeliveryDisposition::DeadLettered(GiveUpReason::TimeToLiveExceeded),
+                    DeliveryDisposition::Dropped(GiveUpReason::TimeToLiveExceeded),
                 ][*disposition as usize];
                 let delivery = &mut self.deliveries[which];
                 delivery.ended = true;
                 let (subscription, place) = (delivery.subscription, delivery.place);
-                self.recorder().ended(Ended {
+                self.recorder().ended(EndedDeliveries {
                     subscription: SubscriptionId(subscription),
                     events: vec![place],
                     at: now,
                     disposition,
                 });
-                self.keep(What::Said(vec![(
+                self.keep(RecordedItem::Said(vec![(
                     subscription,
                     Some(place),
-                    Said::End(disposition),
+                    DeliveryRecord::End(disposition),
                 )]));
             }
-            Op::Blob { pick } => {
+            RecorderOp::Blob { pick } => {
                 let Some(which) = self.pick(*pick) else { return };
-                let Delivery {
+                let RecorderModelDelivery {
                     subscription, place, ..
                 } = self.deliveries[which];
                 self.recorder().blob(BlobWritten {
                     subscription: SubscriptionId(subscription),
                     at: now,
-                    blob: Arc::new(BlobPlace {
+                    blob: Arc::new(DeadLetterBlobLocation {
                         account: "a".into(),
                         container: "c".into(),
                         path: "p".into(),
                     }),
                     letters: vec![place],
                 });
-                self.keep(What::Said(vec![(subscription, Some(place), Said::Blob)]));
+                self.keep(RecordedItem::Said(vec![(
+                    subscription,
+                    Some(place),
+                    DeliveryRecord::Blob,
+                )]));
             }
-            Op::Retire { subscription } => {
-                self.recorder().retired(Retired {
+            RecorderOp::Retire { subscription } => {
+                self.recorder().retired(RetiredSubscription {
                     subscription: SubscriptionId(*subscription),
                     at: now,
-                    reason: Reason::SubscriptionGone,
+                    reason: GiveUpReason::SubscriptionGone,
                 });
-                let said = Said::Retired(now, Reason::SubscriptionGone);
-                self.keep(What::Said(vec![(*subscription, None, said)]));
+                let said = DeliveryRecord::Retired(now, GiveUpReason::SubscriptionGone);
+                self.keep(RecordedItem::Said(vec![(*subscription, None, said)]));
             }
-            Op::Tick { seconds } => self.clock.advance(Duration::from_secs(u64::from(*seconds))),
-            Op::Restart => {
+            RecorderOp::Tick { seconds } => self.clock.advance(Duration::from_secs(u64::from(*seconds))),
+            RecorderOp::Restart => {
                 self.recorder = None;
                 self.open();
             }
-            Op::Crash { cut } => {
+            RecorderOp::Crash { cut } => {
                 self.recorder = None;
                 if let Some((path, len)) = self.latest_segment() {
                     let file = std::fs::OpenOptions::new().write(true).open(&path).unwrap();
@@ -301,20 +307,20 @@ impl World {
                 .map(|(_, id)| *id)
                 .collect()
         };
-        let verdicts = |bits: u8| -> Box<[Verdict]> {
+        let verdicts = |bits: u8| -> Box<[RoutingVerdict]> {
             (0..SUBSCRIPTIONS)
                 .map(|i| {
                     if bits & 1 << i != 0 {
-                        Verdict::Matched
+                        RoutingVerdict::Matched
                     } else {
-                        Verdict::EventType
+                        RoutingVerdict::EventType
                     }
                 })
                 .collect()
         };
-        let described: Vec<Event> = events
+        let described: Vec<TestEvent> = events
             .iter()
-            .map(|(id, event_type, subject, bits)| Event {
+            .map(|(id, event_type, subject, bits)| TestEvent {
                 id: format!("e{id}"),
                 event_type: format!("t{event_type}"),
                 subject: format!("s{subject}/x"),
@@ -324,11 +330,11 @@ impl World {
         let stored = events.iter().any(|event| event.3 != 0);
         let first = stored.then_some(Position(self.next));
         let sets = (0..8).map(of).collect();
-        let accepted = Accepted {
+        let accepted = AcceptedRequest {
             first,
             batch: Arc::new(batch(topic, self.clock.now(), &described, sets)),
             audience,
-            verdicts: Verdicts {
+            verdicts: RoutingVerdicts {
                 lists: (0..8).map(verdicts).collect(),
                 of_event: events.iter().map(|event| u32::from(event.3)).collect(),
             },
@@ -338,9 +344,9 @@ impl World {
             self.next += events.len() as u64;
             for (index, event) in events.iter().enumerate() {
                 for id in of(event.3) {
-                    self.deliveries.push(Delivery {
+                    self.deliveries.push(RecorderModelDelivery {
                         subscription: id.0,
-                        place: Place {
+                        place: EventPlace {
                             first,
                             index: index as u32,
                         },
@@ -354,7 +360,7 @@ impl World {
             self.attempt(&[from], 0, 0);
         }
         self.recorder().accepted(accepted.clone());
-        self.keep(What::Accepted(accepted));
+        self.keep(RecordedItem::Accepted(accepted));
     }
 
     fn attempt(&mut self, deliveries: &[usize], outcome: u8, decision: u8) {
@@ -374,28 +380,28 @@ impl World {
             delivery.attempts += 1;
             // Events of one request may have different results.
             let decision = match (outcome, (decision + i as u8) % 6) {
-                (Outcome::Success, _) => Decision::Done,
-                (_, 0) => Decision::DeadLetter(Reason::AttemptsExhausted),
-                (_, 1) => Decision::Drop(Reason::ClientError),
+                (Outcome::Success, _) => AttemptDecision::Done,
+                (_, 0) => AttemptDecision::DeadLetter(GiveUpReason::AttemptsExhausted),
+                (_, 1) => AttemptDecision::Drop(GiveUpReason::ClientError),
                 _ => retry(now, delivery.attempts),
             };
-            delivery.ended = !matches!(decision, Decision::Retry { .. });
-            let Place { first, index } = delivery.place;
+            delivery.ended = !matches!(decision, AttemptDecision::Retry { .. });
+            let EventPlace { first, index } = delivery.place;
             runs.push(run(first.0, index, 1, delivery.attempts, now, decision));
-            let attempt = Said::Attempt(delivery.attempts, outcome, decision);
+            let attempt = DeliveryRecord::Attempt(delivery.attempts, outcome, decision);
             said.push((subscription, Some(delivery.place), attempt));
         }
         let endpoint: Arc<str> = format!("https://receiver-{subscription}.example/hook").into();
         self.recorder()
             .attempted(attempt(&named, &endpoint, now, outcome, runs));
-        self.keep(What::Said(said));
+        self.keep(RecordedItem::Said(said));
     }
 
     /// The expected histories of all events, the latest first.
-    fn expected(&self) -> Vec<Told> {
+    fn expected(&self) -> Vec<ExpectedHistory> {
         let mut told = Vec::new();
         for kept in self.kept.iter().rev() {
-            let What::Accepted(accepted) = &kept.what else {
+            let RecordedItem::Accepted(accepted) = &kept.what else {
                 continue;
             };
             for index in (0..accepted.batch.events.len()).rev() {
@@ -405,8 +411,8 @@ impl World {
         told
     }
 
-    fn expect(&self, accepted: &Accepted, index: usize) -> Told {
-        let place = accepted.first.map(|first| Place {
+    fn expect(&self, accepted: &AcceptedRequest, index: usize) -> ExpectedHistory {
+        let place = accepted.first.map(|first| EventPlace {
             first,
             index: index as u32,
         });
@@ -417,7 +423,7 @@ impl World {
         };
         let mut deliveries = Vec::new();
         for id in accepted.batch.matched(index) {
-            let mut delivery = ToldDelivery {
+            let mut delivery = ExpectedDelivery {
                 subscription: id.0,
                 name: format!("sub-{id}"),
                 attempts: Vec::new(),
@@ -427,25 +433,29 @@ impl World {
             };
             let mut retired = None;
             for kept in &self.kept {
-                let What::Said(said) = &kept.what else { continue };
+                let RecordedItem::Said(said) = &kept.what else {
+                    continue;
+                };
                 for (of, at, said) in said.iter().filter(|(of, _, _)| *of == id.0) {
                     match said {
-                        Said::Retired(when, reason) if *when >= accepted.batch.received => {
-                            retired = Some(Disposition::Dropped(*reason));
+                        DeliveryRecord::Retired(when, reason) if *when >= accepted.batch.received => {
+                            retired = Some(DeliveryDisposition::Dropped(*reason));
                         }
                         _ if *at != place || *of != id.0 => {}
-                        Said::Attempt(number, outcome, decision) => {
+                        DeliveryRecord::Attempt(number, outcome, decision) => {
                             delivery.attempts.push((*number, *outcome, *decision));
                             delivery.end = match decision {
-                                Decision::Done => Some(Disposition::Delivered),
-                                Decision::DeadLetter(reason) => Some(Disposition::DeadLettered(*reason)),
-                                Decision::Drop(reason) => Some(Disposition::Dropped(*reason)),
-                                Decision::Retry { .. } => delivery.end,
+                                AttemptDecision::Done => Some(DeliveryDisposition::Delivered),
+                                AttemptDecision::DeadLetter(reason) => {
+                                    Some(DeliveryDisposition::DeadLettered(*reason))
+                                }
+                                AttemptDecision::Drop(reason) => Some(DeliveryDisposition::Dropped(*reason)),
+                                AttemptDecision::Retry { .. } => delivery.end,
                             };
                         }
-                        Said::End(disposition) => delivery.end = Some(*disposition),
-                        Said::Blob => delivery.blob = true,
-                        Said::Retired(..) => {}
+                        DeliveryRecord::End(disposition) => delivery.end = Some(*disposition),
+                        DeliveryRecord::Blob => delivery.blob = true,
+                        DeliveryRecord::Retired(..) => {}
                     }
                 }
             }
@@ -459,7 +469,7 @@ impl World {
             };
             deliveries.push(delivery);
         }
-        Told {
+        ExpectedHistory {
             id: member("id"),
             topic: accepted.audience.topic,
             event_type: member("eventType"),
@@ -475,15 +485,20 @@ impl World {
         }
     }
 
-    fn check_traces(&self, expected: &[Told]) {
+    fn check_traces(&self, expected: &[ExpectedHistory]) {
         for id in (0..6).map(|id| format!("e{id}")) {
-            let told: Vec<Told> = self.recorder().trace(&id).iter().map(Told::of).collect();
+            let told: Vec<ExpectedHistory> = self
+                .recorder()
+                .trace(&id)
+                .iter()
+                .map(ExpectedHistory::of)
+                .collect();
             let of_id = expected.iter().filter(|told| told.id == id).take(32);
             similar(&told, &of_id.cloned().collect::<Vec<_>>());
         }
     }
 
-    fn check_search(&self, expected: &[Told], query: &Query, budget: u64) {
+    fn check_search(&self, expected: &[ExpectedHistory], query: &EventQuery, budget: u64) {
         let mut found = Vec::new();
         let mut query = query.clone();
         loop {
@@ -496,8 +511,8 @@ impl World {
                 Some(cursor) => query.cursor = Some(cursor.to_string().parse().unwrap()),
             }
         }
-        let wanted: Vec<&Told> = expected.iter().filter(|told| told.fits(&query)).collect();
-        let line = |told: &&Told| {
+        let wanted: Vec<&ExpectedHistory> = expected.iter().filter(|told| told.fits(&query)).collect();
+        let line = |told: &&ExpectedHistory| {
             let deliveries: Vec<_> = told
                 .deliveries
                 .iter()
@@ -542,7 +557,7 @@ impl World {
     }
 }
 
-fn similar(told: &[Told], expected: &[Told]) {
+fn similar(told: &[ExpectedHistory], expected: &[ExpectedHistory]) {
     assert_eq!(told.len(), expected.len(), "{told:#?} {expected:#?}");
     for (told, expected) in told.iter().zip(expected) {
         assert_eq!(told, expected);
@@ -551,47 +566,47 @@ fn similar(told: &[Told], expected: &[Told]) {
 
 /// The compared parts of a history.
 #[derive(Clone, Debug, PartialEq)]
-struct Told {
+struct ExpectedHistory {
     id: String,
     topic: TopicId,
     event_type: String,
     subject: String,
     accepted: Timestamp,
-    place: Option<Place>,
+    place: Option<EventPlace>,
     state: EventState,
-    deliveries: Vec<ToldDelivery>,
+    deliveries: Vec<ExpectedDelivery>,
     refused: Vec<u64>,
 }
 
 #[derive(Clone, Debug, PartialEq)]
-struct ToldDelivery {
+struct ExpectedDelivery {
     subscription: u64,
     name: String,
-    attempts: Vec<(u32, Outcome, Decision)>,
-    end: Option<Disposition>,
+    attempts: Vec<(u32, Outcome, AttemptDecision)>,
+    end: Option<DeliveryDisposition>,
     state: DeliveryState,
     blob: bool,
 }
 
-impl Told {
-    fn of(story: &EventStory) -> Told {
+impl ExpectedHistory {
+    fn of(story: &EventHistory) -> ExpectedHistory {
         let (mut deliveries, mut refused) = (Vec::new(), Vec::new());
         assert_eq!(story.topic_name, format!("topic-{}", story.topic));
         for one in &story.subscriptions {
             match &one.fate {
-                Fate::Refused(predicate) => {
-                    assert_eq!(predicate.verdict, Verdict::EventType);
+                SubscriptionFate::Refused(predicate) => {
+                    assert_eq!(predicate.verdict, RoutingVerdict::EventType);
                     assert_eq!(predicate.text, r#"eventType in ["t0"]"#);
                     refused.push(one.id.0);
                 }
-                Fate::Matched(delivery) => {
+                SubscriptionFate::Matched(delivery) => {
                     for attempt in &delivery.attempts {
                         assert_eq!(
                             attempt.endpoint,
                             format!("https://receiver-{}.example/hook", one.id)
                         );
                     }
-                    deliveries.push(ToldDelivery {
+                    deliveries.push(ExpectedDelivery {
                         subscription: one.id.0,
                         name: one.name.clone(),
                         attempts: delivery
@@ -606,7 +621,7 @@ impl Told {
                 }
             }
         }
-        Told {
+        ExpectedHistory {
             id: story.id.clone(),
             topic: story.topic,
             event_type: story.event_type.clone(),
@@ -619,8 +634,8 @@ impl Told {
         }
     }
 
-    fn fits(&self, query: &Query) -> bool {
-        let of: Vec<&ToldDelivery> = self
+    fn fits(&self, query: &EventQuery) -> bool {
+        let of: Vec<&ExpectedDelivery> = self
             .deliveries
             .iter()
             .filter(|d| query.subscription.is_none_or(|id| id.0 == d.subscription))
@@ -651,7 +666,7 @@ impl Told {
     }
 }
 
-fn query() -> impl Strategy<Value = (Query, u64)> {
+fn query() -> impl Strategy<Value = (EventQuery, u64)> {
     let rarely = |n: std::ops::Range<u64>| prop::option::weighted(0.25, n);
     (
         (
@@ -686,7 +701,7 @@ fn query() -> impl Strategy<Value = (Query, u64)> {
                     Outcome::NotFound,
                 ];
                 let at = |seconds: u64| Timestamp::from_nanos(support::EPOCH) + Duration::from_secs(seconds);
-                let query = Query {
+                let query = EventQuery {
                     id: id.map(|id| format!("e{id}")),
                     topic: topic.map(TopicId),
                     subscription: subscription.map(SubscriptionId),
@@ -713,10 +728,10 @@ proptest! {
         ops in prop::collection::vec(op(), 1..150),
         queries in prop::collection::vec(query(), 12),
     ) {
-        let mut world = World::new();
+        let mut world = RecorderModel::new();
         for (number, op) in ops.iter().enumerate() {
             world.apply(op);
-            if number % 40 == 39 || matches!(op, Op::Crash { .. }) {
+            if number % 40 == 39 || matches!(op, RecorderOp::Crash { .. }) {
                 let expected = world.expected();
                 world.check_traces(&expected);
             }
@@ -728,7 +743,7 @@ proptest! {
                 world.check_search(&expected, query, *budget);
             }
             // The same from files alone.
-            world.apply(&Op::Restart);
+            world.apply(&RecorderOp::Restart);
         }
     }
 }
@@ -737,12 +752,14 @@ proptest! {
 /// segment may end in between. Publishes until that has happened.
 #[test]
 fn an_attempt_at_the_end_of_the_segment_before_is_found() {
-    let mut world = World::new();
-    let straddles = |world: &World| {
+    let mut world = RecorderModel::new();
+    let straddles = |world: &RecorderModel| {
         let pairs = world.kept.windows(2);
-        let straddles = |pair: &&[Kept]| {
-            matches!((&pair[0].what, &pair[1].what), (What::Said(_), What::Accepted(_)))
-                && pair[0].segment != pair[1].segment
+        let straddles = |pair: &&[ModelRecord]| {
+            matches!(
+                (&pair[0].what, &pair[1].what),
+                (RecordedItem::Said(_), RecordedItem::Accepted(_))
+            ) && pair[0].segment != pair[1].segment
         };
         pairs.filter(straddles).count()
     };
@@ -757,9 +774,9 @@ fn an_attempt_at_the_end_of_the_segment_before_is_found() {
     assert_eq!(straddles(&world), 2);
     let expected = world.expected();
     world.check_traces(&expected);
-    let query = Query {
+    let query = EventQuery {
         limit: 7,
-        ..Query::default()
+        ..EventQuery::default()
     };
     world.check_search(&expected, &query, postrider_recorder::BUDGET);
 }

@@ -1,16 +1,16 @@
 //! A storage account in memory that outlives the server's crashes; the network to it, with faults
 //! and with the points at which the power may go; and the archive, with crash points of its own.
 
-use crate::audit::Audit;
-use crate::chance::Chance;
+use crate::audit::Auditor;
 use crate::clock::SimClock;
-use crate::crash::Power;
+use crate::crash::PowerSupply;
+use crate::seeded_chance::SeededChance;
 use async_trait::async_trait;
 use bytes::Bytes;
 use postrider_core::ids::SubscriptionId;
-use postrider_core::retry::Reason;
-use postrider_engine::blobs::{BlobError, Blobs, Stored};
-use postrider_store::{Archive, BlobFilter, BlobId, BlobRecord, Error, Mark, ReplayJob};
+use postrider_core::retry::GiveUpReason;
+use postrider_engine::blobs::{BlobError, BlobStore, WrittenBlobVersion};
+use postrider_store::{Archive, BlobFilter, BlobId, BlobRecord, DeadLetterMark, Error, ReplayJob};
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -23,12 +23,12 @@ const SLOW_MAX: u64 = 20;
 #[derive(Default)]
 pub struct MemoryBlobs {
     blobs: Mutex<BTreeMap<(String, String), Bytes>>,
-    audit: Option<Arc<Audit>>,
+    audit: Option<Arc<Auditor>>,
 }
 
 impl MemoryBlobs {
     /// A store whose auditor observes all writes.
-    pub fn watched(audit: Arc<Audit>) -> MemoryBlobs {
+    pub fn watched(audit: Arc<Auditor>) -> MemoryBlobs {
         MemoryBlobs {
             blobs: Mutex::default(),
             audit: Some(audit),
@@ -48,7 +48,7 @@ fn check(account: &str) -> Result<(), BlobError> {
 }
 
 #[async_trait]
-impl Blobs for MemoryBlobs {
+impl BlobStore for MemoryBlobs {
     fn accounts(&self) -> Vec<String> {
         vec![ACCOUNT.to_owned()]
     }
@@ -67,14 +67,14 @@ impl Blobs for MemoryBlobs {
         container: &str,
         path: &str,
         body: Bytes,
-    ) -> Result<Stored, BlobError> {
+    ) -> Result<WrittenBlobVersion, BlobError> {
         check(account)?;
         let place = (container.to_owned(), path.to_owned());
         if let Some(audit) = &self.audit {
             audit.blob_put(account, place.clone(), &body);
         }
         self.blobs().insert(place, body);
-        Ok(Stored {
+        Ok(WrittenBlobVersion {
             etag: "0x1".to_owned(),
             url: format!("memory:///{account}/{container}/{path}"),
         })
@@ -95,8 +95,8 @@ impl Blobs for MemoryBlobs {
 }
 
 /// The network between the server and its store.
-pub struct Weather {
-    chance: Mutex<Chance>,
+pub struct StoreFaults {
+    chance: Mutex<SeededChance>,
     out_of_reach: AtomicBool,
     calm: AtomicBool,
     /// The percentage of answers that are errors although the blob was written.
@@ -105,12 +105,12 @@ pub struct Weather {
     slow_percent: u64,
 }
 
-impl Weather {
-    pub fn any(chance: &mut Chance) -> Weather {
-        Weather {
+impl StoreFaults {
+    pub fn any(chance: &mut SeededChance) -> StoreFaults {
+        StoreFaults {
             lies_percent: [0, 0, 10, 50][chance.below(4) as usize],
             slow_percent: [0, 20, 60][chance.below(3) as usize],
-            chance: Mutex::new(Chance::new(chance.any())),
+            chance: Mutex::new(SeededChance::new(chance.any())),
             out_of_reach: AtomicBool::new(false),
             calm: AtomicBool::new(false),
         }
@@ -145,10 +145,10 @@ impl Weather {
 /// The store during one life of the server.
 pub struct CrashBlobs {
     /// The store, or a planted bug in front of it.
-    pub inner: Arc<dyn Blobs>,
-    pub weather: Arc<Weather>,
-    pub power: Arc<Power>,
-    pub audit: Arc<Audit>,
+    pub inner: Arc<dyn BlobStore>,
+    pub weather: Arc<StoreFaults>,
+    pub power: Arc<PowerSupply>,
+    pub audit: Arc<Auditor>,
     pub clock: Arc<SimClock>,
 }
 
@@ -171,7 +171,7 @@ fn unreachable(detail: &str) -> BlobError {
 }
 
 #[async_trait]
-impl Blobs for CrashBlobs {
+impl BlobStore for CrashBlobs {
     fn accounts(&self) -> Vec<String> {
         self.inner.accounts()
     }
@@ -190,7 +190,7 @@ impl Blobs for CrashBlobs {
         container: &str,
         path: &str,
         body: Bytes,
-    ) -> Result<Stored, BlobError> {
+    ) -> Result<WrittenBlobVersion, BlobError> {
         self.point()?;
         let (takes, lies) = self.weather.of_one_request();
         if self.weather.out_of_reach.load(SeqCst) {
@@ -221,8 +221,8 @@ impl Blobs for CrashBlobs {
 /// The archive during one life of the server.
 pub struct CrashArchive {
     pub inner: Arc<dyn Archive>,
-    pub power: Arc<Power>,
-    pub audit: Arc<Audit>,
+    pub power: Arc<PowerSupply>,
+    pub audit: Arc<Auditor>,
 }
 
 #[async_trait]
@@ -255,11 +255,11 @@ impl Archive for CrashArchive {
         self.inner.last().await
     }
 
-    async fn counts(&self) -> Result<Vec<(SubscriptionId, Reason, u64)>, Error> {
+    async fn counts(&self) -> Result<Vec<(SubscriptionId, GiveUpReason, u64)>, Error> {
         self.inner.counts().await
     }
 
-    async fn mark(&self, id: BlobId, marks: Vec<Mark>) -> Result<(), Error> {
+    async fn mark(&self, id: BlobId, marks: Vec<DeadLetterMark>) -> Result<(), Error> {
         self.inner.mark(id, marks).await
     }
 
@@ -267,7 +267,11 @@ impl Archive for CrashArchive {
         self.inner.remove(id).await
     }
 
-    async fn put_job(&self, job: ReplayJob, marks: Option<(BlobId, Vec<Mark>)>) -> Result<(), Error> {
+    async fn put_job(
+        &self,
+        job: ReplayJob,
+        marks: Option<(BlobId, Vec<DeadLetterMark>)>,
+    ) -> Result<(), Error> {
         self.inner.put_job(job, marks).await
     }
 

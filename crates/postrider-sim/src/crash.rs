@@ -1,19 +1,19 @@
 //! A log and a catalog that crash at chosen points, before and after each durable step rather than
 //! at random instants; and a disk that is full for a while.
 
-use crate::audit::{Audit, Delay};
+use crate::audit::{AuditedDelay, Auditor};
 use crate::clock::SimClock;
 use crate::receivers::{self, HOST};
-use crate::scene::ACCOUNT_TOPIC;
+use crate::workload::ACCOUNT_TOPIC;
 use async_trait::async_trait;
-use postrider_core::event::Batch;
+use postrider_core::event::PublishedBatch;
 use postrider_core::ids::{Position, SubscriptionId};
 use postrider_core::time::Timestamp;
 use postrider_engine::endpoint::DelayScope;
 use postrider_store::memory::MemoryLog;
 use postrider_store::{
-    Backlog, Catalog, Change, Claim, Error, EventLog, Health, Letter, LetterKey, LettersWaiting, Listener,
-    Loaded, Settled, Want,
+    Backlog, Catalog, CatalogChange, CatalogContent, Claim, ClaimLimits, DeadLetterKey, Error, EventLog,
+    LogHealth, LogListener, PendingDeadLetter, PendingDeadLetters, Settlement,
 };
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 use std::sync::{Arc, Mutex};
@@ -25,7 +25,7 @@ const DURABLE_WITHIN: Duration = Duration::from_millis(100);
 
 /// The power supply and the disk space of one life of the server.
 #[derive(Default)]
-pub struct Power {
+pub struct PowerSupply {
     /// The number of the point at which to crash.
     crash_at: u64,
     points: AtomicU64,
@@ -35,11 +35,11 @@ pub struct Power {
     has_room: Notify,
 }
 
-impl Power {
-    pub fn until(crash_at: u64) -> Power {
-        Power {
+impl PowerSupply {
+    pub fn until(crash_at: u64) -> PowerSupply {
+        PowerSupply {
             crash_at,
-            ..Power::default()
+            ..PowerSupply::default()
         }
     }
 
@@ -85,8 +85,8 @@ pub struct CrashLog {
     pub memory: Arc<MemoryLog>,
     /// The same log, or a planted bug in front of it.
     inner: Arc<dyn EventLog>,
-    power: Arc<Power>,
-    audit: Arc<Audit>,
+    power: Arc<PowerSupply>,
+    audit: Arc<Auditor>,
     clock: Arc<SimClock>,
     /// The interval at which progress is written: the real log writes it in batches.
     checkpoint_every: u64,
@@ -98,8 +98,8 @@ impl CrashLog {
     pub fn new(
         memory: Arc<MemoryLog>,
         inner: Arc<dyn EventLog>,
-        power: Arc<Power>,
-        audit: Arc<Audit>,
+        power: Arc<PowerSupply>,
+        audit: Arc<Auditor>,
         clock: Arc<SimClock>,
         checkpoint_every: u64,
     ) -> CrashLog {
@@ -139,7 +139,7 @@ impl CrashLog {
 
 #[async_trait]
 impl EventLog for CrashLog {
-    async fn append(&self, batch: Batch) -> Result<Position, Error> {
+    async fn append(&self, batch: PublishedBatch) -> Result<Position, Error> {
         let announcement = (batch.topic == ACCOUNT_TOPIC).then(|| batch.body.clone());
         let powered = self.power.point();
         self.pass_time();
@@ -160,14 +160,19 @@ impl EventLog for CrashLog {
         Ok(position)
     }
 
-    async fn claim(&self, of: SubscriptionId, now: Timestamp, want: Want) -> Result<Vec<Claim>, Error> {
+    async fn claim(
+        &self,
+        of: SubscriptionId,
+        now: Timestamp,
+        want: ClaimLimits,
+    ) -> Result<Vec<Claim>, Error> {
         self.power.point()?;
         let claims = self.inner.claim(of, now, want).await?;
         self.audit.claimed(&claims);
         Ok(claims)
     }
 
-    async fn settle(&self, of: SubscriptionId, settled: Vec<Settled>) -> Result<(), Error> {
+    async fn settle(&self, of: SubscriptionId, settled: Vec<Settlement>) -> Result<(), Error> {
         // The receiver has the event but the log does not know yet: a crash here delivers twice.
         self.power.room().await?;
         self.pass_time();
@@ -205,25 +210,25 @@ impl EventLog for CrashLog {
         }
     }
 
-    fn letters_waiting(&self) -> Vec<LettersWaiting> {
-        self.inner.letters_waiting()
+    fn pending_dead_letters(&self) -> Vec<PendingDeadLetters> {
+        self.inner.pending_dead_letters()
     }
 
     async fn letters(
         &self,
         of: SubscriptionId,
-        after: Option<LetterKey>,
+        after: Option<DeadLetterKey>,
         until: Timestamp,
-        want: Want,
-    ) -> Result<Vec<Letter>, Error> {
+        want: ClaimLimits,
+    ) -> Result<Vec<PendingDeadLetter>, Error> {
         self.power.point()?;
         self.inner.letters(of, after, until, want).await
     }
 
-    async fn letters_done(&self, of: SubscriptionId, letters: Vec<LetterKey>) -> Result<(), Error> {
+    async fn dead_letters_done(&self, of: SubscriptionId, letters: Vec<DeadLetterKey>) -> Result<(), Error> {
         self.audit.forgetting(of, &letters);
         self.power.room().await?;
-        self.inner.letters_done(of, letters.clone()).await?;
+        self.inner.dead_letters_done(of, letters.clone()).await?;
         self.audit.forgotten(of, &letters);
         self.power.point()
     }
@@ -261,7 +266,7 @@ impl EventLog for CrashLog {
         self.inner.backlog(of)
     }
 
-    fn health(&self) -> Health {
+    fn health(&self) -> LogHealth {
         self.inner.health()
     }
 
@@ -269,7 +274,7 @@ impl EventLog for CrashLog {
         self.inner.identity()
     }
 
-    fn listen(&self, listener: Arc<dyn Listener>) {
+    fn listen(&self, listener: Arc<dyn LogListener>) {
         self.inner.listen(listener);
     }
 
@@ -282,17 +287,17 @@ impl EventLog for CrashLog {
 /// The catalog during one life of the server.
 pub struct CrashCatalog {
     pub inner: Arc<dyn Catalog>,
-    pub power: Arc<Power>,
-    pub audit: Arc<Audit>,
+    pub power: Arc<PowerSupply>,
+    pub audit: Arc<Auditor>,
 }
 
 #[async_trait]
 impl Catalog for CrashCatalog {
-    async fn load(&self) -> Result<Loaded, Error> {
+    async fn load(&self) -> Result<CatalogContent, Error> {
         self.inner.load().await
     }
 
-    async fn commit(&self, changes: Vec<Change>) -> Result<(), Error> {
+    async fn commit(&self, changes: Vec<CatalogChange>) -> Result<(), Error> {
         self.power.point()?;
         if self.power.full() {
             return Err(Error::Unavailable("the disk is full".into()));
@@ -300,15 +305,15 @@ impl Catalog for CrashCatalog {
         for change in &changes {
             match change {
                 // The delays of dead-letter stores are stored next to those of receivers.
-                Change::PutEndpointDelay(one) if one.endpoint.starts_with(HOST) => {
-                    let delay = Delay {
+                CatalogChange::PutEndpointDelay(one) if one.endpoint.starts_with(HOST) => {
+                    let delay = AuditedDelay {
                         until: one.delay.until,
                         step: one.delay.step,
                     };
                     let (endpoint, scope) = DelayScope::parse(&one.endpoint);
                     self.audit.kept(receivers::number(endpoint), scope, Some(delay));
                 }
-                Change::DeleteEndpointDelay(endpoint) if endpoint.starts_with(HOST) => {
+                CatalogChange::DeleteEndpointDelay(endpoint) if endpoint.starts_with(HOST) => {
                     let (endpoint, scope) = DelayScope::parse(endpoint);
                     self.audit.kept(receivers::number(endpoint), scope, None);
                 }

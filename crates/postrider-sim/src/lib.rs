@@ -5,11 +5,11 @@
 //! would take from them. The auditor observes what publishers were told, what receivers got and
 //! what was recorded, has the documents' tables, and knows nothing else.
 
-pub mod world;
-pub mod scene;
+pub mod simulated_run;
+pub mod workload;
 pub mod receivers;
 pub mod crash;
 pub mod blobs;
 pub mod audit;
-pub mod chance;
+pub mod seeded_chance;
 pub mod clock;

@@ -1,14 +1,16 @@
 //! Simulated webhook receivers: healthy, slow, flapping, hanging, broken, selective, redirecting,
 //! with huge answers.
 
-use crate::audit::{Audit, Came, Seen};
-use crate::chance::Chance;
+use crate::audit::{Auditor, ObservedRequest, ReceiverOutcome};
+use crate::seeded_chance::SeededChance;
 use async_trait::async_trait;
 use bytes::Bytes;
 use http::header::{HeaderValue, LOCATION, RETRY_AFTER};
-use postrider_core::json::Raw;
+use postrider_core::json::RawJson;
 use postrider_core::time::{Clock, Timestamp};
-use postrider_engine::deliver::{Answer, Failure, FailureKind, Reply, Request, Transport};
+use postrider_engine::deliver::{
+    DeliveryAnswer, DeliveryReply, DeliveryRequest, DeliveryTransport, TransportFailure, TransportFailureKind,
+};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -24,7 +26,7 @@ static HUGE: [u8; 64 * 1024] = [b'x'; 64 * 1024];
 
 /// How one receiver behaves until the faults stop.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Manner {
+pub enum ReceiverBehavior {
     Healthy,
     /// Answers 200 after this many seconds.
     Slow(u64),
@@ -55,25 +57,25 @@ pub enum Manner {
     TakesAndResets(u64),
 }
 
-impl Manner {
-    pub fn any(chance: &mut Chance) -> Manner {
+impl ReceiverBehavior {
+    pub fn any(chance: &mut SeededChance) -> ReceiverBehavior {
         const OFTEN: [u16; 9] = [400, 401, 403, 404, 408, 413, 500, 503, 429];
         match chance.below(16) {
-            0 => Manner::Healthy,
-            1 => Manner::Slow(1 + chance.below(45)),
-            2 => Manner::Flaky(10 + chance.below(80)),
-            3 => Manner::Flaky(95),
-            4 => Manner::DownFor(60 + chance.below(7000)),
-            5 => Manner::UnknownFor(60 + chance.below(7000)),
-            6 => Manner::HangsFor(60 + chance.below(7000)),
-            7 => Manner::Flapping(5 + chance.below(1200)),
-            8 | 9 => Manner::Answers(OFTEN[chance.below(9) as usize]),
-            10 => Manner::Redirects([301, 302, 307, 308][chance.below(4) as usize]),
-            11 => Manner::HugeBody([200, 500][chance.below(2) as usize], chance.below(12)),
-            12 => Manner::Late(31 + chance.below(170)),
-            13 => Manner::AsksToWait(20 + chance.below(80)),
-            14 => Manner::Choosy,
-            _ => Manner::TakesAndResets(10 + chance.below(50)),
+            0 => ReceiverBehavior::Healthy,
+            1 => ReceiverBehavior::Slow(1 + chance.below(45)),
+            2 => ReceiverBehavior::Flaky(10 + chance.below(80)),
+            3 => ReceiverBehavior::Flaky(95),
+            4 => ReceiverBehavior::DownFor(60 + chance.below(7000)),
+            5 => ReceiverBehavior::UnknownFor(60 + chance.below(7000)),
+            6 => ReceiverBehavior::HangsFor(60 + chance.below(7000)),
+            7 => ReceiverBehavior::Flapping(5 + chance.below(1200)),
+            8 | 9 => ReceiverBehavior::Answers(OFTEN[chance.below(9) as usize]),
+            10 => ReceiverBehavior::Redirects([301, 302, 307, 308][chance.below(4) as usize]),
+            11 => ReceiverBehavior::HugeBody([200, 500][chance.below(2) as usize], chance.below(12)),
+            12 => ReceiverBehavior::Late(31 + chance.below(170)),
+            13 => ReceiverBehavior::AsksToWait(20 + chance.below(80)),
+            14 => ReceiverBehavior::Choosy,
+            _ => ReceiverBehavior::TakesAndResets(10 + chance.below(50)),
         }
     }
 
@@ -81,18 +83,21 @@ impl Manner {
     pub fn is_quick(self) -> bool {
         !matches!(
             self,
-            Manner::Slow(_) | Manner::HangsFor(_) | Manner::HugeBody(..) | Manner::Late(_)
+            ReceiverBehavior::Slow(_)
+                | ReceiverBehavior::HangsFor(_)
+                | ReceiverBehavior::HugeBody(..)
+                | ReceiverBehavior::Late(_)
         )
     }
 }
 
-pub struct Receivers {
-    pub manners: Vec<Manner>,
+pub struct SimulatedReceivers {
+    pub manners: Vec<ReceiverBehavior>,
     pub clock: Arc<dyn Clock>,
     /// Waits for this much time to pass, whatever the clock shows.
-    pub pass: Pass,
-    pub audit: Arc<Audit>,
-    pub chance: Mutex<Chance>,
+    pub pass: PassTime,
+    pub audit: Arc<Auditor>,
+    pub chance: Mutex<SeededChance>,
     /// Whether every receiver is healthy from now on.
     pub calm: AtomicBool,
     pub started: Timestamp,
@@ -100,51 +105,51 @@ pub struct Receivers {
     pub latency_max: Duration,
 }
 
-type Pass = Box<dyn Fn(Duration) -> std::pin::Pin<Box<dyn Future<Output = ()> + Send>> + Send + Sync>;
+type PassTime = Box<dyn Fn(Duration) -> std::pin::Pin<Box<dyn Future<Output = ()> + Send>> + Send + Sync>;
 
 /// A receiver's reaction to one request.
 #[derive(Default)]
-struct Doing {
+struct ReceiverReaction {
     takes: Duration,
     /// None: no answer ever comes.
-    came: Option<Came>,
-    answer: Answer,
+    came: Option<ReceiverOutcome>,
+    answer: DeliveryAnswer,
     retry_after: Option<Duration>,
 }
 
-impl Doing {
-    fn answer(status: u16) -> Doing {
-        Doing {
-            came: Some(Came::Answered(status)),
-            answer: Answer {
+impl ReceiverReaction {
+    fn answer(status: u16) -> ReceiverReaction {
+        ReceiverReaction {
+            came: Some(ReceiverOutcome::Answered(status)),
+            answer: DeliveryAnswer {
                 status,
-                ..Answer::default()
+                ..DeliveryAnswer::default()
             },
-            ..Doing::default()
+            ..ReceiverReaction::default()
         }
     }
 
-    fn answer_after(status: u16, seconds: u64) -> Doing {
-        Doing {
+    fn answer_after(status: u16, seconds: u64) -> ReceiverReaction {
+        ReceiverReaction {
             takes: Duration::from_secs(seconds),
-            ..Doing::answer(status)
+            ..ReceiverReaction::answer(status)
         }
     }
 
-    fn broken() -> Doing {
-        Doing {
-            came: Some(Came::Broken),
-            ..Doing::default()
+    fn broken() -> ReceiverReaction {
+        ReceiverReaction {
+            came: Some(ReceiverOutcome::Broken),
+            ..ReceiverReaction::default()
         }
     }
 }
 
-impl Receivers {
-    fn decide(&self, receiver: usize, ids: &[u64], now: Timestamp) -> Doing {
+impl SimulatedReceivers {
+    fn decide(&self, receiver: usize, ids: &[u64], now: Timestamp) -> ReceiverReaction {
         let mut chance = self.chance.lock().expect("no panic holds it");
         let millis = 1 + chance.below(self.latency_max.as_millis().max(1) as u64);
         let mut doing = if self.calm.load(Relaxed) {
-            Doing::answer(200)
+            ReceiverReaction::answer(200)
         } else {
             let age = now.since(self.started).as_secs();
             act(self.manners[receiver], &mut chance, age, ids, now)
@@ -156,45 +161,53 @@ impl Receivers {
     }
 }
 
-fn act(manner: Manner, chance: &mut Chance, age: u64, ids: &[u64], now: Timestamp) -> Doing {
+fn act(
+    manner: ReceiverBehavior,
+    chance: &mut SeededChance,
+    age: u64,
+    ids: &[u64],
+    now: Timestamp,
+) -> ReceiverReaction {
     match manner {
-        Manner::Slow(seconds) | Manner::Late(seconds) => Doing::answer_after(200, seconds),
-        Manner::Flaky(percent) if chance.percent(percent) => {
-            const STATUSES: [u16; 12] = [500, 503, 429, 408, 302, 409, 599, 205, 201, 204, 404, 500];
-            Doing::answer(STATUSES[chance.below(12) as usize])
+        ReceiverBehavior::Slow(seconds) | ReceiverBehavior::Late(seconds) => {
+            ReceiverReaction::answer_after(200, seconds)
         }
-        Manner::DownFor(seconds) if age < seconds => Doing::broken(),
-        Manner::UnknownFor(seconds) if age < seconds => Doing {
-            came: Some(Came::Unresolved),
-            ..Doing::default()
+        ReceiverBehavior::Flaky(percent) if chance.percent(percent) => {
+            const STATUSES: [u16; 12] = [500, 503, 429, 408, 302, 409, 599, 205, 201, 204, 404, 500];
+            ReceiverReaction::answer(STATUSES[chance.below(12) as usize])
+        }
+        ReceiverBehavior::DownFor(seconds) if age < seconds => ReceiverReaction::broken(),
+        ReceiverBehavior::UnknownFor(seconds) if age < seconds => ReceiverReaction {
+            came: Some(ReceiverOutcome::Unresolved),
+            ..ReceiverReaction::default()
         },
-        Manner::HangsFor(seconds) if age < seconds => Doing::default(),
-        Manner::Flapping(period) if (age / period) % 2 == 1 => Doing::broken(),
-        Manner::Answers(status) => Doing::answer(status),
-        Manner::Redirects(status) => {
-            let mut doing = Doing::answer(status);
+        ReceiverBehavior::HangsFor(seconds) if age < seconds => ReceiverReaction::default(),
+        ReceiverBehavior::Flapping(period) if (age / period) % 2 == 1 => ReceiverReaction::broken(),
+        ReceiverBehavior::Answers(status) => ReceiverReaction::answer(status),
+        ReceiverBehavior::Redirects(status) => {
+            let mut doing = ReceiverReaction::answer(status);
             let elsewhere = format!("{HOST}{ELSEWHERE}");
             let location = HeaderValue::try_from(elsewhere).expect("our own text");
             doing.answer.headers.insert(LOCATION, location);
             doing
         }
-        Manner::HugeBody(status, seconds) => {
-            let mut doing = Doing::answer_after(status, seconds);
+        ReceiverBehavior::HugeBody(status, seconds) => {
+            let mut doing = ReceiverReaction::answer_after(status, seconds);
             doing.answer.body = Bytes::from_static(&HUGE);
             doing
         }
-        Manner::AsksToWait(percent) if chance.percent(percent) => ask_to_wait(chance, now),
-        Manner::Choosy if ids.iter().any(|id| id.is_multiple_of(5)) => {
-            Doing::answer(if ids[0].is_multiple_of(2) { 400 } else { 413 })
+        ReceiverBehavior::AsksToWait(percent) if chance.percent(percent) => ask_to_wait(chance, now),
+        ReceiverBehavior::Choosy if ids.iter().any(|id| id.is_multiple_of(5)) => {
+            ReceiverReaction::answer(if ids[0].is_multiple_of(2) { 400 } else { 413 })
         }
-        Manner::TakesAndResets(percent) if chance.percent(percent) => Doing::broken(),
-        _ => Doing::answer(200),
+        ReceiverBehavior::TakesAndResets(percent) if chance.percent(percent) => ReceiverReaction::broken(),
+        _ => ReceiverReaction::answer(200),
     }
 }
 
-fn ask_to_wait(chance: &mut Chance, now: Timestamp) -> Doing {
+fn ask_to_wait(chance: &mut SeededChance, now: Timestamp) -> ReceiverReaction {
     let status = [429, 503, 500][chance.below(3) as usize];
-    let mut doing = Doing::answer(status);
+    let mut doing = ReceiverReaction::answer(status);
     let seconds = 1 + chance.below(4000);
     let (text, asked) = match chance.below(6) {
         0 | 1 => (seconds.to_string(), Some(Duration::from_secs(seconds))),
@@ -237,19 +250,19 @@ pub fn number(url: &str) -> usize {
 }
 
 #[async_trait]
-impl Transport for Receivers {
-    async fn send(self: Arc<Self>, request: Request) -> Reply {
+impl DeliveryTransport for SimulatedReceivers {
+    async fn send(self: Arc<Self>, request: DeliveryRequest) -> DeliveryReply {
         let path = request.url.path().trim_start_matches('/');
         if path == ELSEWHERE {
             self.audit.strayed();
-            return Reply::Answered(Doing::answer(200).answer);
+            return DeliveryReply::Answered(ReceiverReaction::answer(200).answer);
         }
         let body = request.body_bytes();
         let body = std::str::from_utf8(&body).expect("bodies are JSON");
-        let raw = Raw::parse(body).expect("bodies are JSON");
+        let raw = RawJson::parse(body).expect("bodies are JSON");
         if path == LISTENER {
-            raw.elements().for_each(|event| self.audit.told_of_blob(event));
-            return Reply::Answered(Doing::answer(200).answer);
+            raw.elements().for_each(|event| self.audit.blob_announced(event));
+            return DeliveryReply::Answered(ReceiverReaction::answer(200).answer);
         }
         let receiver: usize = path.parse().expect("our own URLs");
         let ids: Vec<u64> = raw.elements().map(|e| id_of(e)).collect();
@@ -257,7 +270,7 @@ impl Transport for Receivers {
         let count = header("aeg-delivery-count").parse().expect("a number");
         let name = header("aeg-subscription-name").to_lowercase();
         let doing = self.decide(receiver, &ids, self.clock.now());
-        let attempt = self.audit.arrived(Seen {
+        let attempt = self.audit.arrived(ObservedRequest {
             subscription: name,
             receiver,
             ids,
@@ -272,21 +285,26 @@ impl Transport for Receivers {
         }
         self.audit.ended(attempt, came, doing.retry_after);
         let failed = |kind, detail: &str| {
-            Reply::Failed(Failure {
+            DeliveryReply::Failed(TransportFailure {
                 kind,
                 detail: detail.to_owned(),
             })
         };
         match came {
-            Came::Answered(_) => Reply::Answered(doing.answer),
-            Came::Unresolved => failed(FailureKind::Resolution, "no such host"),
-            Came::Broken | Came::TimedOut => failed(FailureKind::Socket, "connection reset"),
+            ReceiverOutcome::Answered(_) => DeliveryReply::Answered(doing.answer),
+            ReceiverOutcome::Unresolved => failed(TransportFailureKind::Resolution, "no such host"),
+            ReceiverOutcome::Broken | ReceiverOutcome::TimedOut => {
+                failed(TransportFailureKind::Socket, "connection reset")
+            }
         }
     }
 }
 
 /// The number in an event's id.
-fn id_of(event: Raw<'_>) -> u64 {
-    let id = event.get("id").and_then(Raw::as_str).expect("events have ids");
+fn id_of(event: RawJson<'_>) -> u64 {
+    let id = event
+        .get("id")
+        .and_then(RawJson::as_str)
+        .expect("events have ids");
     id.parse().expect("ids are numbers")
 }

@@ -11,27 +11,28 @@ mod fault_disk;
 
 use async_trait::async_trait;
 use bytes::Bytes;
-use fault_disk::{FaultDisk, Image};
-use postrider_core::event::Batch;
+use fault_disk::{DiskImage, FaultDisk};
+use postrider_core::event::PublishedBatch;
 use postrider_core::ids::{Position, SubscriptionId};
 use postrider_core::time::{Clock, Timestamp};
 use postrider_embedded::EmbeddedLog;
 use postrider_embedded::disk::{Disk, DiskFile};
-use postrider_engine::blobs::{BlobError, Blobs, Stored};
+use postrider_engine::blobs::{BlobError, BlobStore, WrittenBlobVersion};
 use postrider_engine::clock::SystemClock;
-use postrider_engine::dead_letters::DeadLetters;
-use postrider_engine::virtual_time::{Target, TestClock, VirtualTime, WatchedTransport};
-use postrider_engine::{Engine, Parts, dispatch, handshake};
-use postrider_sim::audit::{Audit, Kind, Wrong};
+use postrider_engine::dead_letters::DeadLetterService;
+use postrider_engine::virtual_time::{AdvanceTarget, SteppedClock, VirtualTime, WatchedTransport};
+use postrider_engine::{Engine, EngineParts, dispatch, handshake};
+use postrider_sim::audit::{Auditor, Violation, ViolationKind};
 use postrider_sim::blobs::MemoryBlobs;
-use postrider_sim::chance::Chance;
 use postrider_sim::clock::EPOCH;
-use postrider_sim::crash::{CrashCatalog, Power};
-use postrider_sim::receivers::{Manner, Receivers};
-use postrider_sim::scene::{ACCOUNT_TOPIC, Scene};
+use postrider_sim::crash::{CrashCatalog, PowerSupply};
+use postrider_sim::receivers::{ReceiverBehavior, SimulatedReceivers};
+use postrider_sim::seeded_chance::SeededChance;
+use postrider_sim::workload::{ACCOUNT_TOPIC, SimulatedWorkload};
 use postrider_store::memory::{MemoryArchive, MemoryCatalog};
 use postrider_store::{
-    Backlog, Claim, Error, EventLog, Health, Letter, LetterKey, LettersWaiting, Listener, Settled, Want,
+    Backlog, Claim, ClaimLimits, DeadLetterKey, Error, EventLog, LogHealth, LogListener, PendingDeadLetter,
+    PendingDeadLetters, Settlement,
 };
 use std::io::{self, IoSlice};
 use std::path::Path;
@@ -48,21 +49,21 @@ const REST: Duration = Duration::from_secs(40 * 3600);
 
 /// The stored state that a restart finds.
 #[derive(Clone, Default)]
-struct Found {
-    image: Image,
+struct DiskState {
+    image: DiskImage,
     state: Option<Vec<u8>>,
 }
 
 /// A log that reports its calls to the auditor until the power goes.
 struct WatchedLog {
     log: EmbeddedLog,
-    audit: Arc<Audit>,
+    audit: Arc<Auditor>,
     cut: Arc<AtomicBool>,
 }
 
 #[async_trait]
 impl EventLog for WatchedLog {
-    async fn append(&self, batch: Batch) -> Result<Position, Error> {
+    async fn append(&self, batch: PublishedBatch) -> Result<Position, Error> {
         let announcement = (batch.topic == ACCOUNT_TOPIC).then(|| batch.body.clone());
         let appended = self.log.append(batch).await;
         let heard = appended.is_ok() && !self.cut.load(SeqCst);
@@ -72,7 +73,12 @@ impl EventLog for WatchedLog {
         appended
     }
 
-    async fn claim(&self, of: SubscriptionId, now: Timestamp, want: Want) -> Result<Vec<Claim>, Error> {
+    async fn claim(
+        &self,
+        of: SubscriptionId,
+        now: Timestamp,
+        want: ClaimLimits,
+    ) -> Result<Vec<Claim>, Error> {
         SystemClock
             .sleep_until(SystemClock.now() + Duration::from_millis(2))
             .await;
@@ -81,7 +87,7 @@ impl EventLog for WatchedLog {
         Ok(claims)
     }
 
-    async fn settle(&self, of: SubscriptionId, settled: Vec<Settled>) -> Result<(), Error> {
+    async fn settle(&self, of: SubscriptionId, settled: Vec<Settlement>) -> Result<(), Error> {
         self.audit.settled(of, &settled);
         self.log.settle(of, settled).await
     }
@@ -104,25 +110,25 @@ impl EventLog for WatchedLog {
         Ok(())
     }
 
-    fn letters_waiting(&self) -> Vec<LettersWaiting> {
-        self.log.letters_waiting()
+    fn pending_dead_letters(&self) -> Vec<PendingDeadLetters> {
+        self.log.pending_dead_letters()
     }
 
     async fn letters(
         &self,
         of: SubscriptionId,
-        after: Option<LetterKey>,
+        after: Option<DeadLetterKey>,
         until: Timestamp,
-        want: Want,
-    ) -> Result<Vec<Letter>, Error> {
+        want: ClaimLimits,
+    ) -> Result<Vec<PendingDeadLetter>, Error> {
         self.log.letters(of, after, until, want).await
     }
 
-    async fn letters_done(&self, of: SubscriptionId, letters: Vec<LetterKey>) -> Result<(), Error> {
+    async fn dead_letters_done(&self, of: SubscriptionId, letters: Vec<DeadLetterKey>) -> Result<(), Error> {
         if !self.cut.load(SeqCst) {
             self.audit.forgetting(of, &letters);
         }
-        self.log.letters_done(of, letters.clone()).await?;
+        self.log.dead_letters_done(of, letters.clone()).await?;
         if !self.cut.load(SeqCst) {
             self.audit.forgotten(of, &letters);
         }
@@ -133,8 +139,8 @@ impl EventLog for WatchedLog {
         self.log.release(of, claims);
     }
 
-    fn rest(&self, of: SubscriptionId) {
-        self.log.rest(of);
+    fn release_memory(&self, of: SubscriptionId) {
+        self.log.release_memory(of);
     }
 
     fn next_due(&self) -> Option<Timestamp> {
@@ -165,7 +171,7 @@ impl EventLog for WatchedLog {
         self.log.backlog(of)
     }
 
-    fn health(&self) -> Health {
+    fn health(&self) -> LogHealth {
         self.log.health()
     }
 
@@ -173,7 +179,7 @@ impl EventLog for WatchedLog {
         self.log.identity()
     }
 
-    fn listen(&self, listener: Arc<dyn Listener>) {
+    fn listen(&self, listener: Arc<dyn LogListener>) {
         self.log.listen(listener);
     }
 
@@ -189,7 +195,7 @@ struct WatchedBlobs {
 }
 
 #[async_trait]
-impl Blobs for WatchedBlobs {
+impl BlobStore for WatchedBlobs {
     fn accounts(&self) -> Vec<String> {
         self.blobs.accounts()
     }
@@ -208,7 +214,7 @@ impl Blobs for WatchedBlobs {
         container: &str,
         path: &str,
         body: Bytes,
-    ) -> Result<Stored, BlobError> {
+    ) -> Result<WrittenBlobVersion, BlobError> {
         if self.cut.load(SeqCst) {
             return Err(BlobError::Unreachable {
                 account: account.to_owned(),
@@ -300,32 +306,32 @@ impl DiskFile for LyingFile {
     }
 }
 
-struct World {
+struct EmbeddedRun {
     lying: bool,
     cuts: u64,
-    chance: Chance,
-    clock: Arc<TestClock>,
-    audit: Arc<Audit>,
+    chance: SeededChance,
+    clock: Arc<SteppedClock>,
+    audit: Arc<Auditor>,
     catalog: Arc<MemoryCatalog>,
     blobs: Arc<MemoryBlobs>,
     archive: Arc<MemoryArchive>,
-    receivers: Arc<Receivers>,
-    scene: Scene,
+    receivers: Arc<SimulatedReceivers>,
+    scene: SimulatedWorkload,
     segment_bytes_max: u64,
 }
 
 /// A life of the server, from a start to a crash or a stop.
-struct Life {
+struct EmbeddedLife {
     engine: Arc<Engine>,
     time: VirtualTime,
     disk: FaultDisk,
     directory: TempDir,
     /// Whether the power has gone, and the state that this left.
     cut: Arc<AtomicBool>,
-    left: Arc<Mutex<Found>>,
+    left: Arc<Mutex<DiskState>>,
 }
 
-impl Life {
+impl EmbeddedLife {
     fn is_cut(&self) -> bool {
         self.cut.load(SeqCst)
     }
@@ -335,8 +341,8 @@ impl Life {
     }
 
     /// The state on disk now.
-    fn found(&self) -> Found {
-        Found {
+    fn found(&self) -> DiskState {
+        DiskState {
             image: self.disk.image(),
             state: Some(state(&self.path())),
         }
@@ -349,7 +355,7 @@ impl Life {
         self.disk.at_sync(move |image| {
             flushes += 1;
             if flushes == at {
-                *left.lock().expect("no panic holds it") = Found {
+                *left.lock().expect("no panic holds it") = DiskState {
                     image,
                     state: Some(state(&path)),
                 };
@@ -359,27 +365,27 @@ impl Life {
     }
 }
 
-impl World {
-    fn new(seed: u64, lying: bool) -> World {
-        let mut chance = Chance::new(seed ^ 0xE3BE_DDED);
-        let clock = Arc::new(TestClock::new(EPOCH, Box::new(|_| {})));
+impl EmbeddedRun {
+    fn new(seed: u64, lying: bool) -> EmbeddedRun {
+        let mut chance = SeededChance::new(seed ^ 0xE3BE_DDED);
+        let clock = Arc::new(SteppedClock::new(EPOCH, Box::new(|_| {})));
         let shown = clock.clone();
-        let audit = Arc::new(Audit::new(clock.clone(), move || shown.now().since(EPOCH)));
+        let audit = Arc::new(Auditor::new(clock.clone(), move || shown.now().since(EPOCH)));
         let blobs = Arc::new(MemoryBlobs::watched(audit.clone()));
-        let mut scene = Scene::any(&mut chance, clock.clone(), audit.clone());
+        let mut scene = SimulatedWorkload::any(&mut chance, clock.clone(), audit.clone());
         let mut manners = Vec::new();
         for number in 0..2 + chance.below(3) {
             let manner = if number == 0 {
-                Manner::Healthy
+                ReceiverBehavior::Healthy
             } else {
-                Manner::any(&mut chance)
+                ReceiverBehavior::any(&mut chance)
             };
             audit.receiver(manner.is_quick());
             manners.push(manner);
             scene.subscribe(&mut chance, number as usize, None);
         }
         let passing = clock.clone();
-        let receivers = Receivers {
+        let receivers = SimulatedReceivers {
             manners,
             clock: clock.clone(),
             pass: Box::new(move |time| {
@@ -387,12 +393,12 @@ impl World {
                 Box::pin(async move { clock.sleep_until(clock.now() + time).await })
             }),
             audit: audit.clone(),
-            chance: Mutex::new(Chance::new(chance.any())),
+            chance: Mutex::new(SeededChance::new(chance.any())),
             calm: AtomicBool::new(false),
             started: EPOCH,
             latency_max: Duration::ZERO,
         };
-        World {
+        EmbeddedRun {
             lying,
             cuts: 0,
             segment_bytes_max: [4 << 10, 16 << 10, 64 << 20][chance.below(3) as usize],
@@ -407,9 +413,9 @@ impl World {
         }
     }
 
-    async fn run(mut self) -> Report {
+    async fn run(mut self) -> EmbeddedRunReport {
         self.scene.declare(&*self.catalog).await;
-        let mut found = Found::default();
+        let mut found = DiskState::default();
         for _ in 0..LIVES {
             let life = self.start(found).await;
             if self.chance.percent(60) {
@@ -422,7 +428,7 @@ impl World {
         let life = self.start(found).await;
         self.rest(&life).await;
         life.engine.stop(async {}).await.expect("nothing fails any more");
-        Report {
+        EmbeddedRunReport {
             wrong: self.audit.verdict(),
             events: self.scene.events(),
             attempts: self.audit.attempts() as u64,
@@ -431,7 +437,7 @@ impl World {
         }
     }
 
-    async fn start(&self, found: Found) -> Life {
+    async fn start(&self, found: DiskState) -> EmbeddedLife {
         let directory = tempfile::tempdir().expect("a directory");
         let path = directory.path().join("state.redb");
         if let Some(state) = &found.state {
@@ -457,7 +463,7 @@ impl World {
             blobs: self.blobs.clone(),
             cut: cut.clone(),
         };
-        let parts = Parts {
+        let parts = EngineParts {
             log: Arc::new(WatchedLog {
                 log,
                 audit: self.audit.clone(),
@@ -465,7 +471,7 @@ impl World {
             }),
             catalog: Arc::new(CrashCatalog {
                 inner: self.catalog.clone(),
-                power: Arc::new(Power::until(u64::MAX)),
+                power: Arc::new(PowerSupply::until(u64::MAX)),
                 audit: self.audit.clone(),
             }),
             transport: transport.clone(),
@@ -474,13 +480,13 @@ impl World {
             profiles: self.scene.profiles(),
             id_prefix: "/subscriptions/s".into(),
             dispatch: dispatch::Config::default(),
-            dead_letters: DeadLetters::new(Arc::new(blobs), self.archive.clone(), None),
-            handshake: handshake::Rules::default(),
-            recorder: Arc::new(postrider_engine::recorder::Nothing),
-            node: postrider_engine::node::Node::alone(),
+            dead_letters: DeadLetterService::new(Arc::new(blobs), self.archive.clone(), None),
+            handshake: handshake::HandshakeRules::default(),
+            recorder: Arc::new(postrider_engine::recorder::NoRecorder),
+            node: postrider_engine::node::NodeIdentity::alone(),
         };
         let engine = Engine::start(parts).await.expect("the log is open");
-        Life {
+        EmbeddedLife {
             time: VirtualTime::new(self.clock.clone(), transport, wall, engine.clone()),
             engine,
             disk,
@@ -490,7 +496,7 @@ impl World {
         }
     }
 
-    async fn live(&mut self, life: &Life) {
+    async fn live(&mut self, life: &EmbeddedLife) {
         for _ in 0..4 + self.chance.below(20) {
             match self.chance.below(20) {
                 0..=9 => {
@@ -518,18 +524,18 @@ impl World {
         }
     }
 
-    async fn advance(&self, life: &Life, time: Duration) {
-        let advanced = life.time.advance(Target::By(time), ANSWER_WITHIN).await;
+    async fn advance(&self, life: &EmbeddedLife, time: Duration) {
+        let advanced = life.time.advance(AdvanceTarget::By(time), ANSWER_WITHIN).await;
         advanced.expect("the state database does not fail");
     }
 
     /// Ends a life by the power cut that has happened, or else kills or stops the server.
-    async fn end(&mut self, life: Life) -> Found {
+    async fn end(&mut self, life: EmbeddedLife) -> DiskState {
         let killed = match self.chance.below(3) {
             0 => None,
             1 => Some(life.found()),
             // The power goes while nothing is being written.
-            _ => Some(Found {
+            _ => Some(DiskState {
                 image: life.disk.cut(self.chance.any()),
                 ..life.found()
             }),
@@ -537,7 +543,7 @@ impl World {
         let stopped = life.engine.stop(async {}).await;
         if life.is_cut() {
             self.cuts += 1;
-            self.audit.crashed_somehow();
+            self.audit.crashed_with_unknown_losses();
             return std::mem::take(&mut life.left.lock().expect("no panic holds it"));
         }
         match killed {
@@ -547,19 +553,19 @@ impl World {
                 life.found()
             }
             killed => {
-                self.audit.crashed_somehow();
+                self.audit.crashed_with_unknown_losses();
                 killed.unwrap_or_else(|| life.found())
             }
         }
     }
 
     /// Lets time pass until nothing is left to do, or far too much time has passed.
-    async fn rest(&self, life: &Life) {
+    async fn rest(&self, life: &EmbeddedLife) {
         let deadline = self.clock.now() + REST;
-        let left = |life: &Life| {
+        let left = |life: &EmbeddedLife| {
             let subscriptions = self.scene.subscriptions.iter();
             let backlogs = subscriptions.map(|s| life.engine.log().backlog(s.id));
-            let letters = life.engine.log().letters_waiting();
+            let letters = life.engine.log().pending_dead_letters();
             let letters: u64 = letters.iter().map(|waiting| waiting.count).sum();
             letters + backlogs.map(|b| b.waiting + b.claimed + b.retrying).sum::<u64>()
         };
@@ -574,20 +580,20 @@ impl World {
     }
 }
 
-struct Report {
-    wrong: Vec<Wrong>,
+struct EmbeddedRunReport {
+    wrong: Vec<Violation>,
     events: u64,
     attempts: u64,
     cuts: u64,
     about: String,
 }
 
-fn run(seed: u64, lying: bool) -> Report {
+fn run(seed: u64, lying: bool) -> EmbeddedRunReport {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_time()
         .build()
         .expect("a runtime");
-    runtime.block_on(async { World::new(seed, lying).run().await })
+    runtime.block_on(async { EmbeddedRun::new(seed, lying).run().await })
 }
 
 #[expect(
@@ -639,7 +645,7 @@ fn what_was_accepted_survives_a_disk_that_tears_and_forgets() {
 #[test]
 fn a_disk_that_does_not_flush_is_noticed() {
     for seed in 0..20 {
-        let lost = |wrong: &Wrong| wrong.kind == Kind::Lost;
+        let lost = |wrong: &Violation| wrong.kind == ViolationKind::Lost;
         if run(seed, true).wrong.iter().any(lost) {
             println!("noticed with seed {seed}");
             return;

@@ -2,21 +2,23 @@
 
 use async_trait::async_trait;
 use http::{HeaderMap, HeaderValue};
-use postrider_core::event::{Batch, EventRef, Schema, Span};
+use postrider_core::event::{ByteSpan, EventRef, EventSchema, PublishedBatch};
 use postrider_core::ids::{Secret, SubscriptionId, TopicId};
 use postrider_core::profile::Profiles;
 use postrider_core::subscription::{
-    AttributeValue, DeliveryAttribute, Destination, Origin, Subscription, Topic, WebHook,
+    AttributeValue, DeliveryAttribute, Destination, ResourceOrigin, Subscription, Topic, WebHook,
 };
 use postrider_core::time::{Clock, Timestamp};
-use postrider_engine::dead_letters::DeadLetters;
-use postrider_engine::deliver::{Answer, Failure, FailureKind, Reply, Request, Transport};
-use postrider_engine::handshake::{NotConfirmed, OperationState};
-use postrider_engine::{Engine, Error, Parts, dispatch, handshake};
+use postrider_engine::dead_letters::DeadLetterService;
+use postrider_engine::deliver::{
+    DeliveryAnswer, DeliveryReply, DeliveryRequest, DeliveryTransport, TransportFailure, TransportFailureKind,
+};
+use postrider_engine::handshake::{ConfirmationRefusal, OperationState};
+use postrider_engine::{Engine, EngineParts, Error, dispatch, handshake};
 use postrider_sim::blobs::MemoryBlobs;
 use postrider_sim::clock::SimClock;
 use postrider_store::memory::{MemoryArchive, MemoryCatalog, MemoryLog};
-use postrider_store::{Catalog, Handshake, HandshakeState, Received};
+use postrider_store::{Catalog, Handshake, HandshakeResponse, HandshakeState};
 use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering::{AcqRel, Acquire};
 use std::sync::{Arc, Mutex};
@@ -28,36 +30,36 @@ const API: &str = "2022-06-15";
 
 /// The webhook's reaction to the next request; the last one repeats.
 #[derive(Clone)]
-enum Act {
+enum WebhookAct {
     /// Answers with the code that it was sent.
     Echo,
     Answer(u16, &'static [(&'static str, &'static str)], &'static str),
     Silence,
     Broken,
     /// Reacts like the inner act, once it is notified.
-    Held(Arc<Notify>, Box<Act>),
+    Held(Arc<Notify>, Box<WebhookAct>),
 }
 
-struct Hook {
+struct ScriptedWebhook {
     clock: Arc<SimClock>,
-    acts: Mutex<Vec<Act>>,
-    asked: Mutex<Vec<(Timestamp, Request)>>,
+    acts: Mutex<Vec<WebhookAct>>,
+    asked: Mutex<Vec<(Timestamp, DeliveryRequest)>>,
     in_flight: AtomicUsize,
     most_in_flight: AtomicUsize,
 }
 
-impl Hook {
-    fn set(&self, acts: &[Act]) {
+impl ScriptedWebhook {
+    fn set(&self, acts: &[WebhookAct]) {
         let mut acts = acts.to_vec();
         acts.reverse();
         *self.acts.lock().unwrap() = acts;
     }
 
-    fn asked(&self) -> Vec<(Timestamp, Request)> {
+    fn asked(&self) -> Vec<(Timestamp, DeliveryRequest)> {
         self.asked.lock().unwrap().clone()
     }
 
-    fn next(&self) -> Act {
+    fn next(&self) -> WebhookAct {
         let mut acts = self.acts.lock().unwrap();
         match acts.len() {
             1 => acts[0].clone(),
@@ -65,35 +67,35 @@ impl Hook {
         }
     }
 
-    async fn act(&self, act: Act, request: &Request) -> Reply {
+    async fn act(&self, act: WebhookAct, request: &DeliveryRequest) -> DeliveryReply {
         match act {
-            Act::Silence => std::future::pending().await,
-            Act::Broken => Reply::Failed(Failure {
-                kind: FailureKind::Socket,
+            WebhookAct::Silence => std::future::pending().await,
+            WebhookAct::Broken => DeliveryReply::Failed(TransportFailure {
+                kind: TransportFailureKind::Socket,
                 detail: "hook.example refused the connection".into(),
             }),
-            Act::Answer(status, headers, body) => {
-                let mut answer = Answer {
+            WebhookAct::Answer(status, headers, body) => {
+                let mut answer = DeliveryAnswer {
                     status,
                     body: body.into(),
-                    ..Answer::default()
+                    ..DeliveryAnswer::default()
                 };
                 for (name, value) in headers {
                     answer.headers.insert(*name, HeaderValue::from_static(value));
                 }
-                Reply::Answered(answer)
+                DeliveryReply::Answered(answer)
             }
-            Act::Echo => {
+            WebhookAct::Echo => {
                 let body = json(request);
                 let code = text_after(&body, r#""validationCode":""#);
-                Reply::Answered(Answer {
+                DeliveryReply::Answered(DeliveryAnswer {
                     status: 200,
                     body: format!(r#"{{"validationResponse":"{code}"}}"#).into(),
                     headers: HeaderMap::new(),
-                    ..Answer::default()
+                    ..DeliveryAnswer::default()
                 })
             }
-            Act::Held(go, then) => {
+            WebhookAct::Held(go, then) => {
                 go.notified().await;
                 Box::pin(self.act(*then, request)).await
             }
@@ -101,19 +103,19 @@ impl Hook {
     }
 }
 
-struct InFlight<'a>(&'a AtomicUsize);
+struct OpenRequestCount<'a>(&'a AtomicUsize);
 
-impl Drop for InFlight<'_> {
+impl Drop for OpenRequestCount<'_> {
     fn drop(&mut self) {
         self.0.fetch_sub(1, AcqRel);
     }
 }
 
 #[async_trait]
-impl Transport for Hook {
-    async fn send(self: Arc<Self>, request: Request) -> Reply {
+impl DeliveryTransport for ScriptedWebhook {
+    async fn send(self: Arc<Self>, request: DeliveryRequest) -> DeliveryReply {
         let now_in_flight = self.in_flight.fetch_add(1, AcqRel) + 1;
-        let _in_flight = InFlight(&self.in_flight);
+        let _in_flight = OpenRequestCount(&self.in_flight);
         self.most_in_flight.fetch_max(now_in_flight, AcqRel);
         self.asked
             .lock()
@@ -124,7 +126,7 @@ impl Transport for Hook {
     }
 }
 
-fn json(request: &Request) -> String {
+fn json(request: &DeliveryRequest) -> String {
     String::from_utf8(request.body_bytes().to_vec()).unwrap()
 }
 
@@ -134,16 +136,20 @@ fn text_after(text: &str, start: &str) -> String {
     text[at..].split('"').next().unwrap().to_owned()
 }
 
-struct World {
+struct HandshakeSetup {
     clock: Arc<SimClock>,
     catalog: Arc<MemoryCatalog>,
-    hook: Arc<Hook>,
+    hook: Arc<ScriptedWebhook>,
     engine: Arc<Engine>,
 }
 
-async fn start(clock: &Arc<SimClock>, catalog: &Arc<MemoryCatalog>, hook: &Arc<Hook>) -> Arc<Engine> {
+async fn start(
+    clock: &Arc<SimClock>,
+    catalog: &Arc<MemoryCatalog>,
+    hook: &Arc<ScriptedWebhook>,
+) -> Arc<Engine> {
     let blobs = Arc::new(MemoryBlobs::default());
-    let parts = Parts {
+    let parts = EngineParts {
         log: Arc::new(MemoryLog::new(7)),
         catalog: catalog.clone(),
         transport: hook.clone(),
@@ -152,20 +158,20 @@ async fn start(clock: &Arc<SimClock>, catalog: &Arc<MemoryCatalog>, hook: &Arc<H
         profiles: Profiles::default(),
         id_prefix: "/subscriptions/s".into(),
         dispatch: dispatch::Config::default(),
-        dead_letters: DeadLetters::new(blobs, Arc::new(MemoryArchive::default()), None),
-        handshake: handshake::Rules::default(),
-        recorder: Arc::new(postrider_engine::recorder::Nothing),
-        node: postrider_engine::node::Node::alone(),
+        dead_letters: DeadLetterService::new(blobs, Arc::new(MemoryArchive::default()), None),
+        handshake: handshake::HandshakeRules::default(),
+        recorder: Arc::new(postrider_engine::recorder::NoRecorder),
+        node: postrider_engine::node::NodeIdentity::alone(),
     };
     Engine::start(parts).await.unwrap()
 }
 
-impl World {
-    async fn new(acts: &[Act]) -> World {
+impl HandshakeSetup {
+    async fn new(acts: &[WebhookAct]) -> HandshakeSetup {
         let clock = Arc::new(SimClock::start());
         clock.keep_steady();
         let catalog = Arc::new(MemoryCatalog::default());
-        let hook = Arc::new(Hook {
+        let hook = Arc::new(ScriptedWebhook {
             clock: clock.clone(),
             acts: Mutex::default(),
             asked: Mutex::default(),
@@ -175,7 +181,7 @@ impl World {
         hook.set(acts);
         let engine = start(&clock, &catalog, &hook).await;
         engine.put_topic(topic()).await.unwrap();
-        World {
+        HandshakeSetup {
             clock,
             catalog,
             hook,
@@ -251,7 +257,7 @@ fn topic() -> Topic {
 fn subscription(id: u64, name: &str) -> Subscription {
     Subscription {
         created: Timestamp::from_secs(2),
-        origin: Origin::Azure,
+        origin: ResourceOrigin::Azure,
         ..Subscription::new(
             SubscriptionId(id),
             TopicId(1),
@@ -269,7 +275,7 @@ fn subscription(id: u64, name: &str) -> Subscription {
 
 fn cloud(id: u64, name: &str) -> Subscription {
     Subscription {
-        delivery_schema: Schema::CloudEvent,
+        delivery_schema: EventSchema::CloudEvent,
         ..subscription(id, name)
     }
 }
@@ -284,7 +290,7 @@ fn attribute(name: &str, value: &str, secret: bool) -> DeliveryAttribute {
     }
 }
 
-const OK: Act = Act::Answer(200, &[], "");
+const OK: WebhookAct = WebhookAct::Answer(200, &[], "");
 const SUCCEEDED: OperationState = OperationState::Succeeded;
 
 /// The query of a callback: `id` and `token`.
@@ -310,7 +316,7 @@ fn failure(state: OperationState) -> String {
 #[tokio::test(start_paused = true)]
 async fn a_webhook_that_says_the_code_gets_the_subscription() {
     let go = Arc::new(Notify::new());
-    let world = World::new(&[Act::Held(go.clone(), Box::new(Act::Echo))]).await;
+    let world = HandshakeSetup::new(&[WebhookAct::Held(go.clone(), Box::new(WebhookAct::Echo))]).await;
     let handshake = world.ask(subscription(7, "Audit")).await;
     assert_eq!(world.stored().await, [(*handshake).clone()]);
     world.until(|| world.hook.asked().len() == 1).await;
@@ -364,7 +370,7 @@ async fn a_webhook_that_says_the_code_gets_the_subscription() {
     assert!(exchange.headers.contains(&("x-plain".into(), "seen".into())));
     // The answer repeats the code, which is a secret of the handshake.
     assert!(
-        matches!(&exchange.received, Received::Answer { status: 200, body, .. }
+        matches!(&exchange.received, HandshakeResponse::Answer { status: 200, body, .. }
             if body.contains("validationResponse") && !body.contains(&handshake.code)),
         "{exchange:?}"
     );
@@ -372,7 +378,11 @@ async fn a_webhook_that_says_the_code_gets_the_subscription() {
 
 #[tokio::test(start_paused = true)]
 async fn a_refusal_changes_nothing_and_is_kept() {
-    let mut world = World::new(&[Act::Echo, Act::Answer(404, &[("x-why", "gone")], "no such place")]).await;
+    let mut world = HandshakeSetup::new(&[
+        WebhookAct::Echo,
+        WebhookAct::Answer(404, &[("x-why", "gone")], "no such place"),
+    ])
+    .await;
     let first = world.ask(subscription(7, "audit")).await;
     assert_eq!(world.ended(&first.operation).await, SUCCEEDED);
     let before = world.in_force("audit").unwrap();
@@ -398,7 +408,7 @@ async fn a_refusal_changes_nothing_and_is_kept() {
     assert_eq!(world.engine.handshakes.operation(&first.operation), None);
     let kept = world.engine.handshakes.seen(&second.operation).unwrap();
     let exchange = &kept.handshake.transcript[0];
-    let Received::Answer {
+    let HandshakeResponse::Answer {
         status,
         headers,
         body,
@@ -412,7 +422,7 @@ async fn a_refusal_changes_nothing_and_is_kept() {
 
 #[tokio::test(start_paused = true)]
 async fn a_silent_webhook_is_asked_three_times() {
-    let world = World::new(&[Act::Silence]).await;
+    let world = HandshakeSetup::new(&[WebhookAct::Silence]).await;
     let handshake = world.ask(subscription(7, "audit")).await;
     let message = failure(world.ended(&handshake.operation).await);
     assert!(message.contains("(no answer in time)"), "{message}");
@@ -430,10 +440,10 @@ async fn a_silent_webhook_is_asked_three_times() {
     assert_eq!(world.in_force("audit"), None);
 
     // An answer to the second request counts, and a broken connection is no reason to ask again.
-    world.hook.set(&[Act::Silence, Act::Echo]);
+    world.hook.set(&[WebhookAct::Silence, WebhookAct::Echo]);
     let handshake = world.ask(subscription(7, "audit")).await;
     assert_eq!(world.ended(&handshake.operation).await, SUCCEEDED);
-    world.hook.set(&[Act::Broken]);
+    world.hook.set(&[WebhookAct::Broken]);
     let handshake = world.ask(subscription(9, "other")).await;
     let message = failure(world.ended(&handshake.operation).await);
     assert!(
@@ -445,7 +455,7 @@ async fn a_silent_webhook_is_asked_three_times() {
 
 #[tokio::test(start_paused = true)]
 async fn a_visit_answers_for_a_webhook_that_does_not() {
-    let world = World::new(&[OK]).await;
+    let world = HandshakeSetup::new(&[OK]).await;
     for (name, make) in [
         ("plain", subscription as fn(u64, &str) -> Subscription),
         ("cloud", cloud),
@@ -467,7 +477,7 @@ async fn a_visit_answers_for_a_webhook_that_does_not() {
             ("other", &id, &token),
         ] {
             let visit = world.engine.confirm(name, id, token).await;
-            assert_eq!(visit, Err(NotConfirmed::Unknown), "{name} {id} {token}");
+            assert_eq!(visit, Err(ConfirmationRefusal::Unknown), "{name} {id} {token}");
         }
         assert_eq!(world.in_force(name), None);
         let visit = world
@@ -479,14 +489,14 @@ async fn a_visit_answers_for_a_webhook_that_does_not() {
         assert!(world.in_force(name).is_some());
         assert_eq!(world.state(&handshake.operation), SUCCEEDED);
         let again = world.engine.confirm(name, &id, &token).await;
-        assert_eq!(again, Err(NotConfirmed::Already));
+        assert_eq!(again, Err(ConfirmationRefusal::Already));
         world.engine.delete_subscription(SubscriptionId(7)).await.unwrap();
     }
 }
 
 #[tokio::test(start_paused = true)]
 async fn the_window_is_the_profiles() {
-    let world = World::new(&[OK]).await;
+    let world = HandshakeSetup::new(&[OK]).await;
     for (profile, minutes) in [(None, 5), (Some("cloud-current"), 10), (Some("edge"), 5)] {
         let handshake = world
             .ask(Subscription {
@@ -509,14 +519,14 @@ async fn the_window_is_the_profiles() {
         );
         let (id, token) = callback(&handshake);
         let late = world.engine.confirm("audit", &id, &token).await;
-        assert_eq!(late, Err(NotConfirmed::Failed(message)));
+        assert_eq!(late, Err(ConfirmationRefusal::Failed(message)));
         assert_eq!(world.in_force("audit"), None);
     }
 }
 
 #[tokio::test(start_paused = true)]
 async fn the_oldest_versions_have_no_second_way() {
-    let world = World::new(&[OK]).await;
+    let world = HandshakeSetup::new(&[OK]).await;
     let engine = &world.engine;
     let handshake = engine
         .ask(subscription(7, "audit"), BASE, "2018-01-01", "")
@@ -529,7 +539,7 @@ async fn the_oldest_versions_have_no_second_way() {
     let visit = engine
         .confirm("audit", &handshake.operation, handshake.token.expose())
         .await;
-    assert_eq!(visit, Err(NotConfirmed::Unknown));
+    assert_eq!(visit, Err(ConfirmationRefusal::Unknown));
 }
 
 #[tokio::test(start_paused = true)]
@@ -538,7 +548,7 @@ async fn cloud_events_are_asked_for_with_options() {
         ("webhook-allowed-origin", "eventgrid.azure.net"),
         ("webhook-allowed-rate", "120"),
     ];
-    let world = World::new(&[Act::Answer(204, granting, "")]).await;
+    let world = HandshakeSetup::new(&[WebhookAct::Answer(204, granting, "")]).await;
     let handshake = world.ask(cloud(7, "audit")).await;
     assert_eq!(world.ended(&handshake.operation).await, SUCCEEDED);
     let (_, request) = world.hook.asked().remove(0);
@@ -568,7 +578,7 @@ async fn cloud_events_are_asked_for_with_options() {
         "{shown}"
     );
 
-    world.hook.set(&[Act::Answer(404, &[], "")]);
+    world.hook.set(&[WebhookAct::Answer(404, &[], "")]);
     let handshake = world.ask(cloud(7, "audit")).await;
     let message = failure(world.ended(&handshake.operation).await);
     assert!(
@@ -584,12 +594,12 @@ async fn cloud_events_are_asked_for_with_options() {
 #[tokio::test(start_paused = true)]
 async fn a_cloud_events_webhook_answers_first_and_visits_then() {
     let go = Arc::new(Notify::new());
-    let world = World::new(&[Act::Held(go.clone(), Box::new(OK))]).await;
+    let world = HandshakeSetup::new(&[WebhookAct::Held(go.clone(), Box::new(OK))]).await;
     let handshake = world.ask(cloud(7, "audit")).await;
     let (id, token) = callback(&handshake);
     world.until(|| world.hook.asked().len() == 1).await;
     let visit = world.engine.confirm("audit", &id, &token).await;
-    assert_eq!(visit, Err(NotConfirmed::TooEarly));
+    assert_eq!(visit, Err(ConfirmationRefusal::TooEarly));
     assert_eq!(world.in_force("audit"), None);
     // A visit shortly before the answer is not too early.
     let late_answer = async {
@@ -601,7 +611,7 @@ async fn a_cloud_events_webhook_answers_first_and_visits_then() {
     assert!(world.in_force("audit").is_some());
 
     // A webhook for Event Grid events may be confirmed while its answer is awaited.
-    world.hook.set(&[Act::Silence]);
+    world.hook.set(&[WebhookAct::Silence]);
     let handshake = world.ask(subscription(8, "slow")).await;
     world.until(|| world.hook.asked().len() == 2).await;
     let (id, token) = callback(&handshake);
@@ -611,14 +621,14 @@ async fn a_cloud_events_webhook_answers_first_and_visits_then() {
 
 #[tokio::test(start_paused = true)]
 async fn a_restart_takes_up_what_was_under_way() {
-    let mut world = World::new(&[Act::Silence]).await;
+    let mut world = HandshakeSetup::new(&[WebhookAct::Silence]).await;
     let asking = world.ask(subscription(7, "asking")).await;
     world.until(|| world.hook.asked().len() == 1).await;
     world.hook.set(&[OK]);
     let awaiting = world.ask(subscription(8, "awaiting")).await;
     let until = world.awaiting("awaiting").await.state.clone();
     world.pass(Duration::from_secs(20)).await;
-    world.hook.set(&[Act::Echo]);
+    world.hook.set(&[WebhookAct::Echo]);
     world.restart().await;
     assert_eq!(world.ended(&asking.operation).await, SUCCEEDED);
     assert!(world.in_force("asking").is_some());
@@ -643,7 +653,7 @@ async fn a_restart_takes_up_what_was_under_way() {
 
 #[tokio::test(start_paused = true)]
 async fn a_newer_question_takes_the_place_of_an_older_one() {
-    let world = World::new(&[Act::Silence, OK, Act::Echo]).await;
+    let world = HandshakeSetup::new(&[WebhookAct::Silence, OK, WebhookAct::Echo]).await;
     let first = world.ask(subscription(7, "audit")).await;
     world.until(|| world.hook.asked().len() == 1).await;
     let second = world.ask(subscription(8, "Audit")).await;
@@ -653,7 +663,7 @@ async fn a_newer_question_takes_the_place_of_an_older_one() {
     assert_eq!(world.state(&second.operation), OperationState::Canceled);
     let (id, token) = callback(&second);
     let visit = world.engine.confirm("audit", &id, &token).await;
-    assert_eq!(visit, Err(NotConfirmed::Cancelled));
+    assert_eq!(visit, Err(ConfirmationRefusal::Cancelled));
     assert_eq!(world.ended(&third.operation).await, SUCCEEDED);
     assert_eq!(world.in_force("audit").unwrap().id, SubscriptionId(9));
     assert_eq!(world.stored().await, []);
@@ -663,12 +673,12 @@ async fn a_newer_question_takes_the_place_of_an_older_one() {
     let fourth = world.ask(subscription(9, "audit")).await;
     world.awaiting("audit").await;
     let edge = Subscription {
-        origin: Origin::Edge,
+        origin: ResourceOrigin::Edge,
         ..subscription(9, "audit")
     };
     world.engine.put_subscription(edge).await.unwrap();
     assert_eq!(world.state(&fourth.operation), OperationState::Canceled);
-    assert_eq!(world.in_force("audit").unwrap().origin, Origin::Edge);
+    assert_eq!(world.in_force("audit").unwrap().origin, ResourceOrigin::Edge);
     let all: Vec<String> = world
         .engine
         .handshakes
@@ -682,7 +692,7 @@ async fn a_newer_question_takes_the_place_of_an_older_one() {
 
 #[tokio::test(start_paused = true)]
 async fn deleting_ends_what_is_under_way() {
-    let world = World::new(&[Act::Echo, OK]).await;
+    let world = HandshakeSetup::new(&[WebhookAct::Echo, OK]).await;
     let made = world.ask(subscription(7, "audit")).await;
     world.ended(&made.operation).await;
     let update = world.ask(subscription(7, "audit")).await;
@@ -703,7 +713,7 @@ async fn deleting_ends_what_is_under_way() {
         .await
         .unwrap();
     assert_eq!(world.state(&new.operation), OperationState::Canceled);
-    world.hook.set(&[Act::Broken]);
+    world.hook.set(&[WebhookAct::Broken]);
     let failed = world.ask(subscription(10, "failed")).await;
     failure(world.ended(&failed.operation).await);
     world.engine.delete_topic(TopicId(1)).await.unwrap();
@@ -716,23 +726,23 @@ async fn deleting_ends_what_is_under_way() {
 
 #[tokio::test(start_paused = true)]
 async fn webhooks_are_told_once_that_their_subscription_is_gone() {
-    let world = World::new(&[Act::Echo]).await;
+    let world = HandshakeSetup::new(&[WebhookAct::Echo]).await;
     let made = world.ask(subscription(7, "Audit")).await;
     world.ended(&made.operation).await;
     world
         .hook
-        .set(&[Act::Answer(200, &[("webhook-allowed-origin", "*")], "")]);
+        .set(&[WebhookAct::Answer(200, &[("webhook-allowed-origin", "*")], "")]);
     let made = world.ask(cloud(8, "Cloud")).await;
     world.ended(&made.operation).await;
     let edge = Subscription {
-        origin: Origin::Edge,
+        origin: ResourceOrigin::Edge,
         ..subscription(9, "edge")
     };
     world.engine.put_subscription(edge).await.unwrap();
     assert_eq!(world.hook.asked().len(), 2);
 
     // The webhook does not answer: the deletion does not wait for it.
-    world.hook.set(&[Act::Silence]);
+    world.hook.set(&[WebhookAct::Silence]);
     let before = world.clock.now();
     world.engine.delete_subscription(SubscriptionId(7)).await.unwrap();
     world.engine.delete_topic(TopicId(1)).await.unwrap();
@@ -774,14 +784,14 @@ async fn webhooks_are_told_once_that_their_subscription_is_gone() {
 
 #[tokio::test(start_paused = true)]
 async fn not_everyone_is_asked_at_once() {
-    let world = World::new(&[Act::Silence]).await;
+    let world = HandshakeSetup::new(&[WebhookAct::Silence]).await;
     for id in 0..200 {
         world.ask(subscription(id + 10, &format!("sub{id}"))).await;
     }
     world.pass(Duration::from_secs(1)).await;
     assert_eq!(world.hook.asked().len(), 128);
     assert_eq!(world.engine.handshakes.all_pending().len(), 200);
-    world.hook.set(&[Act::Echo]);
+    world.hook.set(&[WebhookAct::Echo]);
     world
         .until(|| world.engine.handshakes.all_pending().is_empty())
         .await;
@@ -791,16 +801,24 @@ async fn not_everyone_is_asked_at_once() {
 
 #[tokio::test(start_paused = true)]
 async fn a_trial_changes_nothing() {
-    let world = World::new(&[Act::Echo]).await;
+    let world = HandshakeSetup::new(&[WebhookAct::Echo]).await;
     let made = world.ask(subscription(7, "audit")).await;
     world.ended(&made.operation).await;
     let before = world.in_force("audit").unwrap();
-    let trial = world.engine.ask_again(&before, BASE, API, "").await.unwrap();
+    let trial = world
+        .engine
+        .repeat_handshake(&before, BASE, API, "")
+        .await
+        .unwrap();
     assert_eq!(world.pending("audit"), None);
     assert_eq!(world.ended(&trial.operation).await, SUCCEEDED);
     assert!(Arc::ptr_eq(&before, &world.in_force("audit").unwrap()));
-    world.hook.set(&[Act::Answer(500, &[], "")]);
-    let trial = world.engine.ask_again(&before, BASE, API, "").await.unwrap();
+    world.hook.set(&[WebhookAct::Answer(500, &[], "")]);
+    let trial = world
+        .engine
+        .repeat_handshake(&before, BASE, API, "")
+        .await
+        .unwrap();
     failure(world.ended(&trial.operation).await);
     assert!(Arc::ptr_eq(&before, &world.in_force("audit").unwrap()));
 }
@@ -809,12 +827,12 @@ async fn a_trial_changes_nothing() {
 // took all slots.
 #[tokio::test(start_paused = true)]
 async fn who_asks_again_has_a_share_of_what_may_be_under_way() {
-    let world = World::new(&[Act::Echo]).await;
+    let world = HandshakeSetup::new(&[WebhookAct::Echo]).await;
     let made = world.ask(subscription(7, "audit")).await;
     world.ended(&made.operation).await;
     let known = world.in_force("audit").unwrap();
-    world.hook.set(&[Act::Silence]);
-    let ask_as = |caller: &'static str| world.engine.ask_again(&known, BASE, API, caller);
+    world.hook.set(&[WebhookAct::Silence]);
+    let ask_as = |caller: &'static str| world.engine.repeat_handshake(&known, BASE, API, caller);
     for _ in 0..2_000 {
         ask_as("me").await.unwrap();
     }
@@ -825,7 +843,7 @@ async fn who_asks_again_has_a_share_of_what_may_be_under_way() {
 
 #[tokio::test(start_paused = true)]
 async fn old_failures_are_forgotten() {
-    let world = World::new(&[Act::Broken]).await;
+    let world = HandshakeSetup::new(&[WebhookAct::Broken]).await;
     for id in 0..1_003 {
         let handshake = world.ask(subscription(id + 10, &format!("sub{id}"))).await;
         failure(world.ended(&handshake.operation).await);
@@ -843,7 +861,7 @@ async fn old_failures_are_forgotten() {
 
 #[tokio::test(start_paused = true)]
 async fn guessing_takes_more_than_luck() {
-    let world = World::new(&[OK]).await;
+    let world = HandshakeSetup::new(&[OK]).await;
     let one = world.ask(subscription(7, "one")).await;
     let two = world.ask(subscription(8, "two")).await;
     let secrets = [
@@ -866,14 +884,14 @@ async fn guessing_takes_more_than_luck() {
         .engine
         .confirm("one", &one.operation, two.token.expose())
         .await;
-    assert_eq!(visit, Err(NotConfirmed::Unknown));
+    assert_eq!(visit, Err(ConfirmationRefusal::Unknown));
 }
 
-fn published(world: &World) -> Batch {
+fn published(world: &HandshakeSetup) -> PublishedBatch {
     let body = r#"{"id":"1","subject":"s","eventType":"t","eventTime":"2026-01-01T00:00:00Z","data":{}}"#;
-    Batch {
+    PublishedBatch {
         topic: TopicId(1),
-        schema: Schema::EventGrid,
+        schema: EventSchema::EventGrid,
         received: world.clock.now(),
         publisher: "test".into(),
         trace: None,
@@ -881,7 +899,7 @@ fn published(world: &World) -> Batch {
         hops: 0,
         body: body.into(),
         events: vec![EventRef {
-            object: Span::new(0, body.len()),
+            object: ByteSpan::new(0, body.len()),
             ..EventRef::default()
         }],
         matched: vec![Box::new([SubscriptionId(7)])],
@@ -891,7 +909,7 @@ fn published(world: &World) -> Batch {
 #[tokio::test(start_paused = true)]
 async fn the_rate_that_a_webhook_asked_for_is_kept() {
     let granting: &[_] = &[("webhook-allowed-origin", "*"), ("webhook-allowed-rate", "60")];
-    let mut world = World::new(&[Act::Answer(200, granting, "")]).await;
+    let mut world = HandshakeSetup::new(&[WebhookAct::Answer(200, granting, "")]).await;
     let handshake = world.ask(cloud(7, "audit")).await;
     assert_eq!(world.ended(&handshake.operation).await, SUCCEEDED);
     // The rate is stored with the subscription: the next life applies it too.

@@ -3,24 +3,26 @@
 
 use async_trait::async_trait;
 use bytes::Bytes;
-use postrider_core::envelope::Envelope;
-use postrider_core::event::{Batch, EventRef, Schema, Span};
+use postrider_core::envelope::EventEnvelope;
+use postrider_core::event::{ByteSpan, EventRef, EventSchema, PublishedBatch};
 use postrider_core::filter::FilterBudget;
 use postrider_core::ids::{Secret, SubscriptionId, TopicId};
-use postrider_core::json::Raw;
+use postrider_core::json::RawJson;
 use postrider_core::profile::{CLOUD_2021, Profile, Profiles, TimeToLiveRule};
-use postrider_core::retry::Reason;
+use postrider_core::retry::GiveUpReason;
 use postrider_core::subscription::{Destination, DomainTopic, Subscription, Topic, TopicKind, WebHook};
 use postrider_core::time::{Clock, Timestamp};
 use postrider_engine::counters::by_reason;
-use postrider_engine::dead_letters::DeadLetters;
-use postrider_engine::deliver::{Answer, Failure, FailureKind, Reply, Request, Transport};
+use postrider_engine::dead_letters::DeadLetterService;
+use postrider_engine::deliver::{
+    DeliveryAnswer, DeliveryReply, DeliveryRequest, DeliveryTransport, TransportFailure, TransportFailureKind,
+};
 use postrider_engine::in_flight::ATTEMPT_OVERHEAD;
-use postrider_engine::{Engine, Error, Parts, dispatch, handshake};
+use postrider_engine::{Engine, EngineParts, Error, dispatch, handshake};
 use postrider_sim::blobs::MemoryBlobs;
 use postrider_sim::clock::SimClock;
 use postrider_store::memory::{MemoryArchive, MemoryCatalog, MemoryLog};
-use postrider_store::{Catalog, Change, Loaded};
+use postrider_store::{Catalog, CatalogChange, CatalogContent};
 use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering::SeqCst;
 use std::sync::{Arc, Mutex};
@@ -29,7 +31,7 @@ use tokio::sync::Notify;
 
 /// A receiver that records its requests.
 #[derive(Default)]
-struct Receiver {
+struct RecordingReceiver {
     got: Mutex<Vec<String>>,
     came: Notify,
     /// A held answer: the status to send once notified. None: success at once.
@@ -37,8 +39,8 @@ struct Receiver {
 }
 
 #[async_trait]
-impl Transport for Receiver {
-    async fn send(self: Arc<Self>, request: Request) -> Reply {
+impl DeliveryTransport for RecordingReceiver {
+    async fn send(self: Arc<Self>, request: DeliveryRequest) -> DeliveryReply {
         self.got.lock().unwrap().push(request.url.to_string());
         self.came.notify_one();
         let answers = self.answers.lock().unwrap().clone();
@@ -49,9 +51,9 @@ impl Transport for Receiver {
             }
             None => 200,
         };
-        Reply::Answered(Answer {
+        DeliveryReply::Answered(DeliveryAnswer {
             status,
-            ..Answer::default()
+            ..DeliveryAnswer::default()
         })
     }
 }
@@ -87,11 +89,11 @@ impl SlowCatalog {
 
 #[async_trait]
 impl Catalog for SlowCatalog {
-    async fn load(&self) -> Result<Loaded, postrider_store::Error> {
+    async fn load(&self) -> Result<CatalogContent, postrider_store::Error> {
         self.inner.load().await
     }
 
-    async fn commit(&self, changes: Vec<Change>) -> Result<(), postrider_store::Error> {
+    async fn commit(&self, changes: Vec<CatalogChange>) -> Result<(), postrider_store::Error> {
         let go = self.go.notified();
         if self.held.load(SeqCst) {
             self.waiting.fetch_add(1, SeqCst);
@@ -110,24 +112,24 @@ impl Catalog for SlowCatalog {
     }
 }
 
-struct World {
+struct CatalogSetup {
     clock: Arc<SimClock>,
     catalog: Arc<SlowCatalog>,
-    receiver: Arc<Receiver>,
+    receiver: Arc<RecordingReceiver>,
     engine: Arc<Engine>,
 }
 
-impl World {
-    async fn new() -> World {
-        World::with(Arc::default(), MemoryLog::new(7)).await
+impl CatalogSetup {
+    async fn new() -> CatalogSetup {
+        CatalogSetup::with(Arc::default(), MemoryLog::new(7)).await
     }
 
-    async fn with(catalog: Arc<SlowCatalog>, log: MemoryLog) -> World {
+    async fn with(catalog: Arc<SlowCatalog>, log: MemoryLog) -> CatalogSetup {
         let clock = Arc::new(SimClock::start());
-        let receiver = Arc::new(Receiver::default());
+        let receiver = Arc::new(RecordingReceiver::default());
         let parts = parts(catalog.clone(), log, receiver.clone(), clock.clone());
         let engine = Engine::start(parts).await.unwrap();
-        World {
+        CatalogSetup {
             clock,
             catalog,
             receiver,
@@ -136,9 +138,9 @@ impl World {
     }
 
     /// The next life, with the same catalog and an empty log.
-    async fn restart(self) -> World {
+    async fn restart(self) -> CatalogSetup {
         self.engine.stop(async {}).await.unwrap();
-        World::with(self.catalog, MemoryLog::new(7)).await
+        CatalogSetup::with(self.catalog, MemoryLog::new(7)).await
     }
 
     async fn domain(&self, id: u64, auto_create: bool, auto_delete: bool) -> TopicId {
@@ -150,7 +152,7 @@ impl World {
         self.engine.put_topic(topic).await.unwrap().topic.id
     }
 
-    async fn stored(&self) -> Loaded {
+    async fn stored(&self) -> CatalogContent {
         self.catalog.load().await.unwrap()
     }
 
@@ -162,10 +164,10 @@ impl World {
 fn parts(
     catalog: Arc<SlowCatalog>,
     log: MemoryLog,
-    transport: Arc<dyn Transport>,
+    transport: Arc<dyn DeliveryTransport>,
     clock: Arc<SimClock>,
-) -> Parts {
-    Parts {
+) -> EngineParts {
+    EngineParts {
         log: Arc::new(log),
         catalog,
         transport,
@@ -174,14 +176,14 @@ fn parts(
         profiles: profiles(),
         id_prefix: "/subscriptions/x".into(),
         dispatch: dispatch::Config::default(),
-        dead_letters: DeadLetters::new(
+        dead_letters: DeadLetterService::new(
             Arc::new(MemoryBlobs::default()),
             Arc::new(MemoryArchive::default()),
             None,
         ),
-        handshake: handshake::Rules::default(),
-        recorder: Arc::new(postrider_engine::recorder::Nothing),
-        node: postrider_engine::node::Node::alone(),
+        handshake: handshake::HandshakeRules::default(),
+        recorder: Arc::new(postrider_engine::recorder::NoRecorder),
+        node: postrider_engine::node::NodeIdentity::alone(),
     }
 }
 
@@ -195,18 +197,18 @@ async fn publish(
     let entry = engine.directory.topic_by_id(topic).expect("it is there");
     let text = r#"{"id":"1","subject":"s","eventType":"t","eventTime":"2026-01-01T00:00:00Z","dataVersion":"1","data":{}}"#;
     let mut router = engine.router(&entry, now, FilterBudget::UNLIMITED);
-    let event = Envelope::read(Schema::EventGrid, Raw::parse(text).unwrap(), None);
+    let event = EventEnvelope::read(EventSchema::EventGrid, RawJson::parse(text).unwrap(), None);
     let matched = router.route(&event, inside);
     let (sets, routed) = router.finish().expect("the budget has no limit");
     let found = sets[matched as usize].to_vec();
     let events = vec![EventRef {
-        object: Span::new(0, text.len()),
+        object: ByteSpan::new(0, text.len()),
         matched,
         ..EventRef::default()
     }];
-    let batch = Batch {
+    let batch = PublishedBatch {
         topic,
-        schema: Schema::EventGrid,
+        schema: EventSchema::EventGrid,
         received: now,
         publisher: "test".into(),
         trace: None,
@@ -261,7 +263,7 @@ fn names(domain_topics: &[DomainTopic]) -> Vec<(&str, bool)> {
 
 #[tokio::test(start_paused = true)]
 async fn a_domain_topic_comes_with_the_first_subscription_and_goes_with_the_last() {
-    let world = World::new().await;
+    let world = CatalogSetup::new().await;
     let engine = &world.engine;
     let domain = world.domain(1, true, true).await;
     engine
@@ -288,7 +290,7 @@ async fn a_domain_topic_comes_with_the_first_subscription_and_goes_with_the_last
 
 #[tokio::test(start_paused = true)]
 async fn a_domain_topic_that_someone_wished_for_stays() {
-    let world = World::new().await;
+    let world = CatalogSetup::new().await;
     let engine = &world.engine;
     let domain = world.domain(1, true, true).await;
     let made = engine.put_domain_topic(domain, "wished").await.unwrap();
@@ -327,7 +329,7 @@ async fn a_domain_topic_that_someone_wished_for_stays() {
 
 #[tokio::test(start_paused = true)]
 async fn a_domain_that_makes_no_topics_says_which_one_is_missing() {
-    let world = World::new().await;
+    let world = CatalogSetup::new().await;
     let engine = &world.engine;
     let domain = world.domain(1, false, true).await;
     let refused = engine.put_subscription(subscription(11, domain, Some("x"))).await;
@@ -353,7 +355,7 @@ async fn a_domain_that_makes_no_topics_says_which_one_is_missing() {
 
 #[tokio::test(start_paused = true)]
 async fn deleting_a_domain_topic_takes_its_subscriptions_and_nothing_else() {
-    let world = World::new().await;
+    let world = CatalogSetup::new().await;
     let engine = &world.engine;
     let domain = world.domain(1, true, true).await;
     for (id, inside) in [(11, Some("a")), (12, Some("a")), (13, Some("b")), (14, None)] {
@@ -377,12 +379,12 @@ async fn deleting_a_domain_topic_takes_its_subscriptions_and_nothing_else() {
         [13, 14].map(SubscriptionId)
     );
     engine.delete_topic(domain).await.unwrap();
-    assert_eq!(world.stored().await, Loaded::default());
+    assert_eq!(world.stored().await, CatalogContent::default());
 }
 
 #[tokio::test(start_paused = true)]
 async fn the_unseen_topic_of_a_resource_is_found_again_and_goes_with_its_last_subscription() {
-    let world = World::new().await;
+    let world = CatalogSetup::new().await;
     let engine = &world.engine;
     let account = "/subscriptions/X/resourceGroups/g/providers/Microsoft.Storage/storageAccounts/Acct";
     let kind = "Microsoft.Storage.StorageAccounts";
@@ -406,7 +408,7 @@ async fn the_unseen_topic_of_a_resource_is_found_again_and_goes_with_its_last_su
     assert_eq!(engine.directory.scope_by_source(account).unwrap().topic.id, id);
     engine.delete_subscription(SubscriptionId(12)).await.unwrap();
     assert!(engine.directory.scope_by_source(account).is_none());
-    assert_eq!(world.stored().await, Loaded::default());
+    assert_eq!(world.stored().await, CatalogContent::default());
     let late = engine.put_subscription(subscription(13, id, None)).await;
     assert!(matches!(late, Err(Error::Gone)));
     let fresh = engine.scope(account, kind, "here").await.unwrap();
@@ -417,11 +419,11 @@ async fn the_unseen_topic_of_a_resource_is_found_again_and_goes_with_its_last_su
 
 #[tokio::test(start_paused = true)]
 async fn domain_topics_that_an_older_program_did_not_record_are_there_after_a_start() {
-    let world = World::new().await;
+    let world = CatalogSetup::new().await;
     let domain = world.domain(1, false, true).await;
     let old = [
-        Change::PutSubscription(subscription(11, domain, Some("a"))),
-        Change::PutSubscription(subscription(12, domain, Some("A"))),
+        CatalogChange::PutSubscription(subscription(11, domain, Some("a"))),
+        CatalogChange::PutSubscription(subscription(12, domain, Some("A"))),
     ];
     world.catalog.commit(old.to_vec()).await.unwrap();
     let world = world.restart().await;
@@ -437,7 +439,7 @@ async fn domain_topics_that_an_older_program_did_not_record_are_there_after_a_st
 // resource in turn.
 #[tokio::test(start_paused = true)]
 async fn changes_to_different_things_do_not_wait_for_each_other() {
-    let world = World::new().await;
+    let world = CatalogSetup::new().await;
     let engine = &world.engine;
     let first = engine.put_topic(topic(1, "a", TopicKind::Custom)).await.unwrap();
     world.catalog.hold();
@@ -466,7 +468,7 @@ async fn changes_to_different_things_do_not_wait_for_each_other() {
 
 #[tokio::test(start_paused = true)]
 async fn what_is_seen_last_is_what_was_stored_last() {
-    let world = World::new().await;
+    let world = CatalogSetup::new().await;
     let engine = &world.engine;
     engine.put_topic(topic(1, "a", TopicKind::Custom)).await.unwrap();
     let labelled = |label: usize| Subscription {
@@ -501,7 +503,7 @@ async fn what_is_seen_last_is_what_was_stored_last() {
 // same.
 #[tokio::test(start_paused = true)]
 async fn a_change_is_seen_through_without_whoever_asked_for_it() {
-    let world = World::new().await;
+    let world = CatalogSetup::new().await;
     let engine = &world.engine;
     engine.put_topic(topic(1, "a", TopicKind::Custom)).await.unwrap();
     world.catalog.hold();
@@ -531,7 +533,7 @@ async fn a_change_is_seen_through_without_whoever_asked_for_it() {
 
 #[tokio::test(start_paused = true)]
 async fn very_many_expire_at_once() {
-    let world = World::new().await;
+    let world = CatalogSetup::new().await;
     let engine = &world.engine;
     let domain = world.domain(1, true, true).await;
     let over = world.clock.now() + Duration::from_secs(60);
@@ -556,7 +558,7 @@ async fn very_many_expire_at_once() {
 
 #[tokio::test(start_paused = true)]
 async fn a_new_subscription_gets_the_next_event() {
-    let world = World::new().await;
+    let world = CatalogSetup::new().await;
     let engine = &world.engine;
     engine.put_topic(topic(1, "a", TopicKind::Custom)).await.unwrap();
     engine
@@ -570,10 +572,10 @@ async fn a_new_subscription_gets_the_next_event() {
 
 const ELEVEN: SubscriptionId = SubscriptionId(11);
 
-impl World {
+impl CatalogSetup {
     /// A topic with a single subscription that `change` has adapted.
-    async fn with_subscription(change: impl FnOnce(&mut Subscription)) -> World {
-        let world = World::new().await;
+    async fn with_subscription(change: impl FnOnce(&mut Subscription)) -> CatalogSetup {
+        let world = CatalogSetup::new().await;
         let engine = &world.engine;
         engine.put_topic(topic(1, "a", TopicKind::Custom)).await.unwrap();
         let mut one = subscription(11, TopicId(1), None);
@@ -589,7 +591,7 @@ impl World {
     fn expired(&self) -> u64 {
         by_reason(
             &self.engine.dispatcher.counters.dropped,
-            Reason::TimeToLiveExceeded,
+            GiveUpReason::TimeToLiveExceeded,
         )
         .load(SeqCst)
     }
@@ -597,7 +599,7 @@ impl World {
 
 #[tokio::test(start_paused = true)]
 async fn nothing_is_sent_in_a_pause_and_everything_after_it() {
-    let world = World::with_subscription(|_| {}).await;
+    let world = CatalogSetup::with_subscription(|_| {}).await;
     let engine = &world.engine;
     let paused = engine.pause_subscription(ELEVEN).await.unwrap().unwrap();
     assert_eq!(paused.pauses.since(), Some(world.clock.now()));
@@ -628,7 +630,7 @@ async fn nothing_is_sent_in_a_pause_and_everything_after_it() {
 #[tokio::test(start_paused = true)]
 async fn what_is_under_way_when_a_pause_begins_ends_as_it_would_but_for_its_age() {
     for paused in [false, true] {
-        let world = World::with_subscription(|one| {
+        let world = CatalogSetup::with_subscription(|one| {
             one.profile = Some("hasty".into());
             one.retry.time_to_live_minutes = Some(1);
         })
@@ -658,7 +660,7 @@ async fn what_is_under_way_when_a_pause_begins_ends_as_it_would_but_for_its_age(
 
 #[tokio::test(start_paused = true)]
 async fn a_pause_that_cannot_be_stored_does_not_begin() {
-    let world = World::with_subscription(|_| {}).await;
+    let world = CatalogSetup::with_subscription(|_| {}).await;
     let engine = &world.engine;
     world.catalog.full.store(true, SeqCst);
     assert!(matches!(
@@ -681,7 +683,7 @@ async fn a_pause_that_cannot_be_stored_does_not_begin() {
 // The change was read before the pause, and is stored after it.
 #[tokio::test(start_paused = true)]
 async fn a_change_that_knows_nothing_of_a_pause_does_not_end_it() {
-    let world = World::with_subscription(|_| {}).await;
+    let world = CatalogSetup::with_subscription(|_| {}).await;
     let engine = &world.engine;
     let changed = Subscription {
         labels: vec!["changed".into()],
@@ -713,7 +715,7 @@ async fn a_change_that_knows_nothing_of_a_pause_does_not_end_it() {
 // A subscription is paused and resumed all day: the stored pauses stay few.
 #[tokio::test(start_paused = true)]
 async fn pauses_that_matter_to_nobody_are_forgotten() {
-    let world = World::with_subscription(|one| one.retry.time_to_live_minutes = Some(10)).await;
+    let world = CatalogSetup::with_subscription(|one| one.retry.time_to_live_minutes = Some(10)).await;
     let engine = &world.engine;
     for _ in 0..200 {
         engine.pause_subscription(ELEVEN).await.unwrap();
@@ -748,13 +750,13 @@ impl Drop for UnderWay {
 }
 
 #[async_trait]
-impl Transport for DeadHosts {
-    async fn send(self: Arc<Self>, request: Request) -> Reply {
+impl DeliveryTransport for DeadHosts {
+    async fn send(self: Arc<Self>, request: DeliveryRequest) -> DeliveryReply {
         if request.url.host() == Some("well.example") {
             self.served.fetch_add(1, SeqCst);
-            return Reply::Answered(Answer {
+            return DeliveryReply::Answered(DeliveryAnswer {
                 status: 200,
-                ..Answer::default()
+                ..DeliveryAnswer::default()
             });
         }
         if self.silent.load(SeqCst) {
@@ -765,8 +767,8 @@ impl Transport for DeadHosts {
                 .sleep_until(self.clock.now() + Duration::from_secs(5))
                 .await;
         }
-        Reply::Failed(Failure {
-            kind: FailureKind::Socket,
+        DeliveryReply::Failed(TransportFailure {
+            kind: TransportFailureKind::Socket,
             detail: "connection refused".into(),
         })
     }

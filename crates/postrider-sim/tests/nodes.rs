@@ -2,28 +2,30 @@
 
 use async_trait::async_trait;
 use bytes::Bytes;
-use postrider_core::envelope::Envelope;
-use postrider_core::event::{Batch, EventRef, Schema, Span};
+use postrider_core::envelope::EventEnvelope;
+use postrider_core::event::{ByteSpan, EventRef, EventSchema, PublishedBatch};
 use postrider_core::filter::FilterBudget;
 use postrider_core::ids::{Secret, SubscriptionId, TopicId};
-use postrider_core::json::Raw;
+use postrider_core::json::RawJson;
 use postrider_core::outcome::Outcome;
-use postrider_core::probation::{Delay, EndpointDelay};
+use postrider_core::probation::{EndpointDelay, EndpointProbationDelay};
 use postrider_core::profile::Profiles;
-use postrider_core::retry::Reason;
-use postrider_core::subscription::{Destination, Origin, Subscription, Topic, WebHook};
+use postrider_core::retry::GiveUpReason;
+use postrider_core::subscription::{Destination, ResourceOrigin, Subscription, Topic, WebHook};
 use postrider_core::time::Clock;
 use postrider_engine::counters::by_reason;
-use postrider_engine::dead_letters::DeadLetters;
-use postrider_engine::deliver::{Answer, Failure, FailureKind, Reply, Request, Transport};
+use postrider_engine::dead_letters::DeadLetterService;
+use postrider_engine::deliver::{
+    DeliveryAnswer, DeliveryReply, DeliveryRequest, DeliveryTransport, TransportFailure, TransportFailureKind,
+};
 use postrider_engine::handshake::OperationState;
-use postrider_engine::node::{Node, Sharing};
+use postrider_engine::node::{NodeIdentity, SendingTurn};
 use postrider_engine::replay::ReplayRequest;
-use postrider_engine::{Engine, Error, Parts, dispatch, handshake};
+use postrider_engine::{Engine, EngineParts, Error, dispatch, handshake};
 use postrider_sim::blobs::MemoryBlobs;
 use postrider_sim::clock::SimClock;
 use postrider_store::memory::{MemoryArchive, MemoryLog, SharedCatalog};
-use postrider_store::{Archive, Catalog, Change, HandshakeState, ReplayState};
+use postrider_store::{Archive, Catalog, CatalogChange, HandshakeState, ReplayState};
 use std::sync::atomic::{AtomicU16, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -32,7 +34,7 @@ use tokio::sync::watch;
 const HOOK: &str = "https://hook.example/1";
 
 /// A receiver that answers with one status and records its requests.
-struct Receiver {
+struct StatusReceiver {
     status: AtomicU16,
     got: Mutex<Vec<String>>,
     /// While true, connections fail.
@@ -40,42 +42,42 @@ struct Receiver {
 }
 
 #[async_trait]
-impl Transport for Receiver {
-    async fn send(self: Arc<Self>, request: Request) -> Reply {
+impl DeliveryTransport for StatusReceiver {
+    async fn send(self: Arc<Self>, request: DeliveryRequest) -> DeliveryReply {
         let mut unreachable = self.unreachable.subscribe();
         let connected = unreachable.wait_for(|unreachable| !unreachable).await;
         connected.expect("the receiver has the sender");
         if request.guard.is_some_and(|guard| !guard.may_send()) {
-            return Reply::Failed(Failure {
-                kind: FailureKind::Withdrawn,
+            return DeliveryReply::Failed(TransportFailure {
+                kind: TransportFailureKind::Withdrawn,
                 detail: String::new(),
             });
         }
         self.got.lock().unwrap().push(request.url.to_string());
-        Reply::Answered(Answer {
+        DeliveryReply::Answered(DeliveryAnswer {
             status: self.status.load(Relaxed),
-            ..Answer::default()
+            ..DeliveryAnswer::default()
         })
     }
 }
 
-struct One {
+struct TestNode {
     engine: Arc<Engine>,
     steward: watch::Sender<bool>,
-    sharing: watch::Sender<Sharing>,
-    receiver: Arc<Receiver>,
+    sharing: watch::Sender<SendingTurn>,
+    receiver: Arc<StatusReceiver>,
 }
 
-struct World {
+struct TwoNodeSetup {
     clock: Arc<SimClock>,
-    nodes: Vec<One>,
+    nodes: Vec<TestNode>,
     /// The catalog as a third node would change it.
     other: SharedCatalog,
     archive: Arc<MemoryArchive>,
 }
 
-impl World {
-    async fn new() -> World {
+impl TwoNodeSetup {
+    async fn new() -> TwoNodeSetup {
         let clock = Arc::new(SimClock::start());
         clock.keep_steady();
         let mut catalogs = SharedCatalog::handles(3);
@@ -83,14 +85,14 @@ impl World {
         let archive = Arc::new(MemoryArchive::default());
         let mut nodes = Vec::new();
         for (n, catalog) in catalogs.into_iter().enumerate() {
-            let receiver = Arc::new(Receiver {
+            let receiver = Arc::new(StatusReceiver {
                 status: AtomicU16::new(200),
                 got: Mutex::default(),
                 unreachable: watch::Sender::new(false),
             });
             let (steward, is_steward) = watch::channel(n == 0);
-            let (sharing, is_sharing) = watch::channel(Sharing::new(n, 2));
-            let parts = Parts {
+            let (sharing, is_sharing) = watch::channel(SendingTurn::new(n, 2));
+            let parts = EngineParts {
                 log: Arc::new(MemoryLog::new(7)),
                 catalog: Arc::new(catalog),
                 transport: receiver.clone(),
@@ -99,25 +101,25 @@ impl World {
                 profiles: Profiles::default(),
                 id_prefix: "/subscriptions/x".into(),
                 dispatch: dispatch::Config::default(),
-                dead_letters: DeadLetters::new(Arc::new(MemoryBlobs::default()), archive.clone(), None),
-                handshake: handshake::Rules::default(),
-                recorder: Arc::new(postrider_engine::recorder::Nothing),
-                node: Node {
+                dead_letters: DeadLetterService::new(Arc::new(MemoryBlobs::default()), archive.clone(), None),
+                handshake: handshake::HandshakeRules::default(),
+                recorder: Arc::new(postrider_engine::recorder::NoRecorder),
+                node: NodeIdentity {
                     name: Some(format!("n{n}").into()),
-                    steward: is_steward,
+                    coordinator: is_steward,
                     sharing: is_sharing,
                 },
             };
             let engine = Engine::start(parts).await.unwrap();
-            engine.read_replays_with(Box::new(|_| Some(ReplayRequest::default())));
-            nodes.push(One {
+            engine.set_replay_request_parser(Box::new(|_| Some(ReplayRequest::default())));
+            nodes.push(TestNode {
                 engine,
                 steward,
                 sharing,
                 receiver,
             });
         }
-        World {
+        TwoNodeSetup {
             clock,
             nodes,
             other,
@@ -156,13 +158,13 @@ impl World {
         let entry = engine.directory.topic_by_id(TopicId(1)).expect("it is there");
         let text = r#"{"id":"1","subject":"s","eventType":"t","eventTime":"2026-01-01T00:00:00Z","dataVersion":"1","data":{}}"#;
         let mut router = engine.router(&entry, self.clock.now(), FilterBudget::UNLIMITED);
-        let event = Envelope::read(Schema::EventGrid, Raw::parse(text).unwrap(), None);
+        let event = EventEnvelope::read(EventSchema::EventGrid, RawJson::parse(text).unwrap(), None);
         let matched = router.route(&event, None);
         let (sets, routed) = router.finish().expect("the budget has no limit");
         let found = sets[matched as usize].to_vec();
-        let batch = Batch {
+        let batch = PublishedBatch {
             topic: TopicId(1),
-            schema: Schema::EventGrid,
+            schema: EventSchema::EventGrid,
             received: self.clock.now(),
             publisher: "test".into(),
             trace: None,
@@ -170,7 +172,7 @@ impl World {
             hops: 0,
             body: Bytes::from_static(text.as_bytes()),
             events: vec![EventRef {
-                object: Span::new(0, text.len()),
+                object: ByteSpan::new(0, text.len()),
                 matched,
                 ..EventRef::default()
             }],
@@ -180,14 +182,14 @@ impl World {
         found
     }
 
-    fn delay(&self, n: usize) -> Option<Delay> {
+    fn delay(&self, n: usize) -> Option<EndpointProbationDelay> {
         let all = self.engine(n).dispatcher.endpoints();
         all.iter()
             .find(|one| one.name == HOOK)
             .and_then(|one| one.state.delay)
     }
 
-    async fn change(&self, change: Change) {
+    async fn change(&self, change: CatalogChange) {
         while let Err(e) = self.other.commit(vec![change.clone()]).await {
             // The third node applies no changes of others by itself.
             assert!(matches!(e, postrider_store::Error::Conflict(_)), "{e}");
@@ -215,7 +217,7 @@ fn subscription(id: u64) -> Subscription {
 
 #[tokio::test(start_paused = true)]
 async fn what_is_made_and_changed_on_one_node_is_in_force_on_the_other() {
-    let world = World::new().await;
+    let world = TwoNodeSetup::new().await;
     let made = world.with_subscription().await;
     let got = || world.nodes[1].receiver.got.lock().unwrap().len();
     assert_eq!(world.publish(1).await, [made.id]);
@@ -248,7 +250,7 @@ async fn what_is_made_and_changed_on_one_node_is_in_force_on_the_other() {
 
 #[tokio::test(start_paused = true)]
 async fn a_pause_elsewhere_keeps_back_what_is_connecting() {
-    let world = World::new().await;
+    let world = TwoNodeSetup::new().await;
     let made = world.with_subscription().await;
     let receiver = &world.nodes[1].receiver;
     let got = || receiver.got.lock().unwrap().len();
@@ -275,7 +277,7 @@ async fn a_pause_elsewhere_keeps_back_what_is_connecting() {
 
 #[tokio::test(start_paused = true)]
 async fn what_waits_for_a_subscription_that_is_deleted_elsewhere_is_dropped_and_counted() {
-    let world = World::new().await;
+    let world = TwoNodeSetup::new().await;
     let made = world.with_subscription().await;
     world.nodes[1].receiver.status.store(503, Relaxed);
     world.publish(1).await;
@@ -286,7 +288,7 @@ async fn what_waits_for_a_subscription_that_is_deleted_elsewhere_is_dropped_and_
     world.engine(0).delete_subscription(made.id).await.unwrap();
     let dropped = || {
         let dropped = &world.engine(1).dispatcher.counters.dropped;
-        by_reason(dropped, Reason::SubscriptionGone).load(Relaxed)
+        by_reason(dropped, GiveUpReason::SubscriptionGone).load(Relaxed)
     };
     world.until("it is dropped", || dropped() == 1).await;
     assert!(world.engine(1).dispatcher.outlet(made.id).is_none());
@@ -309,7 +311,7 @@ async fn what_waits_for_a_subscription_that_is_deleted_elsewhere_is_dropped_and_
 
 #[tokio::test(start_paused = true)]
 async fn an_endpoint_that_one_node_leaves_alone_is_left_alone_by_the_other() {
-    let world = World::new().await;
+    let world = TwoNodeSetup::new().await;
     world.with_subscription().await;
     world.nodes[0].receiver.status.store(503, Relaxed);
     for _ in 0..10 {
@@ -339,7 +341,7 @@ async fn an_endpoint_that_one_node_leaves_alone_is_left_alone_by_the_other() {
     assert!(world.clock.now() < second.until);
 
     // No node probes first for a node that is gone: after the grace period the others do.
-    let delay = Delay {
+    let delay = EndpointProbationDelay {
         cause: Outcome::NotFound,
         status: Some(404),
         since: world.clock.now(),
@@ -351,7 +353,7 @@ async fn an_endpoint_that_one_node_leaves_alone_is_left_alone_by_the_other() {
         delay,
         by: Some("n2".into()),
     };
-    world.change(Change::PutEndpointDelay(of_the_third)).await;
+    world.change(CatalogChange::PutEndpointDelay(of_the_third)).await;
     world.until("it holds", || world.delay(1).is_some()).await;
     world.publish(1).await;
     world.until("it is asked", || got(1) == 2).await;
@@ -368,12 +370,12 @@ const API: &str = "2020-06-01";
 
 fn asked(id: u64) -> Subscription {
     Subscription {
-        origin: Origin::Azure,
+        origin: ResourceOrigin::Azure,
         ..subscription(id)
     }
 }
 
-impl World {
+impl TwoNodeSetup {
     /// A handshake run by the first node, until both nodes see that a visit is awaited.
     async fn awaiting(&self, id: u64) -> Arc<postrider_store::Handshake> {
         self.engine(0).ask(asked(id), BASE, API, "").await.unwrap();
@@ -397,7 +399,7 @@ impl World {
 
 #[tokio::test(start_paused = true)]
 async fn a_webhook_that_one_node_asks_may_answer_to_the_other() {
-    let world = World::new().await;
+    let world = TwoNodeSetup::new().await;
     world.with_subscription().await;
     let handshake = world.awaiting(5).await;
     assert_eq!(handshake.by.as_deref(), Some("n0"));
@@ -418,7 +420,7 @@ async fn a_webhook_that_one_node_asks_may_answer_to_the_other() {
 
 #[tokio::test(start_paused = true)]
 async fn a_handshake_that_is_superseded_elsewhere_ends() {
-    let world = World::new().await;
+    let world = TwoNodeSetup::new().await;
     world.with_subscription().await;
     let handshake = world.awaiting(5).await;
     world.engine(1).put_subscription(subscription(5)).await.unwrap();
@@ -435,13 +437,13 @@ async fn a_handshake_that_is_superseded_elsewhere_ends() {
 
 #[tokio::test(start_paused = true)]
 async fn handshakes_of_a_node_that_is_gone_are_taken_up() {
-    let world = World::new().await;
+    let world = TwoNodeSetup::new().await;
     world.with_subscription().await;
     let handshake = world.awaiting(5).await;
     world.engine(0).stop(async {}).await.unwrap();
     world
         .engine(1)
-        .take_up_handshakes(|by| by == Some("n0"))
+        .take_over_handshakes(|by| by == Some("n0"))
         .await
         .unwrap();
     let stored = world.other.load().await.unwrap().handshakes;
@@ -457,7 +459,7 @@ async fn handshakes_of_a_node_that_is_gone_are_taken_up() {
 
 #[tokio::test(start_paused = true)]
 async fn only_the_steward_ends_what_has_expired() {
-    let world = World::new().await;
+    let world = TwoNodeSetup::new().await;
     world.with_subscription().await;
     world.nodes[0].steward.send_replace(false);
     let expiring = Subscription {
@@ -481,7 +483,7 @@ async fn only_the_steward_ends_what_has_expired() {
 
 #[tokio::test(start_paused = true)]
 async fn a_replay_is_run_by_whoever_is_the_steward() {
-    let world = World::new().await;
+    let world = TwoNodeSetup::new().await;
     world.nodes[0].steward.send_replace(false);
     let started = world
         .engine(0)
@@ -500,7 +502,7 @@ async fn a_replay_is_run_by_whoever_is_the_steward() {
 // Both nodes change the same subscription repeatedly; a refused change is retried.
 #[tokio::test(start_paused = true)]
 async fn nodes_that_change_the_same_end_with_the_same() {
-    let world = World::new().await;
+    let world = TwoNodeSetup::new().await;
     world.with_subscription().await;
     let change = async |n: usize| {
         let mut refused = 0;
@@ -538,9 +540,9 @@ async fn nodes_that_change_the_same_end_with_the_same() {
 // the first.
 #[tokio::test(start_paused = true)]
 async fn what_was_read_before_another_node_changed_it_changes_nothing() {
-    let world = World::new().await;
+    let world = TwoNodeSetup::new().await;
     let made = world.with_subscription().await;
-    let read = world.engine(1).read_subscription(TopicId(1), None, "S2");
+    let read = world.engine(1).snapshot_subscription(TopicId(1), None, "S2");
     assert_eq!(read.in_force.as_deref(), Some(&*made));
     let labelled = |label: &str| Subscription {
         labels: vec![label.into()],
@@ -551,17 +553,19 @@ async fn what_was_read_before_another_node_changed_it_changes_nothing() {
     // The first change is in force already: only the outdated read reveals the conflict.
     world.until("it is in force", || known(1) == first).await;
     let second = world.engine(1);
-    let refused = second.put_subscription_over(labelled("second"), read).await;
+    let refused = second
+        .replace_subscription_if_unchanged(labelled("second"), read)
+        .await;
     assert!(
         matches!(refused, Err(Error::Store(postrider_store::Error::Conflict(_)))),
         "{refused:?}"
     );
     assert_eq!(known(1).labels, ["first"]);
     // A pause does not conflict with a change, and is kept.
-    let read = second.read_subscription(TopicId(1), None, "s2");
+    let read = second.snapshot_subscription(TopicId(1), None, "s2");
     second.pause_subscription(made.id).await.unwrap();
     let put = second
-        .put_subscription_over(labelled("second"), read)
+        .replace_subscription_if_unchanged(labelled("second"), read)
         .await
         .unwrap();
     assert!(put.pauses.is_paused());
@@ -572,7 +576,9 @@ async fn what_was_read_before_another_node_changed_it_changes_nothing() {
     world
         .until("it is renamed", || second.directory.topic("sales").is_some())
         .await;
-    let refused = second.put_topic_over(topic(1, "orders"), Some(entry)).await;
+    let refused = second
+        .replace_topic_if_unchanged(topic(1, "orders"), Some(entry))
+        .await;
     assert!(matches!(
         refused.map(drop),
         Err(Error::Store(postrider_store::Error::Conflict(_)))
@@ -584,17 +590,19 @@ async fn what_was_read_before_another_node_changed_it_changes_nothing() {
             second.directory.topic_by_id(TopicId(1)).is_none()
         })
         .await;
-    let refused = second.put_topic_over(topic(1, "orders"), Some(entry)).await;
+    let refused = second
+        .replace_topic_if_unchanged(topic(1, "orders"), Some(entry))
+        .await;
     assert!(refused.is_err(), "it does not come back");
     assert!(world.other.load().await.unwrap().topics.is_empty());
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_wish_that_another_node_asks_a_webhook_about_is_not_lost() {
-    let world = World::new().await;
+    let world = TwoNodeSetup::new().await;
     world.with_subscription().await;
     let (first, second) = (world.engine(0), world.engine(1));
-    let read = second.read_subscription(TopicId(1), None, "s5");
+    let read = second.snapshot_subscription(TopicId(1), None, "s5");
     let handshake = world.awaiting(5).await;
     let conflict = |result: Result<(), Error>| {
         assert!(
@@ -602,11 +610,13 @@ async fn a_wish_that_another_node_asks_a_webhook_about_is_not_lost() {
             "{result:?}"
         );
     };
-    let again = second.ask_over(asked(5), read.clone(), BASE, API, "").await;
+    let again = second
+        .begin_handshake_if_unchanged(asked(5), read.clone(), BASE, API, "")
+        .await;
     conflict(again.map(drop));
     conflict(
         second
-            .put_subscription_over(subscription(5), read)
+            .replace_subscription_if_unchanged(subscription(5), read)
             .await
             .map(drop),
     );
@@ -614,15 +624,18 @@ async fn a_wish_that_another_node_asks_a_webhook_about_is_not_lost() {
     let still = |n: usize| pending(n).is_some_and(|one| one.operation == handshake.operation);
     assert!(still(0) && still(1), "it is asked on");
     // A change that has read the pending handshake may supersede it.
-    let read = second.read_subscription(TopicId(1), None, "s5");
-    second.put_subscription_over(subscription(5), read).await.unwrap();
+    let read = second.snapshot_subscription(TopicId(1), None, "s5");
+    second
+        .replace_subscription_if_unchanged(subscription(5), read)
+        .await
+        .unwrap();
     world.until("it is in force", || world.in_force(0, 5)).await;
     assert_eq!(first.handshakes.pending(TopicId(1), None, "s5"), None);
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_handshake_that_is_cancelled_elsewhere_takes_the_topic_of_its_resource_with_it() {
-    let world = World::new().await;
+    let world = TwoNodeSetup::new().await;
     let (first, second) = (world.engine(0), world.engine(1));
     let scope = first.scope("/subscriptions/x/rg/1", "a.b", "here").await.unwrap();
     let id = scope.topic.id;
@@ -661,7 +674,7 @@ async fn a_handshake_that_is_cancelled_elsewhere_takes_the_topic_of_its_resource
 // node may use all of it.
 #[tokio::test(start_paused = true)]
 async fn nodes_share_the_rate_that_a_webhook_allows() {
-    let world = World::new().await;
+    let world = TwoNodeSetup::new().await;
     world.with_subscription().await;
     let mut paced = subscription(2);
     if let Destination::WebHook(hook) = &mut paced.destination {
@@ -688,7 +701,7 @@ async fn nodes_share_the_rate_that_a_webhook_allows() {
     }
     // The second node is gone.
     world.nodes[1].engine.stop(async {}).await.unwrap();
-    world.nodes[0].sharing.send_replace(Sharing::ALONE);
+    world.nodes[0].sharing.send_replace(SendingTurn::ALONE);
     world.pass(Duration::from_secs(30)).await;
     let before = got(0);
     world.pass(Duration::from_secs(60)).await;

@@ -3,21 +3,22 @@
 
 use async_trait::async_trait;
 use bytes::Bytes;
-use postrider_core::event::Batch;
+use postrider_core::event::PublishedBatch;
 use postrider_core::ids::{Position, SubscriptionId};
-use postrider_core::pause::{Pause, Pauses};
-use postrider_core::probation::Probation;
+use postrider_core::pause::{SubscriptionPause, SubscriptionPauses};
+use postrider_core::probation::ProbationRules;
 use postrider_core::profile::{Profile, StatusRule};
-use postrider_core::retry::{Next, Reason};
+use postrider_core::retry::{GiveUpReason, NextStep};
 use postrider_core::time::Timestamp;
-use postrider_engine::blobs::{BlobError, Blobs, Stored};
-use postrider_engine::deliver::{Reply, Request, Transport};
-use postrider_sim::audit::Kind;
-use postrider_sim::scene::ACCOUNT_TOPIC;
-use postrider_sim::world::{Planted, run_with};
+use postrider_engine::blobs::{BlobError, BlobStore, WrittenBlobVersion};
+use postrider_engine::deliver::{DeliveryReply, DeliveryRequest, DeliveryTransport};
+use postrider_sim::audit::ViolationKind;
+use postrider_sim::simulated_run::{PlantedBugs, run_with};
+use postrider_sim::workload::ACCOUNT_TOPIC;
 use postrider_store::{
-    Archive, Backlog, BlobFilter, BlobId, BlobRecord, Catalog, Change, Claim, Error, EventLog, Health,
-    Letter, LetterKey, LettersWaiting, Listener, Loaded, Mark, ReplayJob, Settled, Want,
+    Archive, Backlog, BlobFilter, BlobId, BlobRecord, Catalog, CatalogChange, CatalogContent, Claim,
+    ClaimLimits, DeadLetterKey, DeadLetterMark, Error, EventLog, LogHealth, LogListener, PendingDeadLetter,
+    PendingDeadLetters, ReplayJob, Settlement,
 };
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex};
@@ -27,7 +28,7 @@ use std::time::Duration;
 const SEEDS_MAX: u64 = 400;
 
 /// Runs seeds until the auditor reports this kind of error; returns how many it took.
-fn is_noticed(planted: &Planted, kind: Kind) -> u64 {
+fn is_noticed(planted: &PlantedBugs, kind: ViolationKind) -> u64 {
     let mut others = Vec::new();
     for seed in 0..SEEDS_MAX {
         let report = run_with(seed, planted, false);
@@ -42,7 +43,7 @@ fn is_noticed(planted: &Planted, kind: Kind) -> u64 {
 
 /// The fault of a log.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Bent {
+enum LogFault {
     /// Confirms appends that it has not stored.
     AppendsNothing,
     /// Ends deliveries that should be retried.
@@ -82,77 +83,85 @@ enum Bent {
 }
 
 /// A claim without limits.
-const EVERYTHING: Want = Want {
+const EVERYTHING: ClaimLimits = ClaimLimits {
     events_max: usize::MAX,
     bytes_max: usize::MAX,
     overhead: 0,
 };
 
-struct BentLog {
+struct FaultyLog {
     log: Arc<dyn EventLog>,
-    bent: Bent,
+    bent: LogFault,
     offered_again: Mutex<BTreeSet<Position>>,
 }
 
-fn bent(bent: Bent) -> Planted {
-    Planted {
+fn bent(bent: LogFault) -> PlantedBugs {
+    PlantedBugs {
         log: Some(Box::new(move |log| {
-            Arc::new(BentLog {
+            Arc::new(FaultyLog {
                 log,
                 bent,
                 offered_again: Mutex::default(),
             })
         })),
-        ..Planted::default()
+        ..PlantedBugs::default()
     }
 }
 
 #[async_trait]
-impl EventLog for BentLog {
-    async fn append(&self, batch: Batch) -> Result<Position, Error> {
-        if self.bent == Bent::AppendsNothing && batch.body.len().is_multiple_of(7) {
+impl EventLog for FaultyLog {
+    async fn append(&self, batch: PublishedBatch) -> Result<Position, Error> {
+        if self.bent == LogFault::AppendsNothing && batch.body.len().is_multiple_of(7) {
             return Ok(Position(0));
         }
-        if self.bent == Bent::AppendsNoAnnouncement && batch.topic == ACCOUNT_TOPIC {
+        if self.bent == LogFault::AppendsNoAnnouncement && batch.topic == ACCOUNT_TOPIC {
             return Ok(Position(0));
         }
         self.log.append(batch).await
     }
 
-    async fn claim(&self, of: SubscriptionId, now: Timestamp, want: Want) -> Result<Vec<Claim>, Error> {
+    async fn claim(
+        &self,
+        of: SubscriptionId,
+        now: Timestamp,
+        want: ClaimLimits,
+    ) -> Result<Vec<Claim>, Error> {
         let claims = self.log.claim(of, now, want).await?;
-        if self.bent == Bent::ClaimNeverReturns && claims.is_empty() {
+        if self.bent == LogFault::ClaimNeverReturns && claims.is_empty() {
             std::future::pending::<()>().await;
         }
         Ok(claims)
     }
 
-    async fn settle(&self, of: SubscriptionId, mut settled: Vec<Settled>) -> Result<(), Error> {
+    async fn settle(&self, of: SubscriptionId, mut settled: Vec<Settlement>) -> Result<(), Error> {
         for one in &mut settled {
             match (self.bent, one.next) {
-                (Bent::ForgetsRetries, Next::RetryAt(_)) if one.claim.position().0.is_multiple_of(5) => {
-                    one.next = Next::Done;
+                (LogFault::ForgetsRetries, NextStep::RetryAt(_))
+                    if one.claim.position().0.is_multiple_of(5) =>
+                {
+                    one.next = NextStep::Done;
                 }
-                (Bent::HurriesRetries, Next::RetryAt(due)) => {
-                    one.next = Next::RetryAt(due - Duration::from_secs(3));
+                (LogFault::HurriesRetries, NextStep::RetryAt(due)) => {
+                    one.next = NextStep::RetryAt(due - Duration::from_secs(3));
                 }
-                (Bent::ForgetsAttempts, Next::RetryAt(_)) => one.attempts_made = 0,
-                (Bent::AddsAttempts, Next::DeadLetter(_)) => one.attempts_made += 1,
-                (Bent::LateLetters, Next::DeadLetter(_)) => {
+                (LogFault::ForgetsAttempts, NextStep::RetryAt(_)) => one.attempts_made = 0,
+                (LogFault::AddsAttempts, NextStep::DeadLetter(_)) => one.attempts_made += 1,
+                (LogFault::LateLetters, NextStep::DeadLetter(_)) => {
                     let now = one.at;
                     if let Some(last) = &mut one.last_attempt {
                         last.at = now;
                     }
                 }
-                (Bent::LettersOfDone, Next::Done) if one.claim.position().0.is_multiple_of(5) => {
-                    one.next = Next::DeadLetter(Reason::AttemptsExhausted);
+                (LogFault::LettersOfDone, NextStep::Done) if one.claim.position().0.is_multiple_of(5) => {
+                    one.next = NextStep::DeadLetter(GiveUpReason::AttemptsExhausted);
                 }
                 _ => {}
             }
         }
-        if self.bent == Bent::OffersAgain {
+        if self.bent == LogFault::OffersAgain {
             let mut offered = self.offered_again.lock().expect("no panic holds it");
-            let mut again = |one: &&Settled| one.next == Next::Done && offered.insert(one.claim.position());
+            let mut again =
+                |one: &&Settlement| one.next == NextStep::Done && offered.insert(one.claim.position());
             let claims = settled.iter().filter(&mut again).map(|one| one.claim.clone());
             self.log.release(of, claims.collect());
         }
@@ -164,7 +173,7 @@ impl EventLog for BentLog {
         of: SubscriptionId,
         waiting: Vec<(Timestamp, Position)>,
     ) -> Result<Vec<Position>, Error> {
-        if self.bent == Bent::OffersWithdrawn {
+        if self.bent == LogFault::OffersWithdrawn {
             return Ok(waiting.into_iter().map(|(_, position)| position).collect());
         }
         self.log.withdraw(of, waiting).await
@@ -174,39 +183,39 @@ impl EventLog for BentLog {
         self.log.flush().await
     }
 
-    fn letters_waiting(&self) -> Vec<LettersWaiting> {
-        self.log.letters_waiting()
+    fn pending_dead_letters(&self) -> Vec<PendingDeadLetters> {
+        self.log.pending_dead_letters()
     }
 
     async fn letters(
         &self,
         of: SubscriptionId,
-        after: Option<LetterKey>,
+        after: Option<DeadLetterKey>,
         until: Timestamp,
-        want: Want,
-    ) -> Result<Vec<Letter>, Error> {
+        want: ClaimLimits,
+    ) -> Result<Vec<PendingDeadLetter>, Error> {
         let mut letters = self.log.letters(of, after, until, want).await?;
         match self.bent {
-            Bent::FindsNoSingleLetter if want.events_max == 1 => letters.clear(),
-            Bent::ForgetsLettersRead => {
-                let keys = letters.iter().map(Letter::key).collect();
-                self.log.letters_done(of, keys).await?;
+            LogFault::FindsNoSingleLetter if want.events_max == 1 => letters.clear(),
+            LogFault::ForgetsLettersRead => {
+                let keys = letters.iter().map(PendingDeadLetter::key).collect();
+                self.log.dead_letters_done(of, keys).await?;
             }
-            Bent::MixesReasonsUp => letters
+            LogFault::MixesReasonsUp => letters
                 .iter_mut()
-                .for_each(|letter| letter.reason = Reason::TimeToLiveExceeded),
+                .for_each(|letter| letter.reason = GiveUpReason::TimeToLiveExceeded),
             _ => {}
         }
         Ok(letters)
     }
 
-    async fn letters_done(&self, of: SubscriptionId, letters: Vec<LetterKey>) -> Result<(), Error> {
+    async fn dead_letters_done(&self, of: SubscriptionId, letters: Vec<DeadLetterKey>) -> Result<(), Error> {
         let mut letters = letters;
-        if self.bent == Bent::KeepsLetters {
+        if self.bent == LogFault::KeepsLetters {
             let mut kept = self.offered_again.lock().expect("no panic holds it");
             letters.retain(|(_, position)| !kept.insert(*position));
         }
-        self.log.letters_done(of, letters).await
+        self.log.dead_letters_done(of, letters).await
     }
 
     fn release(&self, of: SubscriptionId, claims: Vec<Claim>) {
@@ -226,16 +235,16 @@ impl EventLog for BentLog {
     }
 
     async fn open_subscription(&self, of: SubscriptionId) -> Result<(), Error> {
-        if self.bent == Bent::ForgetsLettersAtStart {
+        if self.bent == LogFault::ForgetsLettersAtStart {
             let letters = self.log.letters(of, None, Timestamp::MAX, EVERYTHING).await?;
-            let keys = letters.iter().map(Letter::key).collect();
-            self.log.letters_done(of, keys).await?;
+            let keys = letters.iter().map(PendingDeadLetter::key).collect();
+            self.log.dead_letters_done(of, keys).await?;
         }
         self.log.open_subscription(of).await
     }
 
     async fn close_subscription(&self, of: SubscriptionId) -> Result<u64, Error> {
-        if self.bent == Bent::NeverCloses {
+        if self.bent == LogFault::NeverCloses {
             return Ok(0);
         }
         self.log.close_subscription(of).await
@@ -248,7 +257,7 @@ impl EventLog for BentLog {
     fn backlog(&self, of: SubscriptionId) -> Backlog {
         let backlog = self.log.backlog(of);
         match self.bent {
-            Bent::HidesAge => Backlog {
+            LogFault::HidesAge => Backlog {
                 oldest: None,
                 ..backlog
             },
@@ -256,7 +265,7 @@ impl EventLog for BentLog {
         }
     }
 
-    fn health(&self) -> Health {
+    fn health(&self) -> LogHealth {
         self.log.health()
     }
 
@@ -264,7 +273,7 @@ impl EventLog for BentLog {
         self.log.identity()
     }
 
-    fn listen(&self, listener: Arc<dyn Listener>) {
+    fn listen(&self, listener: Arc<dyn LogListener>) {
         self.log.listen(listener);
     }
 
@@ -274,34 +283,34 @@ impl EventLog for BentLog {
 }
 
 /// A catalog that loses some changes.
-struct BentCatalog {
+struct FaultyCatalog {
     catalog: Arc<dyn Catalog>,
-    misreads: fn(&mut Loaded),
-    loses: fn(&Change) -> bool,
+    misreads: fn(&mut CatalogContent),
+    loses: fn(&CatalogChange) -> bool,
 }
 
-fn losing(loses: fn(&Change) -> bool) -> Planted {
-    Planted {
+fn losing(loses: fn(&CatalogChange) -> bool) -> PlantedBugs {
+    PlantedBugs {
         catalog: Some(Box::new(move |catalog| {
-            Arc::new(BentCatalog {
+            Arc::new(FaultyCatalog {
                 catalog,
                 loses,
                 misreads: |_| {},
             })
         })),
-        ..Planted::default()
+        ..PlantedBugs::default()
     }
 }
 
 #[async_trait]
-impl Catalog for BentCatalog {
-    async fn load(&self) -> Result<Loaded, Error> {
+impl Catalog for FaultyCatalog {
+    async fn load(&self) -> Result<CatalogContent, Error> {
         let mut loaded = self.catalog.load().await?;
         (self.misreads)(&mut loaded);
         Ok(loaded)
     }
 
-    async fn commit(&self, mut changes: Vec<Change>) -> Result<(), Error> {
+    async fn commit(&self, mut changes: Vec<CatalogChange>) -> Result<(), Error> {
         changes.retain(|change| !(self.loses)(change));
         self.catalog.commit(changes).await
     }
@@ -313,59 +322,63 @@ impl Catalog for BentCatalog {
 
 /// A transport that sends more, or reports less, than it should.
 #[derive(Clone, Copy)]
-enum BentTransport {
+enum TransportFault {
     FollowsRedirections,
     TakesFailureForSuccess,
     SendsTwice,
 }
 
-struct BentSender {
-    transport: Arc<dyn Transport>,
-    bent: BentTransport,
+struct FaultyTransport {
+    transport: Arc<dyn DeliveryTransport>,
+    bent: TransportFault,
 }
 
 #[async_trait]
-impl Transport for BentSender {
-    async fn send(self: Arc<Self>, request: Request) -> Reply {
+impl DeliveryTransport for FaultyTransport {
+    async fn send(self: Arc<Self>, request: DeliveryRequest) -> DeliveryReply {
         let reply = self.transport.clone().send(request.clone()).await;
-        let Reply::Answered(mut answer) = reply else {
+        let DeliveryReply::Answered(mut answer) = reply else {
             return reply;
         };
         match self.bent {
-            BentTransport::FollowsRedirections => {
+            TransportFault::FollowsRedirections => {
                 if let Some(location) = answer.headers.get("location") {
                     let location = location.to_str().expect("text").parse().expect("a URL");
                     let url = Arc::new(location);
-                    return self.transport.clone().send(Request { url, ..request }).await;
+                    return self
+                        .transport
+                        .clone()
+                        .send(DeliveryRequest { url, ..request })
+                        .await;
                 }
             }
-            BentTransport::TakesFailureForSuccess => {
+            TransportFault::TakesFailureForSuccess => {
                 if answer.status >= 500 {
                     answer.status = 200;
                 }
             }
-            BentTransport::SendsTwice => {
+            TransportFault::SendsTwice => {
                 if answer.status == 503 {
                     return self.transport.clone().send(request).await;
                 }
             }
         }
-        Reply::Answered(answer)
+        DeliveryReply::Answered(answer)
     }
 }
 
-fn sending(bent: BentTransport) -> Planted {
-    Planted {
+fn sending(bent: TransportFault) -> PlantedBugs {
+    PlantedBugs {
         transport: Some(Box::new(move |transport| {
-            Arc::new(BentSender { transport, bent })
+            Arc::new(FaultyTransport { transport, bent })
         })),
-        ..Planted::default()
+        ..PlantedBugs::default()
     }
 }
 
 /// The fault of a blob store.
 #[derive(Clone, Copy)]
-enum BentStore {
+enum BlobStoreFault {
     /// Confirms some blobs that it has not written.
     WritesNothing,
     /// Writes blobs under the subscription's own spelling.
@@ -376,20 +389,20 @@ enum BentStore {
     KeepsOneLetter,
 }
 
-struct BentBlobs {
-    blobs: Arc<dyn Blobs>,
-    bent: BentStore,
+struct FaultyBlobStore {
+    blobs: Arc<dyn BlobStore>,
+    bent: BlobStoreFault,
 }
 
-fn storing(bent: BentStore) -> Planted {
-    Planted {
-        blobs: Some(Box::new(move |blobs| Arc::new(BentBlobs { blobs, bent }))),
-        ..Planted::default()
+fn storing(bent: BlobStoreFault) -> PlantedBugs {
+    PlantedBugs {
+        blobs: Some(Box::new(move |blobs| Arc::new(FaultyBlobStore { blobs, bent }))),
+        ..PlantedBugs::default()
     }
 }
 
 #[async_trait]
-impl Blobs for BentBlobs {
+impl BlobStore for FaultyBlobStore {
     fn accounts(&self) -> Vec<String> {
         self.blobs.accounts()
     }
@@ -408,20 +421,20 @@ impl Blobs for BentBlobs {
         container: &str,
         path: &str,
         body: Bytes,
-    ) -> Result<Stored, BlobError> {
+    ) -> Result<WrittenBlobVersion, BlobError> {
         let (mut path, mut body) = (path.to_owned(), body);
         match self.bent {
-            BentStore::WritesNothing if body.len().is_multiple_of(3) => {
+            BlobStoreFault::WritesNothing if body.len().is_multiple_of(3) => {
                 let (etag, url) = ("0x1".to_owned(), path);
-                return Ok(Stored { etag, url });
+                return Ok(WrittenBlobVersion { etag, url });
             }
-            BentStore::WritesNothing => {}
-            BentStore::LowerCase => path = path.to_lowercase(),
-            BentStore::PadsWithZeros => {
+            BlobStoreFault::WritesNothing => {}
+            BlobStoreFault::LowerCase => path = path.to_lowercase(),
+            BlobStoreFault::PadsWithZeros => {
                 let padded: Vec<String> = path.split('/').map(|part| format!("{part:0>2}")).collect();
                 path = padded.join("/");
             }
-            BentStore::KeepsOneLetter => {
+            BlobStoreFault::KeepsOneLetter => {
                 let text = std::str::from_utf8(&body).expect("text");
                 let first = text.split(r#"},{"id""#).next().expect("there is one");
                 if first.len() < text.len() {
@@ -442,10 +455,10 @@ impl Blobs for BentBlobs {
 }
 
 /// An archive that confirms records that it has not stored.
-struct BentArchive(Arc<dyn Archive>);
+struct FaultyArchive(Arc<dyn Archive>);
 
 #[async_trait]
-impl Archive for BentArchive {
+impl Archive for FaultyArchive {
     async fn add(&self, _blob: BlobRecord) -> Result<BlobId, Error> {
         Ok(BlobId(0))
     }
@@ -467,11 +480,11 @@ impl Archive for BentArchive {
         self.0.last().await
     }
 
-    async fn counts(&self) -> Result<Vec<(SubscriptionId, Reason, u64)>, Error> {
+    async fn counts(&self) -> Result<Vec<(SubscriptionId, GiveUpReason, u64)>, Error> {
         self.0.counts().await
     }
 
-    async fn mark(&self, id: BlobId, marks: Vec<Mark>) -> Result<(), Error> {
+    async fn mark(&self, id: BlobId, marks: Vec<DeadLetterMark>) -> Result<(), Error> {
         self.0.mark(id, marks).await
     }
 
@@ -479,7 +492,11 @@ impl Archive for BentArchive {
         self.0.remove(id).await
     }
 
-    async fn put_job(&self, job: ReplayJob, marks: Option<(BlobId, Vec<Mark>)>) -> Result<(), Error> {
+    async fn put_job(
+        &self,
+        job: ReplayJob,
+        marks: Option<(BlobId, Vec<DeadLetterMark>)>,
+    ) -> Result<(), Error> {
         self.0.put_job(job, marks).await
     }
 
@@ -505,8 +522,8 @@ impl Archive for BentArchive {
 }
 
 /// All profiles, changed in the same way.
-fn doctored(doctor: fn(&mut Profile)) -> Planted {
-    Planted {
+fn doctored(doctor: fn(&mut Profile)) -> PlantedBugs {
+    PlantedBugs {
         profiles: Some(Box::new(move |profiles| {
             let all: Vec<Profile> = profiles.iter().copied().collect();
             for mut profile in all {
@@ -514,7 +531,7 @@ fn doctored(doctor: fn(&mut Profile)) -> Planted {
                 profiles.put(profile);
             }
         })),
-        ..Planted::default()
+        ..PlantedBugs::default()
     }
 }
 
@@ -529,7 +546,7 @@ fn with_rule(profile: &mut Profile, change: impl Fn(u16, StatusRule) -> StatusRu
     profile.statuses = lines.collect::<Vec<_>>().leak();
 }
 
-fn with_probation(profile: &mut Profile, change: impl Fn(&mut Probation)) {
+fn with_probation(profile: &mut Profile, change: impl Fn(&mut ProbationRules)) {
     if let Some(probation) = &mut profile.probation {
         change(probation);
     }
@@ -538,7 +555,7 @@ fn with_probation(profile: &mut Profile, change: impl Fn(&mut Probation)) {
 #[test]
 fn without_a_bug_nobody_complains() {
     for seed in 0..SEEDS_MAX {
-        let report = run_with(seed, &Planted::default(), false);
+        let report = run_with(seed, &PlantedBugs::default(), false);
         assert!(
             report.wrong.is_empty(),
             "POSTRIDER_SEED={seed}: {:#?}",
@@ -549,140 +566,146 @@ fn without_a_bug_nobody_complains() {
 
 #[test]
 fn an_event_that_was_accepted_and_not_stored() {
-    is_noticed(&bent(Bent::AppendsNothing), Kind::Lost);
+    is_noticed(&bent(LogFault::AppendsNothing), ViolationKind::Lost);
 }
 
 #[test]
 fn a_retry_that_was_forgotten() {
-    is_noticed(&bent(Bent::ForgetsRetries), Kind::Lost);
+    is_noticed(&bent(LogFault::ForgetsRetries), ViolationKind::Lost);
 }
 
 #[test]
 fn a_retry_that_was_written_down_for_too_early() {
-    is_noticed(&bent(Bent::HurriesRetries), Kind::Early);
+    is_noticed(&bent(LogFault::HurriesRetries), ViolationKind::Early);
 }
 
 #[test]
 fn attempts_that_were_forgotten() {
-    is_noticed(&bent(Bent::ForgetsAttempts), Kind::Count);
+    is_noticed(&bent(LogFault::ForgetsAttempts), ViolationKind::Count);
 }
 
 #[test]
 fn a_delivery_that_was_done_and_is_offered_again() {
-    is_noticed(&bent(Bent::OffersAgain), Kind::AfterItsEnd);
+    is_noticed(&bent(LogFault::OffersAgain), ViolationKind::AfterItsEnd);
 }
 
 #[test]
 fn a_delivery_that_was_withdrawn_and_is_offered_again() {
-    is_noticed(&bent(Bent::OffersWithdrawn), Kind::AfterItsEnd);
+    is_noticed(&bent(LogFault::OffersWithdrawn), ViolationKind::AfterItsEnd);
 }
 
 #[test]
 fn a_second_end() {
-    is_noticed(&bent(Bent::OffersWithdrawn), Kind::TwoEnds);
+    is_noticed(&bent(LogFault::OffersWithdrawn), ViolationKind::TwoEnds);
 }
 
 #[test]
 fn what_waits_for_a_subscription_that_is_gone() {
-    is_noticed(&bent(Bent::NeverCloses), Kind::Unrest);
+    is_noticed(&bent(LogFault::NeverCloses), ViolationKind::Unrest);
 }
 
 #[test]
 fn a_task_that_is_never_woken() {
-    is_noticed(&bent(Bent::ClaimNeverReturns), Kind::NotStopped);
+    is_noticed(&bent(LogFault::ClaimNeverReturns), ViolationKind::NotStopped);
 }
 
 #[test]
 fn a_deletion_that_did_not_last() {
     is_noticed(
-        &losing(|change| matches!(change, Change::DeleteSubscription(_))),
-        Kind::Astray,
+        &losing(|change| matches!(change, CatalogChange::DeleteSubscription(_))),
+        ViolationKind::Astray,
     );
 }
 
 #[test]
 fn a_pause_that_did_not_last() {
     is_noticed(
-        &losing(|change| matches!(change, Change::PutSubscription(s) if !s.pauses.is_empty())),
-        Kind::NotPaused,
+        &losing(|change| matches!(change, CatalogChange::PutSubscription(s) if !s.pauses.is_empty())),
+        ViolationKind::NotPaused,
     );
 }
 
 #[test]
 fn a_pause_that_events_age_in() {
     // The pause continues, but its beginning is lost.
-    fn misread(loaded: &mut Loaded) {
+    fn misread(loaded: &mut CatalogContent) {
         for subscription in &mut loaded.subscriptions {
-            let mut pauses: Vec<Pause> = subscription.pauses.iter().collect();
+            let mut pauses: Vec<SubscriptionPause> = subscription.pauses.iter().collect();
             for pause in pauses.iter_mut().filter(|pause| pause.until.is_none()) {
                 pause.from = Timestamp::MAX;
             }
-            subscription.pauses = Pauses::of(pauses);
+            subscription.pauses = SubscriptionPauses::of(pauses);
         }
     }
-    let planted = Planted {
+    let planted = PlantedBugs {
         catalog: Some(Box::new(|catalog| {
-            Arc::new(BentCatalog {
+            Arc::new(FaultyCatalog {
                 catalog,
                 loses: |_| false,
                 misreads: misread,
             })
         })),
-        ..Planted::default()
+        ..PlantedBugs::default()
     };
-    is_noticed(&planted, Kind::WrongEnd);
+    is_noticed(&planted, ViolationKind::WrongEnd);
 }
 
 #[test]
 fn a_last_attempt_that_the_status_is_blamed_for() {
-    fn misread(loaded: &mut Loaded) {
+    fn misread(loaded: &mut CatalogContent) {
         for subscription in &mut loaded.subscriptions {
             let attempts_max = &mut subscription.retry.attempts_max;
             *attempts_max = attempts_max.map(|attempts| attempts + 1);
         }
     }
-    let planted = Planted {
+    let planted = PlantedBugs {
         catalog: Some(Box::new(|catalog| {
-            Arc::new(BentCatalog {
+            Arc::new(FaultyCatalog {
                 catalog,
                 loses: |_| false,
                 misreads: misread,
             })
         })),
-        ..Planted::default()
+        ..PlantedBugs::default()
     };
-    is_noticed(&planted, Kind::WrongEnd);
+    is_noticed(&planted, ViolationKind::WrongEnd);
 }
 
 #[test]
 fn a_new_endpoint_that_did_not_last() {
     is_noticed(
-        &losing(|change| matches!(change, Change::PutSubscription(s) if s.id.0.is_multiple_of(2))),
-        Kind::Astray,
+        &losing(|change| matches!(change, CatalogChange::PutSubscription(s) if s.id.0.is_multiple_of(2))),
+        ViolationKind::Astray,
     );
 }
 
 #[test]
 fn a_delay_that_a_restart_forgets() {
     is_noticed(
-        &losing(|change| matches!(change, Change::PutEndpointDelay(_))),
-        Kind::NotLeftAlone,
+        &losing(|change| matches!(change, CatalogChange::PutEndpointDelay(_))),
+        ViolationKind::NotLeftAlone,
     );
 }
 
 #[test]
 fn a_redirection_that_was_followed() {
-    is_noticed(&sending(BentTransport::FollowsRedirections), Kind::Astray);
+    is_noticed(
+        &sending(TransportFault::FollowsRedirections),
+        ViolationKind::Astray,
+    );
 }
 
 #[test]
 fn a_failure_that_was_taken_for_a_success() {
-    is_noticed(&sending(BentTransport::TakesFailureForSuccess), Kind::WrongEnd);
+    is_noticed(
+        &sending(TransportFault::TakesFailureForSuccess),
+        ViolationKind::WrongEnd,
+    );
 }
 
 #[test]
 fn an_attempt_that_the_transport_repeats() {
-    is_noticed(&sending(BentTransport::SendsTwice), Kind::Twice);
+    is_noticed(&sending(TransportFault::SendsTwice), ViolationKind::Twice);
 }
 
 #[test]
@@ -693,7 +716,7 @@ fn a_final_status_that_is_retried() {
             other => other,
         });
     });
-    is_noticed(&planted, Kind::AfterItsEnd);
+    is_noticed(&planted, ViolationKind::AfterItsEnd);
 }
 
 #[test]
@@ -704,21 +727,21 @@ fn a_status_that_ends_what_should_be_retried() {
             |status, rule| if status == 408 { StatusRule::Final } else { rule },
         );
     });
-    is_noticed(&planted, Kind::WrongEnd);
+    is_noticed(&planted, ViolationKind::WrongEnd);
 }
 
 #[test]
 fn a_batch_that_is_given_up_as_a_whole() {
     is_noticed(
         &doctored(|profile| profile.split_batches_on = &[]),
-        Kind::WrongEnd,
+        ViolationKind::WrongEnd,
     );
 }
 
 #[test]
 fn a_failure_that_is_taken_for_a_batch_too_large() {
     let planted = doctored(|profile| profile.split_batches_on = &[400, 413, 500, 503]);
-    is_noticed(&planted, Kind::Twice);
+    is_noticed(&planted, ViolationKind::Twice);
 }
 
 #[test]
@@ -729,7 +752,7 @@ fn a_floor_that_is_ignored() {
             other => other,
         });
     });
-    is_noticed(&planted, Kind::Early);
+    is_noticed(&planted, ViolationKind::Early);
 }
 
 #[test]
@@ -738,13 +761,13 @@ fn a_schedule_that_lags() {
         let later = |step: &Duration| *step + Duration::from_secs(20);
         profile.schedule = profile.schedule.iter().map(later).collect::<Vec<_>>().leak();
     });
-    is_noticed(&planted, Kind::HeldBack);
+    is_noticed(&planted, ViolationKind::HeldBack);
 }
 
 #[test]
 fn a_time_to_live_that_is_ignored() {
     let planted = doctored(|profile| profile.time_to_live = Duration::from_secs(1_000_000));
-    is_noticed(&planted, Kind::TooLate);
+    is_noticed(&planted, ViolationKind::TooLate);
 }
 
 #[test]
@@ -755,43 +778,43 @@ fn attempts_without_end() {
         profile.attempts_max = 1000;
         profile.schedule = const { &[Duration::from_secs(60)] };
     });
-    is_noticed(&planted, Kind::TooOften);
+    is_noticed(&planted, ViolationKind::TooOften);
 }
 
 #[test]
 fn an_impatient_timeout() {
     let planted = doctored(|profile| profile.response_timeout = Duration::from_secs(20));
-    is_noticed(&planted, Kind::Early);
+    is_noticed(&planted, ViolationKind::Early);
 }
 
 #[test]
 fn a_batch_that_has_no_more_time_than_a_single_event() {
     let planted = doctored(|profile| profile.batch_response_timeout = profile.response_timeout);
-    is_noticed(&planted, Kind::Early);
+    is_noticed(&planted, ViolationKind::Early);
 }
 
 #[test]
 fn a_late_answer_that_came_too_late() {
     let planted = doctored(|profile| profile.late_window = Some(Duration::from_secs(3600)));
-    is_noticed(&planted, Kind::WrongEnd);
+    is_noticed(&planted, ViolationKind::WrongEnd);
 }
 
 #[test]
 fn a_late_answer_that_nobody_hears() {
     let planted = doctored(|profile| profile.late_window = None);
-    is_noticed(&planted, Kind::AfterItsEnd);
+    is_noticed(&planted, ViolationKind::AfterItsEnd);
 }
 
 #[test]
 fn a_sick_endpoint_that_is_not_left_alone() {
     let planted = doctored(|profile| with_probation(profile, |rules| rules.failures = u32::MAX));
-    is_noticed(&planted, Kind::NotLeftAlone);
+    is_noticed(&planted, ViolationKind::NotLeftAlone);
 }
 
 #[test]
 fn a_healthy_endpoint_that_is_left_alone() {
     let planted = doctored(|profile| with_probation(profile, |rules| rules.failures = 1));
-    is_noticed(&planted, Kind::HeldBack);
+    is_noticed(&planted, ViolationKind::HeldBack);
 }
 
 #[test]
@@ -805,102 +828,102 @@ fn a_delay_that_never_ends() {
         // Otherwise a delivery that waits for so long would expire.
         profile.time_to_live = Duration::from_secs(10_000_000);
     });
-    is_noticed(&planted, Kind::Lost);
+    is_noticed(&planted, ViolationKind::Lost);
 }
 
 #[test]
 fn an_event_that_expires_with_no_attempt_while_its_endpoint_is_left_alone() {
-    is_noticed(&bent(Bent::HidesAge), Kind::HeldBack);
+    is_noticed(&bent(LogFault::HidesAge), ViolationKind::HeldBack);
 }
 
 #[test]
 fn a_letter_that_is_forgotten_before_it_is_in_a_blob() {
-    is_noticed(&bent(Bent::ForgetsLettersRead), Kind::Unwritten);
+    is_noticed(&bent(LogFault::ForgetsLettersRead), ViolationKind::Unwritten);
 }
 
 #[test]
 fn a_letter_that_a_restart_forgets() {
-    is_noticed(&bent(Bent::ForgetsLettersAtStart), Kind::Unwritten);
+    is_noticed(&bent(LogFault::ForgetsLettersAtStart), ViolationKind::Unwritten);
 }
 
 #[test]
 fn a_blob_that_was_acknowledged_and_not_written() {
-    is_noticed(&storing(BentStore::WritesNothing), Kind::Unwritten);
+    is_noticed(&storing(BlobStoreFault::WritesNothing), ViolationKind::Unwritten);
 }
 
 #[test]
 fn a_blob_that_lacks_letters() {
-    is_noticed(&storing(BentStore::KeepsOneLetter), Kind::Unwritten);
+    is_noticed(&storing(BlobStoreFault::KeepsOneLetter), ViolationKind::Unwritten);
 }
 
 #[test]
 fn a_blob_under_the_wrong_name() {
-    is_noticed(&storing(BentStore::LowerCase), Kind::Misfiled);
+    is_noticed(&storing(BlobStoreFault::LowerCase), ViolationKind::Misfiled);
 }
 
 #[test]
 fn a_blob_under_a_padded_hour() {
-    is_noticed(&storing(BentStore::PadsWithZeros), Kind::Misfiled);
+    is_noticed(&storing(BlobStoreFault::PadsWithZeros), ViolationKind::Misfiled);
 }
 
 #[test]
 fn a_letter_with_one_attempt_too_many() {
-    is_noticed(&bent(Bent::AddsAttempts), Kind::Misreported);
+    is_noticed(&bent(LogFault::AddsAttempts), ViolationKind::Misreported);
 }
 
 #[test]
 fn a_letter_with_the_wrong_reason() {
-    is_noticed(&bent(Bent::MixesReasonsUp), Kind::Misreported);
+    is_noticed(&bent(LogFault::MixesReasonsUp), ViolationKind::Misreported);
 }
 
 #[test]
 fn a_letter_that_was_delivered() {
-    is_noticed(&bent(Bent::LettersOfDone), Kind::NotALetter);
+    is_noticed(&bent(LogFault::LettersOfDone), ViolationKind::NotALetter);
 }
 
 #[test]
 fn a_late_answer_to_the_last_attempt_that_nobody_hears() {
-    is_noticed(&bent(Bent::FindsNoSingleLetter), Kind::NotALetter);
+    is_noticed(&bent(LogFault::FindsNoSingleLetter), ViolationKind::NotALetter);
 }
 
 #[test]
 fn a_letter_that_waits_from_when_its_event_was_found_to_be_too_old() {
-    is_noticed(&bent(Bent::LateLetters), Kind::HeldBack);
+    is_noticed(&bent(LogFault::LateLetters), ViolationKind::HeldBack);
 }
 
 #[test]
 fn a_letter_that_is_written_again() {
-    is_noticed(&bent(Bent::KeepsLetters), Kind::NotALetter);
+    is_noticed(&bent(LogFault::KeepsLetters), ViolationKind::NotALetter);
 }
 
 #[test]
 fn a_letter_that_is_written_at_once() {
     let planted = doctored(|profile| profile.dead_letter.delay = Duration::ZERO);
-    is_noticed(&planted, Kind::Hasty);
+    is_noticed(&planted, ViolationKind::Hasty);
 }
 
 #[test]
 fn a_letter_that_waits_too_long_to_be_written() {
     let planted = doctored(|profile| profile.dead_letter.delay += Duration::from_secs(1800));
-    is_noticed(&planted, Kind::HeldBack);
+    is_noticed(&planted, ViolationKind::HeldBack);
 }
 
 #[test]
 fn a_letter_that_is_given_up_too_early() {
     let planted = doctored(|profile| profile.dead_letter.give_up_after = Duration::from_secs(60));
-    is_noticed(&planted, Kind::GivenUpEarly);
+    is_noticed(&planted, ViolationKind::GivenUpEarly);
 }
 
 #[test]
 fn a_blob_that_the_archive_does_not_know() {
-    let planted = Planted {
-        archive: Some(Box::new(|archive| Arc::new(BentArchive(archive)))),
-        ..Planted::default()
+    let planted = PlantedBugs {
+        archive: Some(Box::new(|archive| Arc::new(FaultyArchive(archive)))),
+        ..PlantedBugs::default()
     };
-    is_noticed(&planted, Kind::Unlisted);
+    is_noticed(&planted, ViolationKind::Unlisted);
 }
 
 #[test]
 fn a_blob_that_nobody_is_told_of() {
-    is_noticed(&bent(Bent::AppendsNoAnnouncement), Kind::Untold);
+    is_noticed(&bent(LogFault::AppendsNoAnnouncement), ViolationKind::Untold);
 }

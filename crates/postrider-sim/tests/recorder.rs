@@ -4,26 +4,29 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use http::HeaderValue;
 use http::header::CONTENT_TYPE;
-use postrider_core::envelope::Envelope;
-use postrider_core::event::{Batch, EventRef, Lacks, Schema, Span};
+use postrider_core::envelope::EventEnvelope;
+use postrider_core::event::{ByteSpan, EventRef, EventSchema, MissingMembers, PublishedBatch};
 use postrider_core::filter::FilterBudget;
 use postrider_core::ids::{Secret, SubscriptionId, TopicId};
-use postrider_core::json::Raw;
+use postrider_core::json::RawJson;
 use postrider_core::outcome::Outcome;
 use postrider_core::profile::Profiles;
-use postrider_core::retry::Reason;
+use postrider_core::retry::GiveUpReason;
 use postrider_core::subscription::{
-    Batching, DeadLetterDestination, Destination, Subscription, Topic, TopicKind, WebHook,
+    BatchSettings, DeadLetterDestination, Destination, Subscription, Topic, TopicKind, WebHook,
 };
 use postrider_core::time::Clock;
-use postrider_engine::dead_letters::DeadLetters;
-use postrider_engine::deliver::{Answer, Failure, FailureKind, Reply, Request, Timings, Transport};
+use postrider_engine::dead_letters::DeadLetterService;
+use postrider_engine::deliver::{
+    AttemptTimings, DeliveryAnswer, DeliveryReply, DeliveryRequest, DeliveryTransport, TransportFailure,
+    TransportFailureKind,
+};
 use postrider_engine::recorder::{
-    Decision, DeliveryState, DeliveryStory, Disposition, EventState, EventStory, Fate, Recordings, Verdict,
-    Why,
+    AttemptDecision, DeliveryDisposition, DeliveryHistory, DeliveryState, EventHistory, EventState,
+    RecordingQueries, RetryTimeRule, RoutingVerdict, SubscriptionFate,
 };
 use postrider_engine::replay::ReplayRequest;
-use postrider_engine::{Engine, Parts, dispatch, handshake};
+use postrider_engine::{Engine, EngineParts, dispatch, handshake};
 use postrider_recorder::{Config, FlightRecorder};
 use postrider_sim::blobs::{ACCOUNT, MemoryBlobs};
 use postrider_sim::clock::SimClock;
@@ -37,7 +40,7 @@ const TENANTS: TopicId = TopicId(2);
 
 /// An endpoint's reaction to a request.
 #[derive(Clone, Copy)]
-enum Act {
+enum EndpointAct {
     Answer(u16, &'static str),
     /// Succeeds after this many seconds.
     Late(u64),
@@ -47,54 +50,54 @@ enum Act {
 }
 
 /// Endpoints that react in sequence; the last reaction repeats.
-struct Hooks {
+struct ScriptedEndpoints {
     clock: Arc<SimClock>,
-    acts: Mutex<HashMap<String, Vec<Act>>>,
+    acts: Mutex<HashMap<String, Vec<EndpointAct>>>,
 }
 
 #[async_trait]
-impl Transport for Hooks {
-    async fn send(self: Arc<Self>, request: Request) -> Reply {
+impl DeliveryTransport for ScriptedEndpoints {
+    async fn send(self: Arc<Self>, request: DeliveryRequest) -> DeliveryReply {
         let act = {
             let mut acts = self.acts.lock().unwrap();
             let acts = acts.get_mut(request.url.host().unwrap()).expect("it is known");
             if acts.len() > 1 { acts.remove(0) } else { acts[0] }
         };
         let (status, body) = match act {
-            Act::TooLargeWith(id) => {
+            EndpointAct::TooLargeWith(id) => {
                 let body = request.body_bytes();
                 let text = std::str::from_utf8(&body).unwrap();
                 let found = text.contains(&format!("\"{id}\""));
                 (if found { 413 } else { 200 }, "")
             }
-            Act::Answer(status, body) => (status, body),
-            Act::Late(seconds) => {
+            EndpointAct::Answer(status, body) => (status, body),
+            EndpointAct::Late(seconds) => {
                 self.clock.pass(Duration::from_secs(seconds)).await;
                 (200, "")
             }
-            Act::Refused => {
-                return Reply::Failed(Failure {
-                    kind: FailureKind::Socket,
+            EndpointAct::Refused => {
+                return DeliveryReply::Failed(TransportFailure {
+                    kind: TransportFailureKind::Socket,
                     detail: "connection refused".into(),
                 });
             }
         };
-        let mut answer = Answer {
+        let mut answer = DeliveryAnswer {
             status,
             body: Bytes::from_static(body.as_bytes()),
-            timings: Timings {
+            timings: AttemptTimings {
                 connect: Duration::from_millis(1),
                 first_byte: Duration::from_millis(2),
                 total: Duration::from_millis(3),
             },
-            ..Answer::default()
+            ..DeliveryAnswer::default()
         };
         if !body.is_empty() {
             answer
                 .headers
                 .insert(CONTENT_TYPE, HeaderValue::from_static("text/plain"));
         }
-        Reply::Answered(answer)
+        DeliveryReply::Answered(answer)
     }
 }
 
@@ -116,26 +119,26 @@ fn subscription(id: u64, topic: TopicId, name: &str) -> Subscription {
     )
 }
 
-struct World {
+struct RecorderSetup {
     clock: Arc<SimClock>,
-    hooks: Arc<Hooks>,
+    hooks: Arc<ScriptedEndpoints>,
     engine: Arc<Engine>,
     recorder: Arc<FlightRecorder>,
     _directory: tempfile::TempDir,
 }
 
-impl World {
-    async fn new() -> World {
+impl RecorderSetup {
+    async fn new() -> RecorderSetup {
         let clock = Arc::new(SimClock::start());
         clock.keep_steady();
-        let hooks = Arc::new(Hooks {
+        let hooks = Arc::new(ScriptedEndpoints {
             clock: clock.clone(),
             acts: Mutex::default(),
         });
         let directory = tempfile::tempdir().unwrap();
         let config = Config::new(directory.path().to_owned());
         let recorder = FlightRecorder::open(config, clock.clone()).unwrap();
-        let engine = Engine::start(Parts {
+        let engine = Engine::start(EngineParts {
             log: Arc::new(MemoryLog::new(7)),
             catalog: Arc::new(MemoryCatalog::default()),
             transport: hooks.clone(),
@@ -144,20 +147,20 @@ impl World {
             profiles: Profiles::default(),
             id_prefix: "/subscriptions/s".into(),
             dispatch: dispatch::Config::default(),
-            dead_letters: DeadLetters::new(
+            dead_letters: DeadLetterService::new(
                 Arc::new(MemoryBlobs::default()),
                 Arc::new(MemoryArchive::default()),
                 None,
             ),
-            handshake: handshake::Rules::default(),
+            handshake: handshake::HandshakeRules::default(),
             recorder: recorder.clone(),
-            node: postrider_engine::node::Node::alone(),
+            node: postrider_engine::node::NodeIdentity::alone(),
         })
         .await
         .unwrap();
         let orders = topic(ORDERS, "orders", TopicKind::Custom);
         engine.put_topic(orders).await.unwrap();
-        World {
+        RecorderSetup {
             clock,
             hooks,
             engine,
@@ -166,7 +169,7 @@ impl World {
         }
     }
 
-    async fn subscribe(&self, subscription: Subscription, acts: &[Act]) {
+    async fn subscribe(&self, subscription: Subscription, acts: &[EndpointAct]) {
         let host = subscription.name.clone();
         self.hooks.acts.lock().unwrap().insert(host, acts.to_vec());
         self.engine.put_subscription(subscription).await.unwrap();
@@ -187,22 +190,22 @@ impl World {
                 r#"{{"id":"{id}","topic":"{}","subject":"/orders/1","eventType":"Made","eventTime":"2026-01-01T00:00:00Z","dataVersion":"1","data":{{}}}}"#,
                 inside.unwrap_or("")
             );
-            let event = Envelope::read(Schema::EventGrid, Raw::parse(&text).unwrap(), None);
+            let event = EventEnvelope::read(EventSchema::EventGrid, RawJson::parse(&text).unwrap(), None);
             let matched = router.route(&event, *inside);
             let start = body.len();
             body.push_str(&text);
             refs.push(EventRef {
-                object: Span::new(start, body.len()),
+                object: ByteSpan::new(start, body.len()),
                 matched,
-                lacks: Lacks::default(),
+                lacks: MissingMembers::default(),
                 ..EventRef::default()
             });
         }
         body.push(']');
         let (matched, routed) = router.finish().expect("the budget has no limit");
-        let batch = Batch {
+        let batch = PublishedBatch {
             topic,
-            schema: Schema::EventGrid,
+            schema: EventSchema::EventGrid,
             received: self.clock.now(),
             publisher: "test".into(),
             trace: None,
@@ -215,47 +218,51 @@ impl World {
         self.engine.accept(&entry, batch, routed).await.unwrap();
     }
 
-    fn stories(&self, id: &str) -> Vec<EventStory> {
+    fn stories(&self, id: &str) -> Vec<EventHistory> {
         self.recorder.flush();
         self.recorder.trace(id)
     }
 
-    fn story(&self, id: &str) -> EventStory {
+    fn story(&self, id: &str) -> EventHistory {
         let mut stories = self.stories(id);
         assert_eq!(stories.len(), 1, "{stories:?}");
         stories.remove(0)
     }
 }
 
-fn fate<'a>(story: &'a EventStory, name: &str) -> &'a Fate {
+fn fate<'a>(story: &'a EventHistory, name: &str) -> &'a SubscriptionFate {
     let of = story.subscriptions.iter().find(|of| of.name == name);
     &of.unwrap_or_else(|| panic!("{name} in {story:?}")).fate
 }
 
-fn delivery<'a>(story: &'a EventStory, name: &str) -> &'a DeliveryStory {
+fn delivery<'a>(story: &'a EventHistory, name: &str) -> &'a DeliveryHistory {
     match fate(story, name) {
-        Fate::Matched(delivery) => delivery,
-        Fate::Refused(predicate) => panic!("{name}: {predicate:?}"),
+        SubscriptionFate::Matched(delivery) => delivery,
+        SubscriptionFate::Refused(predicate) => panic!("{name}: {predicate:?}"),
     }
 }
 
-fn refused(story: &EventStory, name: &str) -> (Verdict, String) {
+fn refused(story: &EventHistory, name: &str) -> (RoutingVerdict, String) {
     match fate(story, name) {
-        Fate::Refused(predicate) => (predicate.verdict, predicate.text.clone()),
-        Fate::Matched(delivery) => panic!("{name}: {delivery:?}"),
+        SubscriptionFate::Refused(predicate) => (predicate.verdict, predicate.text.clone()),
+        SubscriptionFate::Matched(delivery) => panic!("{name}: {delivery:?}"),
     }
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_story_has_who_matched_who_did_not_every_attempt_and_the_end() {
-    let world = World::new().await;
+    let world = RecorderSetup::new().await;
     let mut choosy = subscription(11, ORDERS, "choosy");
     choosy.filter.subject_begins_with = Some("/returns".into());
     let mut typed = subscription(12, ORDERS, "typed");
     typed.filter.included_event_types = Some(vec!["Deleted".into()]);
-    world.subscribe(choosy, &[Act::Answer(200, "")]).await;
-    world.subscribe(typed, &[Act::Answer(200, "")]).await;
-    let acts = [Act::Answer(500, "try later"), Act::Refused, Act::Answer(200, "")];
+    world.subscribe(choosy, &[EndpointAct::Answer(200, "")]).await;
+    world.subscribe(typed, &[EndpointAct::Answer(200, "")]).await;
+    let acts = [
+        EndpointAct::Answer(500, "try later"),
+        EndpointAct::Refused,
+        EndpointAct::Answer(200, ""),
+    ];
     world.subscribe(subscription(13, ORDERS, "shaky"), &acts).await;
     let accepted = world.clock.now();
     world.publish(ORDERS, &[("e1", None)]).await;
@@ -268,10 +275,10 @@ async fn a_story_has_who_matched_who_did_not_every_attempt_and_the_end() {
         (story.topic_name.as_str(), story.subject.as_str()),
         ("orders", "/orders/1")
     );
-    assert_eq!(refused(&story, "choosy").0, Verdict::SubjectBeginsWith);
+    assert_eq!(refused(&story, "choosy").0, RoutingVerdict::SubjectBeginsWith);
     assert_eq!(
         refused(&story, "typed"),
-        (Verdict::EventType, "eventType in [\"Deleted\"]".to_owned())
+        (RoutingVerdict::EventType, "eventType in [\"Deleted\"]".to_owned())
     );
     let shaky = delivery(&story, "shaky");
     let outcomes: Vec<_> = shaky.attempts.iter().map(|a| (a.number, a.status)).collect();
@@ -279,12 +286,12 @@ async fn a_story_has_who_matched_who_did_not_every_attempt_and_the_end() {
     let [first, second, third] = &shaky.attempts[..] else {
         unreachable!("there are three");
     };
-    let Decision::Retry { at, why } = first.decision else {
+    let AttemptDecision::Retry { at, why } = first.decision else {
         panic!("{:?}", first.decision);
     };
     assert_eq!(
         why,
-        Why::Schedule {
+        RetryTimeRule::Schedule {
             after: 1,
             wait: Duration::from_secs(10)
         }
@@ -298,14 +305,17 @@ async fn a_story_has_who_matched_who_did_not_every_attempt_and_the_end() {
     );
     assert_eq!(second.outcome, Outcome::SocketError);
     assert_eq!(second.failure.as_deref(), Some("connection refused"));
-    assert_eq!(third.decision, Decision::Done);
+    assert_eq!(third.decision, AttemptDecision::Done);
     let end = shaky.end.as_ref().unwrap();
-    assert_eq!((end.disposition, end.at), (Disposition::Delivered, third.ended));
+    assert_eq!(
+        (end.disposition, end.at),
+        (DeliveryDisposition::Delivered, third.ended)
+    );
 }
 
 #[tokio::test(start_paused = true)]
 async fn nobody_wanted_it() {
-    let world = World::new().await;
+    let world = RecorderSetup::new().await;
     world.publish(ORDERS, &[("alone", None)]).await;
     let story = world.story("alone");
     assert_eq!((story.state, story.place), (EventState::Unmatched, None));
@@ -314,13 +324,13 @@ async fn nobody_wanted_it() {
 
 #[tokio::test(start_paused = true)]
 async fn a_dead_letter_leads_to_its_blob_and_the_blob_to_the_replay() {
-    let world = World::new().await;
+    let world = RecorderSetup::new().await;
     let mut one = subscription(11, ORDERS, "refusing");
     one.dead_letter = Some(DeadLetterDestination {
         account: ACCOUNT.into(),
         container: "letters".into(),
     });
-    let acts = [Act::Answer(400, "no"), Act::Answer(200, "")];
+    let acts = [EndpointAct::Answer(400, "no"), EndpointAct::Answer(200, "")];
     world.subscribe(one, &acts).await;
     world.publish(ORDERS, &[("e1", None)]).await;
     world.clock.pass(Duration::from_secs(600)).await;
@@ -328,11 +338,11 @@ async fn a_dead_letter_leads_to_its_blob_and_the_blob_to_the_replay() {
     let refusing = delivery(&story, "refusing");
     assert_eq!(refusing.state, DeliveryState::DeadLettered);
     let reason = match refusing.attempts[0].decision {
-        Decision::DeadLetter(reason) => reason,
+        AttemptDecision::DeadLetter(reason) => reason,
         other => panic!("{other:?}"),
     };
     let end = refusing.end.clone().unwrap();
-    assert_eq!(end.disposition, Disposition::DeadLettered(reason));
+    assert_eq!(end.disposition, DeliveryDisposition::DeadLettered(reason));
     let blob = end.blob.expect("it is written");
     assert_eq!(
         (blob.account.as_str(), blob.container.as_str()),
@@ -353,13 +363,15 @@ async fn a_dead_letter_leads_to_its_blob_and_the_blob_to_the_replay() {
 
 #[tokio::test(start_paused = true)]
 async fn ends_without_an_attempt_are_told() {
-    let world = World::new().await;
+    let world = RecorderSetup::new().await;
     // The first answer is late, and comes before the retry.
     let late = subscription(11, ORDERS, "late");
-    world.subscribe(late, &[Act::Late(35), Act::Refused]).await;
+    world
+        .subscribe(late, &[EndpointAct::Late(35), EndpointAct::Refused])
+        .await;
     let mut going = subscription(12, ORDERS, "going");
     going.retry.attempts_max = Some(5);
-    world.subscribe(going, &[Act::Refused]).await;
+    world.subscribe(going, &[EndpointAct::Refused]).await;
     world.publish(ORDERS, &[("e1", None)]).await;
     world.clock.pass(Duration::from_secs(20)).await;
     world
@@ -373,59 +385,61 @@ async fn ends_without_an_attempt_are_told() {
     assert_eq!(late.attempts[0].outcome, Outcome::TimedOut);
     assert_eq!(
         late.end.as_ref().unwrap().disposition,
-        Disposition::DeliveredLate,
+        DeliveryDisposition::DeliveredLate,
         "{late:?}"
     );
     let going = delivery(&story, "going");
     assert_eq!(
         going.end.as_ref().unwrap().disposition,
-        Disposition::Dropped(Reason::SubscriptionGone),
+        DeliveryDisposition::Dropped(GiveUpReason::SubscriptionGone),
         "{going:?}"
     );
 }
 
 #[tokio::test(start_paused = true)]
 async fn what_expires_while_it_waits_is_told_and_a_letter_without_a_place_too() {
-    let world = World::new().await;
+    let world = RecorderSetup::new().await;
     let minute = Duration::from_secs(60);
     let mut brief = subscription(11, ORDERS, "brief");
     brief.retry.time_to_live_minutes = Some(1);
-    world.subscribe(brief, &[Act::Refused]).await;
+    world.subscribe(brief, &[EndpointAct::Refused]).await;
     let mut shelved = subscription(12, ORDERS, "shelved");
     shelved.dead_letter = Some(DeadLetterDestination {
         account: ACCOUNT.into(),
         container: "letters".into(),
     });
-    world.subscribe(shelved.clone(), &[Act::Answer(400, "")]).await;
+    world
+        .subscribe(shelved.clone(), &[EndpointAct::Answer(400, "")])
+        .await;
     world.publish(ORDERS, &[("e1", None)]).await;
     world.clock.pass(minute).await;
     // Its dead letter is pending, and now there is no destination for it.
     shelved.dead_letter = None;
-    world.subscribe(shelved, &[Act::Answer(400, "")]).await;
+    world.subscribe(shelved, &[EndpointAct::Answer(400, "")]).await;
     world.clock.pass(60 * minute).await;
     let story = world.story("e1");
     let end = |name: &str| delivery(&story, name).end.clone().unwrap();
     let (brief, shelved) = (end("brief"), end("shelved"));
     assert_eq!(
         brief.disposition,
-        Disposition::Dropped(Reason::TimeToLiveExceeded)
+        DeliveryDisposition::Dropped(GiveUpReason::TimeToLiveExceeded)
     );
     let last = delivery(&story, "brief").attempts.last().unwrap();
     assert!(
-        last.ended < brief.at && matches!(last.decision, Decision::Retry { .. }),
+        last.ended < brief.at && matches!(last.decision, AttemptDecision::Retry { .. }),
         "{last:?}"
     );
     assert_eq!(
         shelved.disposition,
-        Disposition::Dropped(Reason::DeadLetterHomeless)
+        DeliveryDisposition::Dropped(GiveUpReason::DeadLetterWithoutDestination)
     );
 }
 
 #[tokio::test(start_paused = true)]
 async fn an_endpoint_that_is_left_alone_holds_what_waits_for_it() {
-    let world = World::new().await;
+    let world = RecorderSetup::new().await;
     world
-        .subscribe(subscription(11, ORDERS, "down"), &[Act::Refused])
+        .subscribe(subscription(11, ORDERS, "down"), &[EndpointAct::Refused])
         .await;
     for number in 0..20 {
         world.publish(ORDERS, &[(&format!("e{number}"), None)]).await;
@@ -436,14 +450,14 @@ async fn an_endpoint_that_is_left_alone_holds_what_waits_for_it() {
     assert_eq!(down.state, DeliveryState::Held, "{down:?}");
     assert_eq!(down.holds[0].cause, Outcome::SocketError);
     assert_eq!(down.holds[0].released, None);
-    assert!(world.engine.dispatcher.admit_again("http://down/hook"));
+    assert!(world.engine.dispatcher.end_delays_by_operator("http://down/hook"));
     let story = world.story("e19");
     assert!(delivery(&story, "down").holds[0].released.is_some());
 }
 
 #[tokio::test(start_paused = true)]
 async fn in_a_domain_it_is_told_who_is_attached_elsewhere() {
-    let world = World::new().await;
+    let world = RecorderSetup::new().await;
     let kind = TopicKind::Domain {
         auto_create: true,
         auto_delete: true,
@@ -454,12 +468,12 @@ async fn in_a_domain_it_is_told_who_is_attached_elsewhere() {
         .await
         .unwrap();
     world
-        .subscribe(subscription(11, TENANTS, "all"), &[Act::Answer(200, "")])
+        .subscribe(subscription(11, TENANTS, "all"), &[EndpointAct::Answer(200, "")])
         .await;
     for (id, name) in [(12, "a"), (13, "b")] {
         let mut one = subscription(id, TENANTS, name);
         one.domain_topic = Some(name.to_uppercase());
-        world.subscribe(one, &[Act::Answer(200, "")]).await;
+        world.subscribe(one, &[EndpointAct::Answer(200, "")]).await;
     }
     world
         .publish(
@@ -473,17 +487,17 @@ async fn in_a_domain_it_is_told_who_is_attached_elsewhere() {
     for name in ["all", "a"] {
         assert_eq!(delivery(&story, name).state, DeliveryState::Delivered);
     }
-    assert_eq!(refused(&story, "b").0, Verdict::DomainTopic);
+    assert_eq!(refused(&story, "b").0, RoutingVerdict::DomainTopic);
     let story = world.story("in-c");
     assert_eq!(delivery(&story, "all").state, DeliveryState::Delivered);
-    assert_eq!(refused(&story, "a").0, Verdict::DomainTopic);
+    assert_eq!(refused(&story, "a").0, RoutingVerdict::DomainTopic);
 
     // In a domain with very many subscriptions, those of the request's domain topics are reported.
     for id in 100..300 {
         let mut one = subscription(id, TENANTS, &format!("many-{id}"));
         one.domain_topic = Some(format!("t{}", id / 2));
         one.filter.subject_begins_with = (id % 2 == 0).then(|| "/returns".into());
-        world.subscribe(one, &[Act::Answer(200, "")]).await;
+        world.subscribe(one, &[EndpointAct::Answer(200, "")]).await;
     }
     world
         .publish(TENANTS, &[("in-t60", Some("t60")), ("in-T61", Some("T61"))])
@@ -492,15 +506,15 @@ async fn in_a_domain_it_is_told_who_is_attached_elsewhere() {
     let story = world.story("in-T61");
     let names: Vec<&str> = story.subscriptions.iter().map(|of| of.name.as_str()).collect();
     assert_eq!(names, ["all", "many-123", "many-120", "many-121", "many-122"]);
-    assert_eq!(refused(&story, "many-120").0, Verdict::DomainTopic);
-    assert_eq!(refused(&story, "many-122").0, Verdict::SubjectBeginsWith);
+    assert_eq!(refused(&story, "many-120").0, RoutingVerdict::DomainTopic);
+    assert_eq!(refused(&story, "many-122").0, RoutingVerdict::SubjectBeginsWith);
     assert_eq!(delivery(&story, "many-123").state, DeliveryState::Delivered);
 }
 
 fn batched(id: u64, name: &str, events_max: u32) -> Subscription {
     let mut one = subscription(id, ORDERS, name);
     if let Destination::WebHook(hook) = &mut one.destination {
-        hook.batching = Batching {
+        hook.batching = BatchSettings {
             events_max: Some(events_max),
             preferred_kilobytes: None,
         };
@@ -509,18 +523,18 @@ fn batched(id: u64, name: &str, events_max: u32) -> Subscription {
 }
 
 /// The number, status and request size of each attempt.
-fn attempts(of: &DeliveryStory) -> Vec<(u32, Option<u16>, u32)> {
+fn attempts(of: &DeliveryHistory) -> Vec<(u32, Option<u16>, u32)> {
     let each = of.attempts.iter();
     each.map(|one| (one.number, one.status, one.batch)).collect()
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_batch_that_is_too_large_is_halved_and_costs_no_event_an_attempt() {
-    let world = World::new().await;
+    let world = RecorderSetup::new().await;
     let mut one = batched(11, "small", 10);
     // The event has a single attempt.
     one.retry.attempts_max = Some(1);
-    world.subscribe(one, &[Act::TooLargeWith("big")]).await;
+    world.subscribe(one, &[EndpointAct::TooLargeWith("big")]).await;
     let events = ["a", "b", "c", "d", "big"].map(|id| (id, None));
     world.publish(ORDERS, &events).await;
     world.clock.pass(Duration::from_secs(5)).await;
@@ -534,10 +548,10 @@ async fn a_batch_that_is_too_large_is_halved_and_costs_no_event_an_attempt() {
         let story = world.story(id);
         let delivery = delivery(&story, "small");
         assert_eq!(attempts(delivery), expected, "{id}");
-        let Decision::Retry { at, why } = delivery.attempts[0].decision else {
+        let AttemptDecision::Retry { at, why } = delivery.attempts[0].decision else {
             panic!("{:?}", delivery.attempts[0].decision);
         };
-        assert_eq!((why, at), (Why::Halved, delivery.attempts[0].ended));
+        assert_eq!((why, at), (RetryTimeRule::Halved, delivery.attempts[0].ended));
         let state = match id {
             "big" => DeliveryState::Dropped,
             _ => DeliveryState::Delivered,

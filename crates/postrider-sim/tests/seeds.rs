@@ -1,7 +1,7 @@
 //! Many seeds, each a whole life of the engine with faults and crashes. `POSTRIDER_SEED=n` runs one
 //! seed and prints what happens, `POSTRIDER_SEEDS=n` runs that many.
 
-use postrider_sim::world::{Planted, Report, run, run_with};
+use postrider_sim::simulated_run::{PlantedBugs, RunReport, run, run_with};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::mpsc;
 use std::time::Duration;
@@ -26,14 +26,14 @@ fn every_accepted_event_ends_well_whatever_happens() {
     // A single seed is run to see what happens.
     let alone = seeds.end - seeds.start == 1;
     let next = AtomicU64::new(seeds.start);
-    let (ended, reports) = mpsc::channel::<(u64, Report)>();
-    let work = |ended: mpsc::Sender<(u64, Report)>| {
+    let (ended, reports) = mpsc::channel::<(u64, RunReport)>();
+    let work = |ended: mpsc::Sender<(u64, RunReport)>| {
         loop {
             let seed = next.fetch_add(1, Relaxed);
             if seed >= seeds.end {
                 return;
             }
-            let report = run_with(seed, &Planted::default(), alone);
+            let report = run_with(seed, &PlantedBugs::default(), alone);
             if ended.send((seed, report)).is_err() {
                 return;
             }

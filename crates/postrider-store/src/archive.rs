@@ -7,7 +7,7 @@
 use crate::Error;
 use async_trait::async_trait;
 use postrider_core::ids::SubscriptionId;
-use postrider_core::retry::Reason;
+use postrider_core::retry::GiveUpReason;
 use postrider_core::time::Timestamp;
 
 /// Number of a blob in the archive. Later blobs have greater numbers.
@@ -31,13 +31,13 @@ pub struct BlobRecord {
     /// SHA-256 of the blob; `None` in records of older programs, which did not store it.
     pub sha256: Option<[u8; 32]>,
     /// State of each dead letter, in the order of the blob.
-    pub marks: Vec<Mark>,
+    pub marks: Vec<DeadLetterMark>,
 }
 
 /// The state of one dead letter: why the event was given up, and what has been done with it since.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Mark {
-    pub reason: Reason,
+pub struct DeadLetterMark {
+    pub reason: GiveUpReason,
     /// Number of replays; saturates at `u8::MAX`.
     pub replays: u8,
     /// Purged dead letters are hidden from lists and counts; the blob still contains them.
@@ -49,7 +49,7 @@ pub struct Mark {
 pub struct BlobFilter {
     pub subscription: Option<SubscriptionId>,
     /// Only blobs with a dead letter of this reason that is not purged.
-    pub reason: Option<Reason>,
+    pub reason: Option<GiveUpReason>,
     /// Only blobs written at this time or later.
     pub since: Option<Timestamp>,
 }
@@ -157,21 +157,30 @@ pub trait Archive: Send + Sync {
     async fn last(&self) -> Result<Option<BlobId>, Error>;
 
     /// Number of dead letters in blobs that are not purged, by subscription and reason.
-    async fn counts(&self) -> Result<Vec<(SubscriptionId, Reason, u64)>, Error>;
+    async fn counts(&self) -> Result<Vec<(SubscriptionId, GiveUpReason, u64)>, Error>;
 
     /// Replaces the marks of a blob. Does nothing if the blob does not exist.
-    async fn mark(&self, id: BlobId, marks: Vec<Mark>) -> Result<(), Error>;
+    async fn mark(&self, id: BlobId, marks: Vec<DeadLetterMark>) -> Result<(), Error>;
 
     /// Forgets a blob. Does nothing if the blob does not exist.
     async fn remove(&self, id: BlobId) -> Result<(), Error>;
 
     /// Creates or replaces a replay and, atomically with it, the marks of the blob it has just
     /// processed.
-    async fn put_job(&self, job: ReplayJob, marks: Option<(BlobId, Vec<Mark>)>) -> Result<(), Error>;
+    async fn put_job(
+        &self,
+        job: ReplayJob,
+        marks: Option<(BlobId, Vec<DeadLetterMark>)>,
+    ) -> Result<(), Error>;
 
     /// Like `mark`, but only if the marks are still `was`: another node may have changed them.
     /// Returns whether the marks were replaced.
-    async fn mark_if(&self, id: BlobId, _was: &[Mark], marks: Vec<Mark>) -> Result<bool, Error> {
+    async fn mark_if(
+        &self,
+        id: BlobId,
+        _was: &[DeadLetterMark],
+        marks: Vec<DeadLetterMark>,
+    ) -> Result<bool, Error> {
         self.mark(id, marks).await?;
         Ok(true)
     }
@@ -182,8 +191,8 @@ pub trait Archive: Send + Sync {
         &self,
         job: ReplayJob,
         id: BlobId,
-        _was: &[Mark],
-        marks: Vec<Mark>,
+        _was: &[DeadLetterMark],
+        marks: Vec<DeadLetterMark>,
     ) -> Result<bool, Error> {
         self.put_job(job, Some((id, marks))).await?;
         Ok(true)
@@ -210,12 +219,12 @@ pub trait Archive: Send + Sync {
 
     /// Asks the node that runs a replay to stop it. The request stands until the replay's state
     /// changes.
-    async fn ask_to_cancel(&self, _id: u64) -> Result<(), Error> {
+    async fn request_cancel(&self, _id: u64) -> Result<(), Error> {
         Ok(())
     }
 
     /// Replays that somebody has asked to stop.
-    async fn to_cancel(&self) -> Result<Vec<u64>, Error> {
+    async fn cancel_requests(&self) -> Result<Vec<u64>, Error> {
         Ok(Vec::new())
     }
 

@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 /// A single alteration of the catalog; a commit is a list of them.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Change {
+pub enum CatalogChange {
     PutTopic(Topic),
     DeleteTopic(TopicId),
     PutDomainTopic(DomainTopic),
@@ -29,7 +29,7 @@ pub enum Change {
 
 /// The whole content of the catalog.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Loaded {
+pub struct CatalogContent {
     pub topics: Vec<Topic>,
     pub domain_topics: Vec<DomainTopic>,
     pub subscriptions: Vec<Subscription>,
@@ -41,13 +41,13 @@ pub struct Loaded {
 
 #[async_trait]
 pub trait Catalog: Send + Sync {
-    async fn load(&self) -> Result<Loaded, Error>;
+    async fn load(&self) -> Result<CatalogContent, Error>;
 
     /// Makes the changes durable, all or none. Concurrent commits may share a flush; each is
     /// atomic. A commit that has been polled once runs to completion even if its future is dropped.
     /// Fails with [`Error::Conflict`] if another node has changed something that the changes are
     /// about and the follower has not applied that change yet.
-    async fn commit(&self, changes: Vec<Change>) -> Result<(), Error>;
+    async fn commit(&self, changes: Vec<CatalogChange>) -> Result<(), Error>;
 
     /// Allocates a number that is never allocated again, not even after a restart.
     async fn next_id(&self) -> Result<u64, Error>;
@@ -74,14 +74,14 @@ pub trait Catalog: Send + Sync {
     /// Passes the follower everything that other nodes have changed since the last `load`, for as
     /// long as the future is polled. May be called once. Does nothing where there are no other
     /// nodes.
-    async fn follow(&self, _follower: Arc<dyn Follower>) {}
+    async fn follow(&self, _follower: Arc<dyn CatalogFollower>) {}
 }
 
 /// Applies changes of other nodes to what this node acts on.
 #[async_trait]
-pub trait Follower: Send + Sync {
+pub trait CatalogFollower: Send + Sync {
     /// Applies the changes of one commit, or of several that arrived together, in order. The next
     /// call is made only after this one has returned, which means that they are applied. `sequence`
     /// never decreases from call to call.
-    async fn changed(&self, changes: Vec<Change>, sequence: u64);
+    async fn changed(&self, changes: Vec<CatalogChange>, sequence: u64);
 }

@@ -3,25 +3,26 @@
 //! Settled claims become visible in the backlog and the due times shortly after `settle` returns,
 //! or with the next `flush`; the suite waits for that. Everything else holds immediately.
 
-pub mod letters;
-pub mod moving;
+pub mod dead_letters;
+pub mod log_move;
 pub mod archive;
 
-pub use archive::{ArchiveSubject, archive};
+pub use archive::{ArchiveUnderTest, archive};
 
 use crate::log::LastAttempt;
 use crate::{
-    Backlog, Catalog, Change, Claim, Error, EventLog, Exchange, Handshake, HandshakeState, Letter, LetterKey,
-    LettersWaiting, Listener, Loaded, Received, Settled, Want,
+    Backlog, Catalog, CatalogChange, CatalogContent, Claim, ClaimLimits, DeadLetterKey, Error, EventLog,
+    Handshake, HandshakeExchange, HandshakeResponse, HandshakeState, LogListener, PendingDeadLetter,
+    PendingDeadLetters, Settlement,
 };
 use async_trait::async_trait;
-use postrider_core::event::{Batch, EventRef, Schema, Span};
+use postrider_core::event::{ByteSpan, EventRef, EventSchema, PublishedBatch};
 use postrider_core::ids::{Position, Secret, SubscriptionId, TopicId};
 use postrider_core::outcome::Outcome;
-use postrider_core::probation::{Delay, EndpointDelay};
-use postrider_core::retry::{Next, Reason};
+use postrider_core::probation::{EndpointDelay, EndpointProbationDelay};
+use postrider_core::retry::{GiveUpReason, NextStep};
 use postrider_core::subscription::{
-    Destination, DomainTopic, Origin, RetryChoice, Subscription, Topic, TopicKind,
+    Destination, DomainTopic, ResourceOrigin, Subscription, SubscriptionRetrySettings, Topic, TopicKind,
 };
 use postrider_core::time::Timestamp;
 use std::collections::{BTreeMap, BTreeSet};
@@ -31,7 +32,7 @@ use std::time::Duration;
 
 /// A kind of log under test.
 #[async_trait]
-pub trait Subject: Send + Sync {
+pub trait LogUnderTest: Send + Sync {
     /// A new and empty log.
     async fn open(&self) -> Arc<dyn EventLog>;
     /// Closes the log and opens it again.
@@ -48,20 +49,20 @@ pub trait Subject: Send + Sync {
         true
     }
     /// Whether the first event that matches a subscription opens it, without `open_subscription`.
-    fn begins_by_match(&self) -> bool {
+    fn opens_on_first_match(&self) -> bool {
         false
     }
 }
 
 /// A kind of catalog under test.
 #[async_trait]
-pub trait CatalogSubject: Send + Sync {
+pub trait CatalogUnderTest: Send + Sync {
     async fn open(&self) -> Arc<dyn Catalog>;
     async fn reopen(&self, catalog: Arc<dyn Catalog>) -> Arc<dyn Catalog>;
 }
 
 /// Runs every test of the log contract, one after the other.
-pub async fn all(subject: &dyn Subject) {
+pub async fn all(subject: &dyn LogUnderTest) {
     what_is_appended_is_claimed_in_order_by_whom_it_matched(subject).await;
     one_request_may_match_differently_event_by_event(subject).await;
     a_claim_is_not_handed_out_twice(subject).await;
@@ -92,15 +93,15 @@ pub async fn all(subject: &dyn Subject) {
     what_does_not_wait_is_not_withdrawn(subject).await;
     what_is_withdrawn_is_not_counted_when_a_subscription_is_closed(subject).await;
     a_retry_is_either_claimed_or_withdrawn(subject).await;
-    letters::all(subject).await;
-    moving::all(subject).await;
+    dead_letters::all(subject).await;
+    log_move::all(subject).await;
     for seed in 1..=6 {
         any_sequence_follows_the_model(subject, seed).await;
     }
 }
 
 /// More than any test publishes, so that one claim can return everything.
-pub const WANT: Want = Want {
+pub const WANT: ClaimLimits = ClaimLimits {
     events_max: usize::MAX,
     bytes_max: usize::MAX / 2,
     overhead: 0,
@@ -115,14 +116,14 @@ pub fn at(secs: i64) -> Timestamp {
 }
 
 /// A publish request, given as each event's text and the subscriptions that it matches.
-pub fn events(events: &[(&str, &[u64])]) -> Batch {
+pub fn events(events: &[(&str, &[u64])]) -> PublishedBatch {
     let mut body = String::from("[");
     let mut refs = Vec::new();
     let mut matched: Vec<Box<[SubscriptionId]>> = Vec::new();
     for (text, ids) in events {
         let start = body.len();
         body.push_str(text);
-        let object = Span::new(start, body.len());
+        let object = ByteSpan::new(start, body.len());
         body.push(',');
         let set: Box<[SubscriptionId]> = ids.iter().map(|id| SubscriptionId(*id)).collect();
         let index = matched.iter().position(|known| *known == set).unwrap_or_else(|| {
@@ -136,9 +137,9 @@ pub fn events(events: &[(&str, &[u64])]) -> Batch {
         });
     }
     body.push(']');
-    Batch {
+    PublishedBatch {
         topic: TopicId(3),
-        schema: Schema::CloudEvent,
+        schema: EventSchema::CloudEvent,
         received: at(0),
         publisher: "key1".into(),
         trace: Some("00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01".into()),
@@ -151,8 +152,8 @@ pub fn events(events: &[(&str, &[u64])]) -> Batch {
 }
 
 /// The settlement of a claim, with one more attempt counted unless `next` is `Done`.
-pub fn settled(claim: &Claim, next: Next) -> Settled {
-    Settled {
+pub fn settled(claim: &Claim, next: NextStep) -> Settlement {
+    Settlement {
         claim: claim.clone(),
         at: at(2),
         attempts_made: claim.attempts_made + 1,
@@ -182,7 +183,7 @@ pub async fn claim_all(log: &dyn EventLog, of: SubscriptionId, now: Timestamp) -
 async fn claim_count(log: &dyn EventLog, of: SubscriptionId, count: usize) -> Vec<Claim> {
     let mut claims = Vec::new();
     while claims.len() < count {
-        let want = Want {
+        let want = ClaimLimits {
             events_max: count - claims.len(),
             ..WANT
         };
@@ -209,9 +210,9 @@ pub async fn eventually(what: &str, holds: impl Fn() -> bool) {
 }
 
 /// Pseudo-random numbers; the same seed gives the same sequence.
-pub struct Seeded(pub u64);
+pub struct SeededRandom(pub u64);
 
-impl Seeded {
+impl SeededRandom {
     pub fn number(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.0;
@@ -235,7 +236,7 @@ fn texts(claims: &[Claim]) -> Vec<&str> {
 
 /// Claims in the order of publishing, given the positions of the requests in that order. The claims
 /// are sorted where the log does not promise the order across its parts.
-fn in_order(subject: &dyn Subject, mut claims: Vec<Claim>, requests: &[Position]) -> Vec<Claim> {
+fn in_order(subject: &dyn LogUnderTest, mut claims: Vec<Claim>, requests: &[Position]) -> Vec<Claim> {
     check_lanes(subject, &claims);
     if !subject.is_ordered() {
         let request = |claim: &Claim| requests.iter().position(|first| *first == claim.entry.first);
@@ -245,7 +246,7 @@ fn in_order(subject: &dyn Subject, mut claims: Vec<Claim>, requests: &[Position]
 }
 
 /// Checks that first attempts are in the order of publishing within each part of the log.
-fn check_lanes(subject: &dyn Subject, claims: &[Claim]) {
+fn check_lanes(subject: &dyn LogUnderTest, claims: &[Claim]) {
     let mut last: BTreeMap<u64, Position> = BTreeMap::new();
     for position in claims
         .iter()
@@ -261,14 +262,14 @@ fn check_lanes(subject: &dyn Subject, claims: &[Claim]) {
 }
 
 /// Texts of several requests' events for a comparison: sorted unless the log promises their order.
-fn comparable<T: Ord>(subject: &dyn Subject, mut texts: Vec<T>) -> Vec<T> {
+fn comparable<T: Ord>(subject: &dyn LogUnderTest, mut texts: Vec<T>) -> Vec<T> {
     if !subject.is_ordered() {
         texts.sort();
     }
     texts
 }
 
-async fn open(subject: &dyn Subject, subscriptions: &[u64]) -> Arc<dyn EventLog> {
+async fn open(subject: &dyn LogUnderTest, subscriptions: &[u64]) -> Arc<dyn EventLog> {
     let log = subject.open().await;
     for id in subscriptions {
         log.open_subscription(sub(*id)).await.unwrap();
@@ -276,12 +277,12 @@ async fn open(subject: &dyn Subject, subscriptions: &[u64]) -> Arc<dyn EventLog>
     log
 }
 
-async fn settle_all(log: &dyn EventLog, of: SubscriptionId, claims: &[Claim], next: Next) {
+async fn settle_all(log: &dyn EventLog, of: SubscriptionId, claims: &[Claim], next: NextStep) {
     let settled = claims.iter().map(|claim| settled(claim, next)).collect();
     log.settle(of, settled).await.unwrap();
 }
 
-pub async fn what_is_appended_is_claimed_in_order_by_whom_it_matched(subject: &dyn Subject) {
+pub async fn what_is_appended_is_claimed_in_order_by_whom_it_matched(subject: &dyn LogUnderTest) {
     let log = open(subject, &[1, 2, 3]).await;
     let batch = events(&[(r#"{"id":"ä"}"#, &[1, 2]), (r#"{"id": "b" }"#, &[1, 2])]);
     let first = log.append(batch.clone()).await.unwrap();
@@ -318,7 +319,7 @@ pub async fn what_is_appended_is_claimed_in_order_by_whom_it_matched(subject: &d
     log.close().await.unwrap();
 }
 
-pub async fn one_request_may_match_differently_event_by_event(subject: &dyn Subject) {
+pub async fn one_request_may_match_differently_event_by_event(subject: &dyn LogUnderTest) {
     let log = open(subject, &[1, 2]).await;
     // The match sets appear in another order than the subscriptions' numbers.
     let batch = events(&[
@@ -332,7 +333,7 @@ pub async fn one_request_may_match_differently_event_by_event(subject: &dyn Subj
     log.append(batch).await.unwrap();
     let claims = claim_all(&*log, sub(1), at(0)).await;
     assert_eq!(texts(&claims), ["a", "b", "d", "f"]);
-    settle_all(&*log, sub(1), &claims[..1], Next::Done).await;
+    settle_all(&*log, sub(1), &claims[..1], NextStep::Done).await;
 
     let log = subject.reopen(log).await;
     assert_eq!(texts(&claim_all(&*log, sub(1), at(0)).await), ["b", "d", "f"]);
@@ -340,12 +341,12 @@ pub async fn one_request_may_match_differently_event_by_event(subject: &dyn Subj
     log.close().await.unwrap();
 }
 
-pub async fn a_claim_is_not_handed_out_twice(subject: &dyn Subject) {
+pub async fn a_claim_is_not_handed_out_twice(subject: &dyn LogUnderTest) {
     let log = open(subject, &[1]).await;
     for _ in 0..50 {
         log.append(events(&[("x", &[1]), ("y", &[1])])).await.unwrap();
     }
-    let want = Want {
+    let want = ClaimLimits {
         events_max: 7,
         ..WANT
     };
@@ -365,7 +366,7 @@ pub async fn a_claim_is_not_handed_out_twice(subject: &dyn Subject) {
     log.close().await.unwrap();
 }
 
-pub async fn a_claim_stays_within_what_is_wanted(subject: &dyn Subject) {
+pub async fn a_claim_stays_within_what_is_wanted(subject: &dyn LogUnderTest) {
     let log = open(subject, &[1]).await;
     let big = "b".repeat(100);
     log.append(events(&[
@@ -377,7 +378,7 @@ pub async fn a_claim_stays_within_what_is_wanted(subject: &dyn Subject) {
     ]))
     .await
     .unwrap();
-    let want = |events_max, bytes_max, overhead| Want {
+    let want = |events_max, bytes_max, overhead| ClaimLimits {
         events_max,
         bytes_max,
         overhead,
@@ -401,12 +402,12 @@ pub async fn a_claim_stays_within_what_is_wanted(subject: &dyn Subject) {
     log.close().await.unwrap();
 }
 
-pub async fn done_dropped_and_dead_are_never_offered_again(subject: &dyn Subject) {
+pub async fn done_dropped_and_dead_are_never_offered_again(subject: &dyn LogUnderTest) {
     let log = open(subject, &[1]).await;
     let ends = [
-        Next::Done,
-        Next::Drop(Reason::TimeToLiveExceeded),
-        Next::DeadLetter(Reason::AttemptsExhausted),
+        NextStep::Done,
+        NextStep::Drop(GiveUpReason::TimeToLiveExceeded),
+        NextStep::DeadLetter(GiveUpReason::AttemptsExhausted),
     ];
     let first = log.append(events(&[("a", &[1]), ("b", &[1]), ("c", &[1])]));
     let first = first.await.unwrap();
@@ -418,7 +419,7 @@ pub async fn done_dropped_and_dead_are_never_offered_again(subject: &dyn Subject
     for (claim, end) in claims.iter().zip(ends) {
         log.settle(sub(1), vec![settled(claim, end)]).await.unwrap();
     }
-    settle_all(&*log, sub(1), &claims[3..], Next::RetryAt(at(5))).await;
+    settle_all(&*log, sub(1), &claims[3..], NextStep::RetryAt(at(5))).await;
     eventually("three retries", || log.backlog(sub(1)).retrying == 3).await;
     let retries = claim_all(&*log, sub(1), at(5)).await;
     assert_eq!(texts(&retries), ["d", "e", "f"]);
@@ -436,18 +437,18 @@ pub async fn done_dropped_and_dead_are_never_offered_again(subject: &dyn Subject
     log.close().await.unwrap();
 }
 
-pub async fn a_retry_is_offered_when_it_is_due_with_what_is_known_of_it(subject: &dyn Subject) {
+pub async fn a_retry_is_offered_when_it_is_due_with_what_is_known_of_it(subject: &dyn LogUnderTest) {
     let log = open(subject, &[1]).await;
     log.append(events(&[("a", &[1]), ("b", &[1])])).await.unwrap();
     let claims = claim_all(&*log, sub(1), at(0)).await;
     // The later event is due sooner.
-    let mut first = settled(&claims[0], Next::RetryAt(at(20)));
+    let mut first = settled(&claims[0], NextStep::RetryAt(at(20)));
     first.last_attempt = Some(LastAttempt {
         at: at(2),
         outcome: Outcome::TimedOut,
         status: None,
     });
-    let second = settled(&claims[1], Next::RetryAt(at(10)));
+    let second = settled(&claims[1], NextStep::RetryAt(at(10)));
     log.settle(sub(1), vec![first.clone(), second]).await.unwrap();
     eventually("two retries", || log.backlog(sub(1)).retrying == 2).await;
     assert!(log.claim(sub(1), at(9), WANT).await.unwrap().is_empty());
@@ -455,14 +456,14 @@ pub async fn a_retry_is_offered_when_it_is_due_with_what_is_known_of_it(subject:
     let due = claim_all(&*log, sub(1), at(10)).await;
     assert_eq!(texts(&due), ["b"]);
     assert_eq!((due[0].attempts_made, due[0].due), (1, Some(at(10))));
-    settle_all(&*log, sub(1), &due, Next::RetryAt(at(40))).await;
+    settle_all(&*log, sub(1), &due, NextStep::RetryAt(at(40))).await;
     eventually("two retries again", || log.backlog(sub(1)).retrying == 2).await;
 
     let due = claim_all(&*log, sub(1), at(30)).await;
     assert_eq!(texts(&due), ["a"]);
     assert_eq!((due[0].attempts_made, due[0].due), (1, Some(at(20))));
     assert_eq!(due[0].last_attempt, first.last_attempt);
-    settle_all(&*log, sub(1), &due, Next::Done).await;
+    settle_all(&*log, sub(1), &due, NextStep::Done).await;
 
     let due = claim_all(&*log, sub(1), at(40)).await;
     assert_eq!(texts(&due), ["b"]);
@@ -470,17 +471,17 @@ pub async fn a_retry_is_offered_when_it_is_due_with_what_is_known_of_it(subject:
     log.close().await.unwrap();
 }
 
-pub async fn retries_go_before_first_attempts(subject: &dyn Subject) {
+pub async fn retries_go_before_first_attempts(subject: &dyn LogUnderTest) {
     let log = open(subject, &[1]).await;
     log.append(events(&[("a", &[1]), ("bbbbbbbbbb", &[1])]))
         .await
         .unwrap();
     let claims = claim_all(&*log, sub(1), at(0)).await;
-    settle_all(&*log, sub(1), &claims, Next::RetryAt(at(5))).await;
+    settle_all(&*log, sub(1), &claims, NextStep::RetryAt(at(5))).await;
     eventually("two retries", || log.backlog(sub(1)).retrying == 2).await;
     log.append(events(&[("c", &[1])])).await.unwrap();
 
-    let want = Want { bytes_max: 4, ..WANT };
+    let want = ClaimLimits { bytes_max: 4, ..WANT };
     assert_eq!(
         texts(&log.claim(sub(1), at(5), want).await.unwrap()),
         ["a"],
@@ -490,15 +491,15 @@ pub async fn retries_go_before_first_attempts(subject: &dyn Subject) {
     log.close().await.unwrap();
 }
 
-pub async fn due_times_are_known(subject: &dyn Subject) {
+pub async fn due_times_are_known(subject: &dyn LogUnderTest) {
     let log = open(subject, &[1, 2]).await;
     log.append(events(&[("a", &[1, 2]), ("b", &[1])])).await.unwrap();
     assert_eq!((log.next_due(), log.due(at(100))), (None, vec![]));
     let one = claim_all(&*log, sub(1), at(0)).await;
     let two = claim_all(&*log, sub(2), at(0)).await;
-    settle_all(&*log, sub(1), &one[..1], Next::RetryAt(at(30))).await;
-    settle_all(&*log, sub(2), &two, Next::RetryAt(at(20))).await;
-    settle_all(&*log, sub(1), &one[1..], Next::RetryAt(at(10))).await;
+    settle_all(&*log, sub(1), &one[..1], NextStep::RetryAt(at(30))).await;
+    settle_all(&*log, sub(2), &two, NextStep::RetryAt(at(20))).await;
+    settle_all(&*log, sub(1), &one[1..], NextStep::RetryAt(at(10))).await;
     eventually("three retries", || {
         log.backlog(sub(1)).retrying == 2 && log.backlog(sub(2)).retrying == 1
     })
@@ -518,10 +519,10 @@ pub async fn due_times_are_known(subject: &dyn Subject) {
     let claims = claim_all(&*log, sub(1), at(10)).await;
     assert_eq!(log.next_due(), Some(at(20)), "what is claimed is no longer due");
     assert_eq!(due(at(25)), [sub(2)]);
-    settle_all(&*log, sub(1), &claims, Next::Done).await;
+    settle_all(&*log, sub(1), &claims, NextStep::Done).await;
     let claims = claim_all(&*log, sub(2), at(25)).await;
     assert_eq!(log.next_due(), Some(at(30)));
-    settle_all(&*log, sub(2), &claims, Next::RetryAt(at(28))).await;
+    settle_all(&*log, sub(2), &claims, NextStep::RetryAt(at(28))).await;
     eventually("it is due at 28", || log.next_due() == Some(at(28))).await;
     log.close_subscription(sub(2)).await.unwrap();
     assert_eq!(log.next_due(), Some(at(30)));
@@ -531,7 +532,7 @@ pub async fn due_times_are_known(subject: &dyn Subject) {
     log.close().await.unwrap();
 }
 
-pub async fn what_is_released_is_offered_again_in_order(subject: &dyn Subject) {
+pub async fn what_is_released_is_offered_again_in_order(subject: &dyn LogUnderTest) {
     let log = open(subject, &[1]).await;
     log.append(events(&[
         ("a", &[1]),
@@ -546,14 +547,14 @@ pub async fn what_is_released_is_offered_again_in_order(subject: &dyn Subject) {
         .claim(
             sub(1),
             at(0),
-            Want {
+            ClaimLimits {
                 events_max: 4,
                 ..WANT
             },
         )
         .await
         .unwrap();
-    settle_all(&*log, sub(1), &claims[1..2], Next::Done).await;
+    settle_all(&*log, sub(1), &claims[1..2], NextStep::Done).await;
     // Two claimants release, the one with the first events first.
     log.release(sub(1), claims[..1].to_vec());
     log.release(sub(1), claims[2..].to_vec());
@@ -561,7 +562,7 @@ pub async fn what_is_released_is_offered_again_in_order(subject: &dyn Subject) {
     let claims = claim_all(&*log, sub(1), at(0)).await;
     assert_eq!(texts(&claims), ["a", "c", "d", "e"]);
 
-    settle_all(&*log, sub(1), &claims[..2], Next::RetryAt(at(5))).await;
+    settle_all(&*log, sub(1), &claims[..2], NextStep::RetryAt(at(5))).await;
     eventually("two retries", || log.backlog(sub(1)).retrying == 2).await;
     log.release(sub(1), claims[2..].to_vec());
     let retries = claim_all(&*log, sub(1), at(5)).await;
@@ -570,12 +571,12 @@ pub async fn what_is_released_is_offered_again_in_order(subject: &dyn Subject) {
     let again = claim_all(&*log, sub(1), at(5)).await;
     assert_eq!(texts(&again), ["a", "c", "d", "e"]);
     assert_eq!((again[0].attempts_made, again[0].due), (1, Some(at(5))));
-    settle_all(&*log, sub(1), &again, Next::Done).await;
+    settle_all(&*log, sub(1), &again, NextStep::Done).await;
     eventually("nothing is left", || log.backlog(sub(1)) == Backlog::default()).await;
     log.close().await.unwrap();
 }
 
-pub async fn closing_a_subscription_drops_and_counts(subject: &dyn Subject) {
+pub async fn closing_a_subscription_drops_and_counts(subject: &dyn LogUnderTest) {
     let log = open(subject, &[1, 2]).await;
     let five: Vec<(&str, &[u64])> = vec![("x", &[1, 2]); 5];
     log.append(events(&five)).await.unwrap();
@@ -583,20 +584,20 @@ pub async fn closing_a_subscription_drops_and_counts(subject: &dyn Subject) {
         .claim(
             sub(1),
             at(0),
-            Want {
+            ClaimLimits {
                 events_max: 3,
                 ..WANT
             },
         )
         .await
         .unwrap();
-    settle_all(&*log, sub(1), &claims[..2], Next::RetryAt(at(5))).await;
+    settle_all(&*log, sub(1), &claims[..2], NextStep::RetryAt(at(5))).await;
     eventually("two retries", || log.backlog(sub(1)).retrying == 2).await;
     let retry = log
         .claim(
             sub(1),
             at(5),
-            Want {
+            ClaimLimits {
                 events_max: 1,
                 ..WANT
             },
@@ -607,8 +608,8 @@ pub async fn closing_a_subscription_drops_and_counts(subject: &dyn Subject) {
     // settled.
     assert_eq!(log.close_subscription(sub(1)).await.unwrap(), 3);
     assert_eq!(log.close_subscription(sub(1)).await.unwrap(), 0);
-    settle_all(&*log, sub(1), &claims[2..], Next::RetryAt(at(6))).await;
-    settle_all(&*log, sub(1), &retry, Next::Done).await;
+    settle_all(&*log, sub(1), &claims[2..], NextStep::RetryAt(at(6))).await;
+    settle_all(&*log, sub(1), &retry, NextStep::Done).await;
     assert_eq!(log.next_due(), None);
     assert!(claim_all(&*log, sub(1), at(100)).await.is_empty());
     assert_eq!(log.backlog(sub(1)), Backlog::default());
@@ -620,7 +621,7 @@ pub async fn closing_a_subscription_drops_and_counts(subject: &dyn Subject) {
     log.close().await.unwrap();
 }
 
-pub async fn a_subscription_starts_with_the_next_append(subject: &dyn Subject) {
+pub async fn a_subscription_starts_with_the_next_append(subject: &dyn LogUnderTest) {
     let log = open(subject, &[]).await;
     log.append(events(&[("before", &[1])])).await.unwrap();
     log.open_subscription(sub(1)).await.unwrap();
@@ -631,14 +632,14 @@ pub async fn a_subscription_starts_with_the_next_append(subject: &dyn Subject) {
     log.append(events(&[("later", &[1])])).await.unwrap();
     let claims = claim_all(&*log, sub(1), at(0)).await;
     let mut expected = vec!["before", "after", "later"];
-    if !subject.begins_by_match() {
+    if !subject.opens_on_first_match() {
         expected.remove(0);
     }
     assert_eq!(comparable(subject, texts(&claims)), comparable(subject, expected));
     log.close().await.unwrap();
 }
 
-pub async fn the_backlog_is_counted(subject: &dyn Subject) {
+pub async fn the_backlog_is_counted(subject: &dyn LogUnderTest) {
     let log = open(subject, &[1]).await;
     let backlog = |waiting, claimed, retrying| Backlog {
         waiting,
@@ -653,7 +654,7 @@ pub async fn the_backlog_is_counted(subject: &dyn Subject) {
         .claim(
             sub(1),
             at(0),
-            Want {
+            ClaimLimits {
                 events_max: 3,
                 ..WANT
             },
@@ -661,14 +662,14 @@ pub async fn the_backlog_is_counted(subject: &dyn Subject) {
         .await
         .unwrap();
     assert_eq!(log.backlog(sub(1)), backlog(2, 3, 0));
-    settle_all(&*log, sub(1), &claims[..1], Next::RetryAt(at(5))).await;
-    settle_all(&*log, sub(1), &claims[1..2], Next::Done).await;
+    settle_all(&*log, sub(1), &claims[..1], NextStep::RetryAt(at(5))).await;
+    settle_all(&*log, sub(1), &claims[1..2], NextStep::Done).await;
     eventually("one retries", || log.backlog(sub(1)) == backlog(2, 1, 1)).await;
     let retry = log
         .claim(
             sub(1),
             at(5),
-            Want {
+            ClaimLimits {
                 events_max: 1,
                 ..WANT
             },
@@ -690,10 +691,10 @@ pub async fn the_backlog_is_counted(subject: &dyn Subject) {
     log.close().await.unwrap();
 }
 
-pub async fn the_oldest_is_known_wherever_it_waits(subject: &dyn Subject) {
+pub async fn the_oldest_is_known_wherever_it_waits(subject: &dyn LogUnderTest) {
     let mut log = open(subject, &[1, 2]).await;
     for minute in 0..4 {
-        let batch = Batch {
+        let batch = PublishedBatch {
             received: at(60 * minute),
             ..events(&[("x", &[1, 2]), ("y", &[1])])
         };
@@ -701,18 +702,18 @@ pub async fn the_oldest_is_known_wherever_it_waits(subject: &dyn Subject) {
     }
     let minute = |n: i64| Some(at(60 * n));
     let oldest = |log: &Arc<dyn EventLog>| log.backlog(sub(1)).oldest;
-    let two = Want {
+    let two = ClaimLimits {
         events_max: 2,
         ..WANT
     };
     assert_eq!(oldest(&log), minute(0), "it waits");
     let first = log.claim(sub(1), at(0), two).await.unwrap();
     assert_eq!(oldest(&log), minute(0), "it is claimed");
-    settle_all(&*log, sub(1), &first, Next::RetryAt(at(500))).await;
+    settle_all(&*log, sub(1), &first, NextStep::RetryAt(at(500))).await;
     log.flush().await.unwrap();
     assert_eq!(oldest(&log), minute(0), "it is to be retried");
     let second = log.claim(sub(1), at(0), two).await.unwrap();
-    settle_all(&*log, sub(1), &second, Next::Done).await;
+    settle_all(&*log, sub(1), &second, NextStep::Done).await;
     for restart in 0..2 {
         log = match restart {
             0 => subject.reopen(log).await,
@@ -730,7 +731,7 @@ pub async fn the_oldest_is_known_wherever_it_waits(subject: &dyn Subject) {
         .claim(
             sub(1),
             at(500),
-            Want {
+            ClaimLimits {
                 events_max: 1,
                 ..WANT
             },
@@ -738,50 +739,56 @@ pub async fn the_oldest_is_known_wherever_it_waits(subject: &dyn Subject) {
         .await
         .unwrap();
     assert_eq!(oldest(&log), minute(0), "it is claimed again");
-    settle_all(&*log, sub(1), &again, Next::RetryAt(at(600))).await;
+    settle_all(&*log, sub(1), &again, NextStep::RetryAt(at(600))).await;
     log.flush().await.unwrap();
     assert_eq!(oldest(&log), minute(0), "it has failed again");
     let again = log
         .claim(
             sub(1),
             at(600),
-            Want {
+            ClaimLimits {
                 events_max: 1,
                 ..WANT
             },
         )
         .await
         .unwrap();
-    settle_all(&*log, sub(1), &again, Next::Done).await;
+    settle_all(&*log, sub(1), &again, NextStep::Done).await;
     log.flush().await.unwrap();
     assert_eq!(oldest(&log), minute(2), "the next one waits");
-    log.rest(sub(1));
+    log.release_memory(sub(1));
     assert_eq!(oldest(&log), minute(2), "it does so without being in memory");
     let log = subject.reopen(log).await;
     assert_eq!(oldest(&log), minute(2), "it waits after a restart");
     let third = log.claim(sub(1), at(0), two).await.unwrap();
     let fourth = log.claim(sub(1), at(0), two).await.unwrap();
-    settle_all(&*log, sub(1), &fourth, Next::RetryAt(at(900))).await;
-    settle_all(&*log, sub(1), &third, Next::Done).await;
+    settle_all(&*log, sub(1), &fourth, NextStep::RetryAt(at(900))).await;
+    settle_all(&*log, sub(1), &third, NextStep::Done).await;
     log.flush().await.unwrap();
     assert_eq!(oldest(&log), minute(3));
     // Dead letters are no longer part of the backlog.
     let last = claim_all(&*log, sub(1), at(900)).await;
     assert_eq!(last.len(), 2);
-    settle_all(&*log, sub(1), &last, Next::DeadLetter(Reason::BadRequest)).await;
+    settle_all(
+        &*log,
+        sub(1),
+        &last,
+        NextStep::DeadLetter(GiveUpReason::BadRequest),
+    )
+    .await;
     log.flush().await.unwrap();
     assert_eq!(log.backlog(sub(1)), Backlog::default());
     log.close().await.unwrap();
 }
 
 #[derive(Default)]
-struct Heard {
+struct RecordingListener {
     ready: Mutex<BTreeMap<SubscriptionId, usize>>,
     due_changed: AtomicUsize,
     letters_added: AtomicUsize,
 }
 
-impl Listener for Heard {
+impl LogListener for RecordingListener {
     fn ready(&self, of: SubscriptionId, count: usize) {
         *self.ready.lock().unwrap().entry(of).or_default() += count;
     }
@@ -790,26 +797,26 @@ impl Listener for Heard {
         self.due_changed.fetch_add(1, Relaxed);
     }
 
-    fn letters_added(&self) {
+    fn dead_letters_added(&self) {
         self.letters_added.fetch_add(1, Relaxed);
     }
 }
 
-pub async fn the_listener_is_told(subject: &dyn Subject) {
+pub async fn the_listener_is_told(subject: &dyn LogUnderTest) {
     let log = open(subject, &[1, 2, 3]).await;
-    let heard = Arc::new(Heard::default());
+    let heard = Arc::new(RecordingListener::default());
     log.listen(heard.clone());
     log.append(events(&[("a", &[1, 2]), ("b", &[1])])).await.unwrap();
     // The listener is told before the publisher gets its answer.
     let expected = BTreeMap::from([(sub(1), 2), (sub(2), 1)]);
     assert_eq!(*heard.ready.lock().unwrap(), expected);
     let claims = claim_all(&*log, sub(1), at(0)).await;
-    settle_all(&*log, sub(1), &claims, Next::RetryAt(at(5))).await;
+    settle_all(&*log, sub(1), &claims, NextStep::RetryAt(at(5))).await;
     eventually("the due times changed", || heard.due_changed.load(Relaxed) > 0).await;
     log.close().await.unwrap();
 }
 
-pub async fn what_is_settled_stays_settled_after_a_restart(subject: &dyn Subject) {
+pub async fn what_is_settled_stays_settled_after_a_restart(subject: &dyn LogUnderTest) {
     let log = open(subject, &[1, 2]).await;
     let texts_all: Vec<String> = (0..100).map(|n| format!("e{n:03}")).collect();
     for pair in texts_all.chunks(2) {
@@ -823,7 +830,7 @@ pub async fn what_is_settled_stays_settled_after_a_restart(subject: &dyn Subject
         .filter(|c| c.position().0 % 2 == 1)
         .cloned()
         .collect();
-    settle_all(&*log, sub(1), &odd, Next::Done).await;
+    settle_all(&*log, sub(1), &odd, NextStep::Done).await;
 
     let log = subject.reopen(log).await;
     let done = texts(&odd);
@@ -836,7 +843,7 @@ pub async fn what_is_settled_stays_settled_after_a_restart(subject: &dyn Subject
     assert_eq!(log.backlog(sub(2)).waiting, 50);
     let again = claim_all(&*log, sub(1), at(0)).await;
     assert_eq!(comparable(subject, texts(&again)), expected);
-    settle_all(&*log, sub(1), &again, Next::Done).await;
+    settle_all(&*log, sub(1), &again, NextStep::Done).await;
 
     let log = subject.reopen(log).await;
     assert_eq!(log.backlog(sub(1)), Backlog::default());
@@ -845,13 +852,13 @@ pub async fn what_is_settled_stays_settled_after_a_restart(subject: &dyn Subject
     log.close().await.unwrap();
 }
 
-pub async fn retries_survive_a_restart(subject: &dyn Subject) {
+pub async fn retries_survive_a_restart(subject: &dyn LogUnderTest) {
     let log = open(subject, &[1]).await;
     log.append(events(&[("a", &[1]), ("b", &[1])])).await.unwrap();
     let claims = claim_all(&*log, sub(1), at(0)).await;
-    let one = settled(&claims[1], Next::RetryAt(at(50)));
+    let one = settled(&claims[1], NextStep::RetryAt(at(50)));
     log.settle(sub(1), vec![one.clone()]).await.unwrap();
-    settle_all(&*log, sub(1), &claims[..1], Next::Done).await;
+    settle_all(&*log, sub(1), &claims[..1], NextStep::Done).await;
 
     let log = subject.reopen(log).await;
     assert_eq!(log.next_due(), Some(at(50)));
@@ -868,7 +875,7 @@ pub async fn retries_survive_a_restart(subject: &dyn Subject) {
     log.close().await.unwrap();
 }
 
-pub async fn positions_grow_and_the_identity_stays(subject: &dyn Subject) {
+pub async fn positions_grow_and_the_identity_stays(subject: &dyn LogUnderTest) {
     let mut log = open(subject, &[1]).await;
     let identity = log.identity();
     let mut last: BTreeMap<u64, u64> = BTreeMap::new();
@@ -883,7 +890,7 @@ pub async fn positions_grow_and_the_identity_stays(subject: &dyn Subject) {
         }
         if round % 2 == 0 {
             let claims = claim_all(&*log, sub(1), at(0)).await;
-            settle_all(&*log, sub(1), &claims, Next::Done).await;
+            settle_all(&*log, sub(1), &claims, NextStep::Done).await;
         }
         log = subject.reopen(log).await;
         assert_eq!(log.identity(), identity);
@@ -891,7 +898,7 @@ pub async fn positions_grow_and_the_identity_stays(subject: &dyn Subject) {
     log.close().await.unwrap();
 }
 
-pub async fn a_closed_subscription_stays_closed(subject: &dyn Subject) {
+pub async fn a_closed_subscription_stays_closed(subject: &dyn LogUnderTest) {
     let log = open(subject, &[1, 2]).await;
     log.append(events(&[("a", &[1, 2]), ("b", &[1, 2])]))
         .await
@@ -900,14 +907,14 @@ pub async fn a_closed_subscription_stays_closed(subject: &dyn Subject) {
         .claim(
             sub(1),
             at(0),
-            Want {
+            ClaimLimits {
                 events_max: 1,
                 ..WANT
             },
         )
         .await
         .unwrap();
-    settle_all(&*log, sub(1), &claims, Next::RetryAt(at(5))).await;
+    settle_all(&*log, sub(1), &claims, NextStep::RetryAt(at(5))).await;
     assert_eq!(log.close_subscription(sub(1)).await.unwrap(), 2);
     let log = subject.reopen(log).await;
     assert!(claim_all(&*log, sub(1), at(100)).await.is_empty());
@@ -916,7 +923,7 @@ pub async fn a_closed_subscription_stays_closed(subject: &dyn Subject) {
     log.close().await.unwrap();
 }
 
-pub async fn many_subscriptions_each_get_their_own(subject: &dyn Subject) {
+pub async fn many_subscriptions_each_get_their_own(subject: &dyn LogUnderTest) {
     let ids: Vec<u64> = (1..=300).collect();
     let log = open(subject, &ids).await;
     let mut expected: BTreeMap<u64, Vec<String>> = BTreeMap::new();
@@ -969,7 +976,7 @@ fn first_word(claim: &Claim) -> String {
 }
 
 /// Claims and settles until nothing is left; returns the first words in the order of claiming.
-async fn drain(log: &dyn EventLog, of: SubscriptionId, want: Want) -> Vec<String> {
+async fn drain(log: &dyn EventLog, of: SubscriptionId, want: ClaimLimits) -> Vec<String> {
     let mut words = Vec::new();
     loop {
         let claims = log.claim(of, at(0), want).await.unwrap();
@@ -977,15 +984,15 @@ async fn drain(log: &dyn EventLog, of: SubscriptionId, want: Want) -> Vec<String
             return words;
         }
         words.extend(claims.iter().map(first_word));
-        settle_all(log, of, &claims, Next::Done).await;
+        settle_all(log, of, &claims, NextStep::Done).await;
     }
 }
 
-pub async fn a_big_backlog_drains_in_order(subject: &dyn Subject) {
+pub async fn a_big_backlog_drains_in_order(subject: &dyn LogUnderTest) {
     let log = open(subject, &[1, 2]).await;
     let all = append_many(&*log, 20_000).await;
     assert_eq!(log.backlog(sub(1)).waiting, 20_000);
-    let want = Want {
+    let want = ClaimLimits {
         events_max: 333,
         ..WANT
     };
@@ -996,7 +1003,7 @@ pub async fn a_big_backlog_drains_in_order(subject: &dyn Subject) {
         comparable(subject, drained) == comparable(subject, all),
         "out of order"
     );
-    let ten = Want {
+    let ten = ClaimLimits {
         events_max: 10,
         ..WANT
     };
@@ -1007,11 +1014,11 @@ pub async fn a_big_backlog_drains_in_order(subject: &dyn Subject) {
     log.close().await.unwrap();
 }
 
-pub async fn a_backlog_drains_after_a_restart(subject: &dyn Subject) {
+pub async fn a_backlog_drains_after_a_restart(subject: &dyn LogUnderTest) {
     let log = open(subject, &[1, 2]).await;
     let mut all = append_many(&*log, 7_000).await;
     let claims = claim_count(&*log, sub(1), 500).await;
-    settle_all(&*log, sub(1), &claims[100..], Next::Done).await;
+    settle_all(&*log, sub(1), &claims[100..], NextStep::Done).await;
     let done: BTreeSet<String> = claims[100..].iter().map(first_word).collect();
     all.retain(|word| !done.contains(word));
 
@@ -1029,7 +1036,7 @@ pub async fn a_backlog_drains_after_a_restart(subject: &dyn Subject) {
     log.close().await.unwrap();
 }
 
-pub async fn nothing_is_lost_while_appends_and_claims_interleave(subject: &dyn Subject) {
+pub async fn nothing_is_lost_while_appends_and_claims_interleave(subject: &dyn LogUnderTest) {
     const REQUESTS: usize = 600;
     let log = open(subject, &[1, 2]).await;
     let padding = "p".repeat(30_000);
@@ -1056,7 +1063,7 @@ pub async fn nothing_is_lost_while_appends_and_claims_interleave(subject: &dyn S
                 .claim(
                     of,
                     at(0),
-                    Want {
+                    ClaimLimits {
                         events_max: 50,
                         ..WANT
                     },
@@ -1066,7 +1073,7 @@ pub async fn nothing_is_lost_while_appends_and_claims_interleave(subject: &dyn S
             idle = if claims.is_empty() && done { idle + 1 } else { 0 };
             positions.extend(claims.iter().map(Claim::position));
             words.extend(claims.iter().map(first_word));
-            settle_all(&*log, of, &claims, Next::Done).await;
+            settle_all(&*log, of, &claims, NextStep::Done).await;
             tokio::task::yield_now().await;
         }
         assert_eq!(positions.len(), expected, "subscription {of}");
@@ -1094,7 +1101,7 @@ pub async fn nothing_is_lost_while_appends_and_claims_interleave(subject: &dyn S
     log.close().await.unwrap();
 }
 
-pub async fn what_is_flushed_survives_a_crash(subject: &dyn Subject) {
+pub async fn what_is_flushed_survives_a_crash(subject: &dyn LogUnderTest) {
     let mut log = open(subject, &[1, 2]).await;
     log.append(events(&[
         ("a", &[1]),
@@ -1106,7 +1113,7 @@ pub async fn what_is_flushed_survives_a_crash(subject: &dyn Subject) {
     .await
     .unwrap();
     let claims = claim_all(&*log, sub(1), at(0)).await;
-    let mut failed = settled(&claims[3], Next::RetryAt(at(50)));
+    let mut failed = settled(&claims[3], NextStep::RetryAt(at(50)));
     failed.attempts_made = 7;
     failed.last_attempt = Some(LastAttempt {
         at: at(3),
@@ -1114,9 +1121,9 @@ pub async fn what_is_flushed_survives_a_crash(subject: &dyn Subject) {
         status: None,
     });
     let ended = vec![
-        settled(&claims[0], Next::Done),
-        settled(&claims[1], Next::Drop(Reason::TimeToLiveExceeded)),
-        settled(&claims[2], Next::DeadLetter(Reason::BadRequest)),
+        settled(&claims[0], NextStep::Done),
+        settled(&claims[1], NextStep::Drop(GiveUpReason::TimeToLiveExceeded)),
+        settled(&claims[2], NextStep::DeadLetter(GiveUpReason::BadRequest)),
         failed.clone(),
     ];
     log.settle(sub(1), ended).await.unwrap();
@@ -1141,8 +1148,8 @@ pub async fn what_is_flushed_survives_a_crash(subject: &dyn Subject) {
     assert_eq!(texts(&due), ["d"]);
     assert_eq!((due[0].attempts_made, due[0].due), (7, Some(at(50))));
     assert_eq!(due[0].last_attempt, failed.last_attempt);
-    settle_all(&*log, sub(1), &again, Next::Done).await;
-    settle_all(&*log, sub(1), &due, Next::Done).await;
+    settle_all(&*log, sub(1), &again, NextStep::Done).await;
+    settle_all(&*log, sub(1), &due, NextStep::Done).await;
     log.flush().await.unwrap();
     assert_eq!(log.backlog(sub(1)), Backlog::default());
 
@@ -1155,7 +1162,7 @@ pub async fn what_is_flushed_survives_a_crash(subject: &dyn Subject) {
         log.append(events(&[("x", &[1, 2]), ("y", &[2])])).await.unwrap();
         for of in [sub(1), sub(2)] {
             let claims = claim_all(&*log, of, at(0)).await;
-            settle_all(&*log, of, &claims, Next::Done).await;
+            settle_all(&*log, of, &claims, NextStep::Done).await;
         }
         log.flush().await.unwrap();
         log = subject.crash(log).await;
@@ -1168,16 +1175,22 @@ pub async fn what_is_flushed_survives_a_crash(subject: &dyn Subject) {
     log.close().await.unwrap();
 }
 
-pub async fn a_withdrawn_retry_is_never_offered(subject: &dyn Subject) {
+pub async fn a_withdrawn_retry_is_never_offered(subject: &dyn LogUnderTest) {
     let log = open(subject, &[1, 2]).await;
-    let heard = Arc::new(Heard::default());
+    let heard = Arc::new(RecordingListener::default());
     log.listen(heard.clone());
     log.append(events(&[("a", &[1, 2]), ("b", &[1]), ("c", &[1]), ("d", &[1])]))
         .await
         .unwrap();
     let claims = claim_all(&*log, sub(1), at(0)).await;
     for (claim, due) in claims.iter().zip([10, 10, 20, 30]) {
-        settle_all(&*log, sub(1), std::slice::from_ref(claim), Next::RetryAt(at(due))).await;
+        settle_all(
+            &*log,
+            sub(1),
+            std::slice::from_ref(claim),
+            NextStep::RetryAt(at(due)),
+        )
+        .await;
     }
     // The retries may not be recorded yet: the test does not flush before it withdraws.
     let [a, b, c, d] = [0, 1, 2, 3].map(|n| claims[n].position());
@@ -1210,16 +1223,16 @@ pub async fn a_withdrawn_retry_is_never_offered(subject: &dyn Subject) {
     log.close().await.unwrap();
 }
 
-pub async fn a_retry_that_is_due_can_be_withdrawn_until_it_is_claimed(subject: &dyn Subject) {
+pub async fn a_retry_that_is_due_can_be_withdrawn_until_it_is_claimed(subject: &dyn LogUnderTest) {
     let log = open(subject, &[1]).await;
     log.append(events(&[("a", &[1]), ("b", &[1]), ("c", &[1]), ("d", &[1])]))
         .await
         .unwrap();
     let claims = claim_all(&*log, sub(1), at(0)).await;
-    settle_all(&*log, sub(1), &claims, Next::RetryAt(at(5))).await;
+    settle_all(&*log, sub(1), &claims, NextStep::RetryAt(at(5))).await;
     log.flush().await.unwrap();
     let [a, b, c, d] = [0, 1, 2, 3].map(|n| claims[n].position());
-    let one = Want {
+    let one = ClaimLimits {
         events_max: 1,
         ..WANT
     };
@@ -1243,12 +1256,12 @@ pub async fn a_retry_that_is_due_can_be_withdrawn_until_it_is_claimed(subject: &
     let rest = claim_all(&*log, sub(1), at(5)).await;
     assert_eq!(texts(&rest), ["c", "d"]);
     // A retry that failed again and is due at the same time counts as a new retry.
-    settle_all(&*log, sub(1), &rest, Next::RetryAt(at(5))).await;
+    settle_all(&*log, sub(1), &rest, NextStep::RetryAt(at(5))).await;
     assert_eq!(log.withdraw(sub(1), vec![(at(5), c)]).await.unwrap(), [c]);
     let last = claim_all(&*log, sub(1), at(5)).await;
     assert_eq!(texts(&last), ["d"]);
     assert_eq!((last[0].position(), last[0].attempts_made), (d, 2));
-    settle_all(&*log, sub(1), &last, Next::Done).await;
+    settle_all(&*log, sub(1), &last, NextStep::Done).await;
     log.flush().await.unwrap();
     assert_eq!(log.backlog(sub(1)), Backlog::default());
 
@@ -1258,17 +1271,17 @@ pub async fn a_retry_that_is_due_can_be_withdrawn_until_it_is_claimed(subject: &
     log.close().await.unwrap();
 }
 
-pub async fn what_does_not_wait_is_not_withdrawn(subject: &dyn Subject) {
+pub async fn what_does_not_wait_is_not_withdrawn(subject: &dyn LogUnderTest) {
     let log = open(subject, &[1, 2]).await;
     log.append(events(&[("a", &[1]), ("b", &[1]), ("c", &[1]), ("d", &[1])]))
         .await
         .unwrap();
     let claims = claim_all(&*log, sub(1), at(0)).await;
     let [a, b, c, d] = [0, 1, 2, 3].map(|n| claims[n].position());
-    settle_all(&*log, sub(1), &claims[1..3], Next::RetryAt(at(5))).await;
-    settle_all(&*log, sub(1), &claims[3..], Next::Done).await;
+    settle_all(&*log, sub(1), &claims[1..3], NextStep::RetryAt(at(5))).await;
+    settle_all(&*log, sub(1), &claims[3..], NextStep::Done).await;
     log.flush().await.unwrap();
-    let one = Want {
+    let one = ClaimLimits {
         events_max: 1,
         ..WANT
     };
@@ -1289,17 +1302,17 @@ pub async fn what_does_not_wait_is_not_withdrawn(subject: &dyn Subject) {
     log.flush().await.unwrap();
     assert_eq!((log.backlog(sub(1)), log.next_due(), log.subscriptions()), before);
     // The withdrawals above do not affect deliveries that were claimed at the time.
-    settle_all(&*log, sub(1), &retry, Next::RetryAt(at(7))).await;
-    settle_all(&*log, sub(1), &claims[..1], Next::RetryAt(at(8))).await;
+    settle_all(&*log, sub(1), &retry, NextStep::RetryAt(at(7))).await;
+    settle_all(&*log, sub(1), &claims[..1], NextStep::RetryAt(at(8))).await;
     log.flush().await.unwrap();
     assert_eq!(log.withdraw(sub(1), vec![(at(5), b)]).await.unwrap(), []);
     let due = claim_all(&*log, sub(1), at(8)).await;
     assert_eq!(texts(&due), ["c", "b", "a"]);
-    settle_all(&*log, sub(1), &due, Next::Done).await;
+    settle_all(&*log, sub(1), &due, NextStep::Done).await;
     // A delivery that is named twice is ended once.
     log.append(events(&[("e", &[1]), ("f", &[1])])).await.unwrap();
     let claims = claim_all(&*log, sub(1), at(8)).await;
-    settle_all(&*log, sub(1), &claims, Next::RetryAt(at(20))).await;
+    settle_all(&*log, sub(1), &claims, NextStep::RetryAt(at(20))).await;
     let e = (at(20), claims[0].position());
     assert_eq!(log.withdraw(sub(1), vec![e, e]).await.unwrap(), [e.1]);
     assert_eq!(log.withdraw(sub(1), vec![e]).await.unwrap(), []);
@@ -1310,17 +1323,17 @@ pub async fn what_does_not_wait_is_not_withdrawn(subject: &dyn Subject) {
     log.close().await.unwrap();
 }
 
-pub async fn what_is_withdrawn_is_not_counted_when_a_subscription_is_closed(subject: &dyn Subject) {
+pub async fn what_is_withdrawn_is_not_counted_when_a_subscription_is_closed(subject: &dyn LogUnderTest) {
     let log = open(subject, &[1]).await;
     let five: Vec<(&str, &[u64])> = vec![("x", &[1]); 5];
     log.append(events(&five)).await.unwrap();
-    let four = Want {
+    let four = ClaimLimits {
         events_max: 4,
         ..WANT
     };
     let claims = log.claim(sub(1), at(0), four).await.unwrap();
-    settle_all(&*log, sub(1), &claims, Next::RetryAt(at(5))).await;
-    let one = Want {
+    settle_all(&*log, sub(1), &claims, NextStep::RetryAt(at(5))).await;
+    let one = ClaimLimits {
         events_max: 1,
         ..WANT
     };
@@ -1337,7 +1350,7 @@ pub async fn what_is_withdrawn_is_not_counted_when_a_subscription_is_closed(subj
 
 // Claims and withdraws the same retries concurrently, in small steps and in the same order, so that
 // the two meet often.
-pub async fn a_retry_is_either_claimed_or_withdrawn(subject: &dyn Subject) {
+pub async fn a_retry_is_either_claimed_or_withdrawn(subject: &dyn LogUnderTest) {
     const RETRIES: usize = 1_500;
     let log = open(subject, &[1]).await;
     let all: Vec<(&str, &[u64])> = vec![("x", &[1]); RETRIES];
@@ -1347,10 +1360,10 @@ pub async fn a_retry_is_either_claimed_or_withdrawn(subject: &dyn Subject) {
     let due = |claim: &Claim| at(5 + ((claim.position().0 - first.0) / 50) as i64);
     let failed = claims
         .iter()
-        .map(|claim| settled(claim, Next::RetryAt(due(claim))));
+        .map(|claim| settled(claim, NextStep::RetryAt(due(claim))));
     log.settle(sub(1), failed.collect()).await.unwrap();
     log.flush().await.unwrap();
-    let want = Want {
+    let want = ClaimLimits {
         events_max: 3,
         ..WANT
     };
@@ -1386,7 +1399,7 @@ pub async fn a_retry_is_either_claimed_or_withdrawn(subject: &dyn Subject) {
         ..Backlog::default()
     };
     assert_eq!((log.backlog(sub(1)), log.next_due()), (backlog, None));
-    settle_all(&*log, sub(1), &held, Next::Done).await;
+    settle_all(&*log, sub(1), &held, NextStep::Done).await;
     log.flush().await.unwrap();
     assert_eq!(log.backlog(sub(1)), Backlog::default());
     let log = subject.crash(log).await;
@@ -1396,23 +1409,23 @@ pub async fn a_retry_is_either_claimed_or_withdrawn(subject: &dyn Subject) {
 
 /// The state of a delivery as the model expects it.
 #[derive(Clone, Debug, PartialEq)]
-enum Stands {
+enum ModelDelivery {
     Waiting,
     Claimed,
     Retrying(Timestamp),
-    GivenUp(Timestamp, Reason),
+    GivenUp(Timestamp, GiveUpReason),
     Ended,
 }
 
 /// Model of the log: the expected state of every delivery.
-struct Model<'s> {
-    subject: &'s dyn Subject,
-    deliveries: BTreeMap<(SubscriptionId, Position), (Stands, u32, String)>,
+struct LogModel<'s> {
+    subject: &'s dyn LogUnderTest,
+    deliveries: BTreeMap<(SubscriptionId, Position), (ModelDelivery, u32, String)>,
     held: BTreeMap<SubscriptionId, Vec<Claim>>,
     now: i64,
 }
 
-impl Model<'_> {
+impl LogModel<'_> {
     /// Checks claims against the model and records them as held.
     fn claimed(&mut self, of: SubscriptionId, claims: Vec<Claim>) {
         let mut fresh_before: BTreeMap<u64, Position> = BTreeMap::new();
@@ -1426,11 +1439,11 @@ impl Model<'_> {
             match claim.due {
                 Some(due) => {
                     assert!(fresh_before.is_empty(), "{key:?}: a retry after a first attempt");
-                    assert_eq!(*stands, Stands::Retrying(due), "{key:?}");
+                    assert_eq!(*stands, ModelDelivery::Retrying(due), "{key:?}");
                     assert!(due <= at(self.now), "{key:?}: claimed before it was due");
                 }
                 None => {
-                    assert_eq!(*stands, Stands::Waiting, "{key:?}");
+                    assert_eq!(*stands, ModelDelivery::Waiting, "{key:?}");
                     let before = fresh_before.insert(self.subject.lane(key.1), key.1);
                     assert!(
                         before.is_none_or(|before| before < key.1),
@@ -1438,14 +1451,14 @@ impl Model<'_> {
                     );
                 }
             }
-            *stands = Stands::Claimed;
+            *stands = ModelDelivery::Claimed;
             self.held.entry(of).or_default().push(claim);
         }
         for (lane, upto) in fresh_before {
             let skipped = self
                 .deliveries
                 .range((of, Position(0))..(of, upto))
-                .find(|(key, d)| d.0 == Stands::Waiting && self.subject.lane(key.1) == lane);
+                .find(|(key, d)| d.0 == ModelDelivery::Waiting && self.subject.lane(key.1) == lane);
             assert!(skipped.is_none(), "{skipped:?} was overtaken by {upto}");
         }
     }
@@ -1459,25 +1472,27 @@ impl Model<'_> {
 
     fn released(&mut self, of: SubscriptionId, claims: &[Claim]) {
         for claim in claims {
-            let stands = claim.due.map_or(Stands::Waiting, Stands::Retrying);
+            let stands = claim.due.map_or(ModelDelivery::Waiting, ModelDelivery::Retrying);
             self.deliveries.get_mut(&(of, claim.position())).unwrap().0 = stands;
         }
     }
 
     /// Some deliveries of a subscription, each with a due time that is mostly the right one if the
     /// delivery waits to be retried.
-    fn some_waiting(&self, of: SubscriptionId, random: &mut Seeded) -> Vec<(Timestamp, Position)> {
+    fn some_waiting(&self, of: SubscriptionId, random: &mut SeededRandom) -> Vec<(Timestamp, Position)> {
         let mut some = Vec::new();
         for (key, (stands, _, _)) in self
             .deliveries
             .range((of, Position(0))..=(of, Position(u64::MAX)))
         {
             match stands {
-                Stands::Retrying(due) if random.one_in(4) => some.push((*due, key.1)),
-                Stands::Retrying(due) if random.one_in(12) => {
+                ModelDelivery::Retrying(due) if random.one_in(4) => some.push((*due, key.1)),
+                ModelDelivery::Retrying(due) if random.one_in(12) => {
                     some.push((*due + Duration::from_nanos(1), key.1));
                 }
-                Stands::Waiting | Stands::Ended if random.one_in(60) => some.push((at(self.now), key.1)),
+                ModelDelivery::Waiting | ModelDelivery::Ended if random.one_in(60) => {
+                    some.push((at(self.now), key.1))
+                }
                 _ => {}
             }
         }
@@ -1491,16 +1506,20 @@ impl Model<'_> {
     fn waits(&self, of: SubscriptionId, (due, position): (Timestamp, Position)) -> bool {
         self.deliveries
             .get(&(of, position))
-            .is_some_and(|d| d.0 == Stands::Retrying(due))
+            .is_some_and(|d| d.0 == ModelDelivery::Retrying(due))
     }
 
     /// Dead letters of a subscription that were given up by `until`, in order.
-    fn letters(&self, of: SubscriptionId, until: Timestamp) -> BTreeMap<LetterKey, (Reason, u32, &str)> {
+    fn letters(
+        &self,
+        of: SubscriptionId,
+        until: Timestamp,
+    ) -> BTreeMap<DeadLetterKey, (GiveUpReason, u32, &str)> {
         let all = self
             .deliveries
             .range((of, Position(0))..=(of, Position(u64::MAX)));
         let letters = all.filter_map(|(key, (stands, attempts, text))| match stands {
-            Stands::GivenUp(decided, reason) if *decided <= until => {
+            ModelDelivery::GivenUp(decided, reason) if *decided <= until => {
                 Some(((*decided, key.1), (*reason, *attempts, text.as_str())))
             }
             _ => None,
@@ -1508,7 +1527,7 @@ impl Model<'_> {
         letters.collect()
     }
 
-    fn check_letters(&self, of: SubscriptionId, until: Timestamp, letters: &[Letter]) {
+    fn check_letters(&self, of: SubscriptionId, until: Timestamp, letters: &[PendingDeadLetter]) {
         let found = letters.iter().map(|letter| {
             assert_eq!(letter.last_attempt.map(|last| last.at), Some(at(1)));
             let known = (letter.reason, letter.attempts_made, letter.object());
@@ -1519,15 +1538,15 @@ impl Model<'_> {
         assert!(found == expected, "letters of subscription {of} until {until}");
     }
 
-    fn letters_done(&mut self, of: SubscriptionId, letters: &[Letter]) {
+    fn letters_done(&mut self, of: SubscriptionId, letters: &[PendingDeadLetter]) {
         for letter in letters {
-            self.deliveries.get_mut(&(of, letter.position())).unwrap().0 = Stands::Ended;
+            self.deliveries.get_mut(&(of, letter.position())).unwrap().0 = ModelDelivery::Ended;
         }
     }
 
     fn withdrawn(&mut self, of: SubscriptionId, positions: &[Position]) {
         for position in positions {
-            self.deliveries.get_mut(&(of, *position)).unwrap().0 = Stands::Ended;
+            self.deliveries.get_mut(&(of, *position)).unwrap().0 = ModelDelivery::Ended;
         }
     }
 
@@ -1550,21 +1569,23 @@ impl Model<'_> {
             let mut times = BTreeSet::new();
             for (_, (stands, _, _)) in all {
                 match stands {
-                    Stands::Waiting => expected.waiting += 1,
-                    Stands::Claimed => expected.claimed += 1,
-                    Stands::Retrying(due) => {
+                    ModelDelivery::Waiting => expected.waiting += 1,
+                    ModelDelivery::Claimed => expected.claimed += 1,
+                    ModelDelivery::Retrying(due) => {
                         expected.retrying += 1;
                         times.insert(*due);
                     }
-                    Stands::GivenUp(..) | Stands::Ended => {}
+                    ModelDelivery::GivenUp(..) | ModelDelivery::Ended => {}
                 }
             }
             let letters = self.letters(of, Timestamp::MAX);
-            let waiting = letters.first_key_value().map(|((oldest, _), _)| LettersWaiting {
-                of,
-                oldest: *oldest,
-                count: letters.len() as u64,
-            });
+            let waiting = letters
+                .first_key_value()
+                .map(|((oldest, _), _)| PendingDeadLetters {
+                    of,
+                    oldest: *oldest,
+                    count: letters.len() as u64,
+                });
             letters_waiting.extend(waiting);
             // All events were received at the same time.
             let any = expected.waiting + expected.claimed + expected.retrying > 0;
@@ -1579,7 +1600,7 @@ impl Model<'_> {
             min(&mut earliest_later, times.iter().copied().find(|due| *due > now));
             min(&mut earliest_of_later, first.filter(|due| *due > now));
         }
-        assert_eq!(log.letters_waiting(), letters_waiting, "{when}");
+        assert_eq!(log.pending_dead_letters(), letters_waiting, "{when}");
         // A store may leave out retries that are due already and those behind them; it must know
         // the others.
         let next = log.next_due();
@@ -1598,7 +1619,7 @@ impl Model<'_> {
         );
     }
 
-    fn take_held(&mut self, of: SubscriptionId, random: &mut Seeded) -> Vec<Claim> {
+    fn take_held(&mut self, of: SubscriptionId, random: &mut SeededRandom) -> Vec<Claim> {
         let held = self.held.entry(of).or_default();
         let mut taken = Vec::new();
         for _ in 0..random.below(30) {
@@ -1611,11 +1632,11 @@ impl Model<'_> {
 }
 
 /// Performs random operations, with a restart now and then, and compares the log with the model.
-pub async fn any_sequence_follows_the_model(subject: &dyn Subject, seed: u64) {
+pub async fn any_sequence_follows_the_model(subject: &dyn LogUnderTest, seed: u64) {
     const SUBSCRIPTIONS: u64 = 4;
-    let mut random = Seeded(seed);
+    let mut random = SeededRandom(seed);
     let mut log = open(subject, &[1, 2, 3, 4]).await;
-    let mut model = Model {
+    let mut model = LogModel {
         subject,
         deliveries: BTreeMap::new(),
         held: BTreeMap::new(),
@@ -1626,7 +1647,7 @@ pub async fn any_sequence_follows_the_model(subject: &dyn Subject, seed: u64) {
         let of = sub(1 + random.below(SUBSCRIPTIONS));
         // Whether events are in memory or only in the log must make no difference.
         if random.below(10) == 0 {
-            log.rest(sub(1 + random.below(3)));
+            log.release_memory(sub(1 + random.below(3)));
         }
         match random.below(100) {
             0..32 => append_random(&*log, &mut model, &mut random, step).await,
@@ -1668,24 +1689,24 @@ pub async fn any_sequence_follows_the_model(subject: &dyn Subject, seed: u64) {
     log.flush().await.unwrap();
     model.check(&*log, &format!("seed {seed}, at the end"));
     for of in (1..=SUBSCRIPTIONS).map(sub) {
-        let letters = letters::letters_all(&*log, of, Timestamp::MAX, WANT).await;
+        let letters = dead_letters::letters_all(&*log, of, Timestamp::MAX, WANT).await;
         model.check_letters(of, Timestamp::MAX, &letters);
-        let keys = letters.iter().map(Letter::key).collect();
-        log.letters_done(of, keys).await.unwrap();
+        let keys = letters.iter().map(PendingDeadLetter::key).collect();
+        log.dead_letters_done(of, keys).await.unwrap();
         model.letters_done(of, &letters);
     }
-    assert_eq!(log.letters_waiting(), [], "seed {seed}");
+    assert_eq!(log.pending_dead_letters(), [], "seed {seed}");
     for of in (1..=SUBSCRIPTIONS).map(sub) {
         let held = model.held.remove(&of).unwrap_or_default();
         for claim in &held {
-            model.deliveries.get_mut(&(of, claim.position())).unwrap().0 = Stands::Ended;
+            model.deliveries.get_mut(&(of, claim.position())).unwrap().0 = ModelDelivery::Ended;
         }
-        settle_all(&*log, of, &held, Next::Done).await;
+        settle_all(&*log, of, &held, NextStep::Done).await;
         eventually("all is settled", || log.backlog(of).claimed == 0).await;
         let waiting = model
             .deliveries
             .iter()
-            .filter(|(key, d)| key.0 == of && d.0 != Stands::Ended)
+            .filter(|(key, d)| key.0 == of && d.0 != ModelDelivery::Ended)
             .count();
         let backlog = log.backlog(of);
         assert_eq!(
@@ -1698,7 +1719,7 @@ pub async fn any_sequence_follows_the_model(subject: &dyn Subject, seed: u64) {
                 .claim(
                     of,
                     at(model.now),
-                    Want {
+                    ClaimLimits {
                         events_max: 100,
                         ..WANT
                     },
@@ -1711,19 +1732,19 @@ pub async fn any_sequence_follows_the_model(subject: &dyn Subject, seed: u64) {
             model.claimed(of, claims);
             let held = model.held.remove(&of).unwrap_or_default();
             for claim in &held {
-                model.deliveries.get_mut(&(of, claim.position())).unwrap().0 = Stands::Ended;
+                model.deliveries.get_mut(&(of, claim.position())).unwrap().0 = ModelDelivery::Ended;
             }
-            settle_all(&*log, of, &held, Next::Done).await;
+            settle_all(&*log, of, &held, NextStep::Done).await;
         }
         eventually("nothing is left", || log.backlog(of) == Backlog::default()).await;
     }
-    let left = model.deliveries.iter().find(|(_, d)| d.0 != Stands::Ended);
+    let left = model.deliveries.iter().find(|(_, d)| d.0 != ModelDelivery::Ended);
     assert!(left.is_none(), "seed {seed}: {left:?} was never offered");
     assert_eq!(log.next_due(), None, "seed {seed}");
     log.close().await.unwrap();
 }
 
-async fn append_random(log: &dyn EventLog, model: &mut Model<'_>, random: &mut Seeded, step: usize) {
+async fn append_random(log: &dyn EventLog, model: &mut LogModel<'_>, random: &mut SeededRandom, step: usize) {
     let mut all: Vec<(String, Vec<u64>)> = Vec::new();
     for n in 0..1 + random.below(12) {
         let size = if random.one_in(4) {
@@ -1743,29 +1764,36 @@ async fn append_random(log: &dyn EventLog, model: &mut Model<'_>, random: &mut S
     for (n, (text, ids)) in all.into_iter().enumerate() {
         for id in ids {
             let key = (sub(id), Position(first.0 + n as u64));
-            let known = model.deliveries.insert(key, (Stands::Waiting, 0, text.clone()));
+            let known = model
+                .deliveries
+                .insert(key, (ModelDelivery::Waiting, 0, text.clone()));
             assert!(known.is_none(), "{key:?} was given out twice");
         }
     }
 }
 
-async fn settle_random(log: &dyn EventLog, model: &mut Model<'_>, of: SubscriptionId, random: &mut Seeded) {
+async fn settle_random(
+    log: &dyn EventLog,
+    model: &mut LogModel<'_>,
+    of: SubscriptionId,
+    random: &mut SeededRandom,
+) {
     let mut all = Vec::new();
     for claim in model.take_held(of, random) {
         let next = match random.below(10) {
-            0..5 => Next::Done,
-            5..7 => Next::RetryAt(at(model.now + random.below(20) as i64)),
-            7..9 => Next::DeadLetter(Reason::ALL[random.below(4) as usize]),
-            _ => Next::Drop(Reason::TimeToLiveExceeded),
+            0..5 => NextStep::Done,
+            5..7 => NextStep::RetryAt(at(model.now + random.below(20) as i64)),
+            7..9 => NextStep::DeadLetter(GiveUpReason::ALL[random.below(4) as usize]),
+            _ => NextStep::Drop(GiveUpReason::TimeToLiveExceeded),
         };
         let mut one = settled(&claim, next);
         // Settlements of one call may have been decided at different times.
         one.at = at(model.now - random.below(4) as i64);
         let known = model.deliveries.get_mut(&(of, claim.position())).unwrap();
         known.0 = match next {
-            Next::RetryAt(due) => Stands::Retrying(due),
-            Next::DeadLetter(reason) => Stands::GivenUp(one.letter_since(), reason),
-            _ => Stands::Ended,
+            NextStep::RetryAt(due) => ModelDelivery::Retrying(due),
+            NextStep::DeadLetter(reason) => ModelDelivery::GivenUp(one.dead_letter_since(), reason),
+            _ => ModelDelivery::Ended,
         };
         known.1 = one.attempts_made;
         all.push(one);
@@ -1773,8 +1801,8 @@ async fn settle_random(log: &dyn EventLog, model: &mut Model<'_>, of: Subscripti
     log.settle(of, all).await.unwrap();
 }
 
-fn want_random(random: &mut Seeded) -> Want {
-    Want {
+fn want_random(random: &mut SeededRandom) -> ClaimLimits {
+    ClaimLimits {
         events_max: 1 + random.below(60) as usize,
         bytes_max: 1 + random.below(400_000) as usize,
         overhead: random.below(100) as usize,
@@ -1782,7 +1810,12 @@ fn want_random(random: &mut Seeded) -> Want {
 }
 
 /// Withdraws some retries, alone or while others claim.
-async fn withdraw_random(log: &dyn EventLog, model: &mut Model<'_>, of: SubscriptionId, random: &mut Seeded) {
+async fn withdraw_random(
+    log: &dyn EventLog,
+    model: &mut LogModel<'_>,
+    of: SubscriptionId,
+    random: &mut SeededRandom,
+) {
     let some = model.some_waiting(of, random);
     let wait: Vec<Position> = some
         .iter()
@@ -1804,26 +1837,31 @@ async fn withdraw_random(log: &dyn EventLog, model: &mut Model<'_>, of: Subscrip
     for position in wait {
         let stands = &model.deliveries[&(of, position)].0;
         assert!(
-            matches!(stands, Stands::Ended | Stands::Claimed),
+            matches!(stands, ModelDelivery::Ended | ModelDelivery::Claimed),
             "{position} of subscription {of} was neither withdrawn nor claimed"
         );
     }
 }
 
 /// Reads dead letters and reports some of them as done.
-async fn letters_random(log: &dyn EventLog, model: &mut Model<'_>, of: SubscriptionId, random: &mut Seeded) {
+async fn letters_random(
+    log: &dyn EventLog,
+    model: &mut LogModel<'_>,
+    of: SubscriptionId,
+    random: &mut SeededRandom,
+) {
     log.flush().await.unwrap();
     let until = at(model.now - random.below(3) as i64);
-    let mut letters = letters::letters_all(log, of, until, want_random(random)).await;
+    let mut letters = dead_letters::letters_all(log, of, until, want_random(random)).await;
     model.check_letters(of, until, &letters);
     letters.retain(|_| !random.one_in(3));
-    let keys = letters.iter().map(Letter::key).collect();
-    log.letters_done(of, keys).await.unwrap();
+    let keys = letters.iter().map(PendingDeadLetter::key).collect();
+    log.dead_letters_done(of, keys).await.unwrap();
     model.letters_done(of, &letters);
 }
 
 /// Runs every test of the catalog contract.
-pub async fn catalog(subject: &dyn CatalogSubject) {
+pub async fn catalog(subject: &dyn CatalogUnderTest) {
     what_is_put_is_loaded_until_it_is_deleted(subject).await;
     the_changes_of_a_commit_come_together(subject).await;
     commits_side_by_side_are_all_kept(subject).await;
@@ -1861,13 +1899,13 @@ fn subscription(id: u64, topic: u64) -> Subscription {
     Subscription {
         labels: vec!["a".into()],
         expires: Some(at(9)),
-        delivery_schema: Schema::CloudEvent,
-        retry: RetryChoice {
+        delivery_schema: EventSchema::CloudEvent,
+        retry: SubscriptionRetrySettings {
             attempts_max: Some(3),
             time_to_live_minutes: None,
         },
         created: at(5),
-        origin: Origin::Azure,
+        origin: ResourceOrigin::Azure,
         ..Subscription::new(
             sub(id),
             TopicId(topic),
@@ -1889,12 +1927,12 @@ fn handshake(operation: &str, id: u64) -> Handshake {
         begun: at(2),
         by: Some("node".into()),
         state: HandshakeState::Asking,
-        transcript: vec![Exchange {
+        transcript: vec![HandshakeExchange {
             at: at(2),
             method: "POST".into(),
             url: "https://a/b".into(),
             headers: vec![("aeg-event-type".into(), "SubscriptionValidation".into())],
-            received: Received::Nothing("no answer".into()),
+            received: HandshakeResponse::Nothing("no answer".into()),
             verdict: "is asked again".into(),
         }],
     }
@@ -1903,7 +1941,7 @@ fn handshake(operation: &str, id: u64) -> Handshake {
 fn endpoint_delay(endpoint: &str, secs: i64) -> EndpointDelay {
     EndpointDelay {
         endpoint: endpoint.into(),
-        delay: Delay {
+        delay: EndpointProbationDelay {
             cause: Outcome::NotFound,
             status: Some(404),
             since: at(6),
@@ -1915,7 +1953,7 @@ fn endpoint_delay(endpoint: &str, secs: i64) -> EndpointDelay {
 }
 
 /// Loads the catalog and sorts everything whose order is not promised (all but endpoint delays).
-async fn load(catalog: &dyn Catalog) -> Loaded {
+async fn load(catalog: &dyn Catalog) -> CatalogContent {
     let mut loaded = catalog.load().await.unwrap();
     loaded.topics.sort_by_key(|topic| topic.id);
     loaded
@@ -1925,10 +1963,10 @@ async fn load(catalog: &dyn Catalog) -> Loaded {
     loaded
 }
 
-pub async fn what_is_put_is_loaded_until_it_is_deleted(subject: &dyn CatalogSubject) {
+pub async fn what_is_put_is_loaded_until_it_is_deleted(subject: &dyn CatalogUnderTest) {
     let catalog = subject.open().await;
-    assert_eq!(load(&*catalog).await, Loaded::default());
-    let mut expected = Loaded {
+    assert_eq!(load(&*catalog).await, CatalogContent::default());
+    let mut expected = CatalogContent {
         topics: vec![topic(1, "orders"), topic(2, "stock")],
         domain_topics: vec![domain_topic(1, "a"), domain_topic(1, "b"), domain_topic(2, "a")],
         subscriptions: vec![subscription(7, 1), subscription(8, 1)],
@@ -1940,29 +1978,32 @@ pub async fn what_is_put_is_loaded_until_it_is_deleted(subject: &dyn CatalogSubj
         handshakes: vec![handshake("a", 7), handshake("b", 8), handshake("c", 9)],
     };
     for one in &expected.topics {
-        catalog.commit(vec![Change::PutTopic(one.clone())]).await.unwrap();
+        catalog
+            .commit(vec![CatalogChange::PutTopic(one.clone())])
+            .await
+            .unwrap();
     }
     for one in &expected.domain_topics {
         catalog
-            .commit(vec![Change::PutDomainTopic(one.clone())])
+            .commit(vec![CatalogChange::PutDomainTopic(one.clone())])
             .await
             .unwrap();
     }
     for one in &expected.subscriptions {
         catalog
-            .commit(vec![Change::PutSubscription(one.clone())])
+            .commit(vec![CatalogChange::PutSubscription(one.clone())])
             .await
             .unwrap();
     }
     for one in expected.endpoint_delays.iter().rev() {
         catalog
-            .commit(vec![Change::PutEndpointDelay(one.clone())])
+            .commit(vec![CatalogChange::PutEndpointDelay(one.clone())])
             .await
             .unwrap();
     }
     for one in expected.handshakes.iter().rev() {
         catalog
-            .commit(vec![Change::PutHandshake(one.clone())])
+            .commit(vec![CatalogChange::PutHandshake(one.clone())])
             .await
             .unwrap();
     }
@@ -1976,7 +2017,7 @@ pub async fn what_is_put_is_loaded_until_it_is_deleted(subject: &dyn CatalogSubj
     expected.domain_topics.remove(1);
     expected.subscriptions.remove(0);
     expected.endpoint_delays.remove(0);
-    expected.endpoint_delays[1].delay = Delay {
+    expected.endpoint_delays[1].delay = EndpointProbationDelay {
         cause: Outcome::Busy,
         status: None,
         since: at(7),
@@ -1989,18 +2030,18 @@ pub async fn what_is_put_is_loaded_until_it_is_deleted(subject: &dyn CatalogSubj
         message: "no".into(),
     };
     let changes = vec![
-        Change::PutTopic(expected.topics[0].clone()),
-        Change::PutSubscription(expected.subscriptions[0].clone()),
-        Change::DeleteTopic(TopicId(2)),
-        Change::DeleteDomainTopic(TopicId(1), "b".into()),
-        Change::DeleteSubscription(sub(7)),
-        Change::DeleteSubscription(sub(99)),
-        Change::PutEndpointDelay(expected.endpoint_delays[1].clone()),
-        Change::DeleteEndpointDelay("http://a/B".into()),
-        Change::DeleteEndpointDelay("http://a".into()),
-        Change::PutHandshake(expected.handshakes[1].clone()),
-        Change::DeleteHandshake("b".into()),
-        Change::DeleteHandshake("B".into()),
+        CatalogChange::PutTopic(expected.topics[0].clone()),
+        CatalogChange::PutSubscription(expected.subscriptions[0].clone()),
+        CatalogChange::DeleteTopic(TopicId(2)),
+        CatalogChange::DeleteDomainTopic(TopicId(1), "b".into()),
+        CatalogChange::DeleteSubscription(sub(7)),
+        CatalogChange::DeleteSubscription(sub(99)),
+        CatalogChange::PutEndpointDelay(expected.endpoint_delays[1].clone()),
+        CatalogChange::DeleteEndpointDelay("http://a/B".into()),
+        CatalogChange::DeleteEndpointDelay("http://a".into()),
+        CatalogChange::PutHandshake(expected.handshakes[1].clone()),
+        CatalogChange::DeleteHandshake("b".into()),
+        CatalogChange::DeleteHandshake("B".into()),
     ];
     catalog.commit(changes).await.unwrap();
     assert_eq!(load(&*catalog).await, expected);
@@ -2008,15 +2049,15 @@ pub async fn what_is_put_is_loaded_until_it_is_deleted(subject: &dyn CatalogSubj
     assert_eq!(load(&*catalog).await, expected);
 }
 
-pub async fn the_changes_of_a_commit_come_together(subject: &dyn CatalogSubject) {
+pub async fn the_changes_of_a_commit_come_together(subject: &dyn CatalogUnderTest) {
     let catalog = subject.open().await;
     let mut last = 0;
     let write = async {
         for n in 1..=30 {
             let changes = vec![
-                Change::PutTopic(topic(1, &n.to_string())),
-                Change::PutTopic(topic(2, &n.to_string())),
-                Change::PutEndpointDelay(endpoint_delay("http://a/", n)),
+                CatalogChange::PutTopic(topic(1, &n.to_string())),
+                CatalogChange::PutTopic(topic(2, &n.to_string())),
+                CatalogChange::PutEndpointDelay(endpoint_delay("http://a/", n)),
             ];
             catalog.commit(changes).await.unwrap();
         }
@@ -2043,16 +2084,19 @@ pub async fn the_changes_of_a_commit_come_together(subject: &dyn CatalogSubject)
     tokio::join!(write, read);
 }
 
-pub async fn commits_side_by_side_are_all_kept(subject: &dyn CatalogSubject) {
+pub async fn commits_side_by_side_are_all_kept(subject: &dyn CatalogUnderTest) {
     const COMMITS: u64 = 300;
     let catalog = subject.open().await;
-    let mut expected = Loaded::default();
+    let mut expected = CatalogContent::default();
     let mut commits = Vec::new();
     for n in 1..=COMMITS {
         let (topic, subscription) = (topic(n, &n.to_string()), subscription(1000 + n, n));
         expected.topics.push(topic.clone());
         expected.subscriptions.push(subscription.clone());
-        let changes = vec![Change::PutTopic(topic), Change::PutSubscription(subscription)];
+        let changes = vec![
+            CatalogChange::PutTopic(topic),
+            CatalogChange::PutSubscription(subscription),
+        ];
         commits.push(catalog.commit(changes));
     }
     // The last commit is polled once and then dropped: it must take effect although nobody waits
@@ -2091,7 +2135,7 @@ pub async fn commits_side_by_side_are_all_kept(subject: &dyn CatalogSubject) {
     assert_eq!(load(&*catalog).await, expected);
 }
 
-pub async fn topics_of_every_kind_are_kept(subject: &dyn CatalogSubject) {
+pub async fn topics_of_every_kind_are_kept(subject: &dyn CatalogUnderTest) {
     let catalog = subject.open().await;
     let (source, topic_type) = (String::from("/subscriptions/X"), String::from("t"));
     let kinds = [
@@ -2113,13 +2157,13 @@ pub async fn topics_of_every_kind_are_kept(subject: &dyn CatalogSubject) {
             ..topic(id, "same")
         })
         .collect();
-    let changes = topics.iter().cloned().map(Change::PutTopic).collect();
+    let changes = topics.iter().cloned().map(CatalogChange::PutTopic).collect();
     catalog.commit(changes).await.unwrap();
     let catalog = subject.reopen(catalog).await;
     assert_eq!(load(&*catalog).await.topics, topics);
 }
 
-pub async fn ids_are_never_given_out_twice(subject: &dyn CatalogSubject) {
+pub async fn ids_are_never_given_out_twice(subject: &dyn CatalogUnderTest) {
     let mut catalog = subject.open().await;
     let mut given = BTreeSet::new();
     for _ in 0..4 {

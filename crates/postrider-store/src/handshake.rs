@@ -28,7 +28,7 @@ pub struct Handshake {
     pub by: Option<String>,
     pub state: HandshakeState,
     /// The requests and responses so far, oldest first.
-    pub transcript: Vec<Exchange>,
+    pub transcript: Vec<HandshakeExchange>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -47,19 +47,19 @@ pub enum HandshakeState {
 
 /// A request to the webhook and its result, without secrets.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Exchange {
+pub struct HandshakeExchange {
     pub at: Timestamp,
     pub method: String,
     /// URL without the query.
     pub url: String,
     pub headers: Vec<(String, String)>,
-    pub received: Received,
+    pub received: HandshakeResponse,
     /// Evaluation of the result, as text for the operator.
     pub verdict: String,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Received {
+pub enum HandshakeResponse {
     Answer {
         status: u16,
         headers: Vec<(String, String)>,

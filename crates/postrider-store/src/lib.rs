@@ -12,13 +12,14 @@ pub mod memory;
 pub mod conformance;
 
 pub use archive::{
-    Archive, BlobFault, BlobFilter, BlobId, BlobRecord, Mark, ReplayJob, ReplayState, UNREADABLE_BLOBS_MAX,
-    UnreadableBlob,
+    Archive, BlobFault, BlobFilter, BlobId, BlobRecord, DeadLetterMark, ReplayJob, ReplayState,
+    UNREADABLE_BLOBS_MAX, UnreadableBlob,
 };
-pub use catalog::{Catalog, Change, Follower, Loaded};
-pub use handshake::{Exchange, Handshake, HandshakeState, Received};
+pub use catalog::{Catalog, CatalogChange, CatalogContent, CatalogFollower};
+pub use handshake::{Handshake, HandshakeExchange, HandshakeResponse, HandshakeState};
 pub use log::{
-    Backlog, Claim, Entry, EventLog, Health, Letter, LetterKey, LettersWaiting, Listener, Settled, Want,
+    Backlog, Claim, ClaimLimits, DeadLetterKey, EventLog, LogEntry, LogHealth, LogListener,
+    PendingDeadLetter, PendingDeadLetters, Settlement,
 };
 
 /// Why a store could not serve a request.

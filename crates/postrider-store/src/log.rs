@@ -1,20 +1,20 @@
 //! The contract of the event log.
 
 use crate::Error;
-use crate::moving::Moving;
+use crate::moving::MovableLog;
 use async_trait::async_trait;
-use postrider_core::event::Batch;
+use postrider_core::event::PublishedBatch;
 use postrider_core::ids::{Position, SubscriptionId};
 use postrider_core::outcome::Outcome;
-use postrider_core::retry::{Next, Reason};
+use postrider_core::retry::{GiveUpReason, NextStep};
 use postrider_core::time::Timestamp;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
 /// A publish request in the log.
 #[derive(Debug)]
-pub struct Entry {
-    pub batch: Batch,
+pub struct LogEntry {
+    pub batch: PublishedBatch,
     /// The position of the request's first event; the others follow without a gap.
     pub first: Position,
     /// Where the store keeps the request; meaningful to that store only.
@@ -24,7 +24,7 @@ pub struct Entry {
 /// The right to attempt one delivery, that is, one event for one subscription.
 #[derive(Clone, Debug)]
 pub struct Claim {
-    pub entry: Arc<Entry>,
+    pub entry: Arc<LogEntry>,
     /// Index of the event in the entry.
     pub index: u32,
     /// Attempts made before this claim.
@@ -58,59 +58,59 @@ impl Claim {
 
 /// The result of a claim: attempts made, and what happens next.
 #[derive(Clone, Debug)]
-pub struct Settled {
+pub struct Settlement {
     pub claim: Claim,
     /// When the next step was decided.
     pub at: Timestamp,
     /// Attempts made, including this one if there was one.
     pub attempts_made: u32,
     pub last_attempt: Option<LastAttempt>,
-    pub next: Next,
+    pub next: NextStep,
 }
 
-impl Settled {
+impl Settlement {
     /// Since when the dead letter waits for its blob. If the time to live is over, the wait began
     /// with the last attempt, because expiry is noticed only later; otherwise with the decision
     /// that followed the attempt.
-    pub fn letter_since(&self) -> Timestamp {
+    pub fn dead_letter_since(&self) -> Timestamp {
         match (self.next, self.last_attempt) {
-            (Next::DeadLetter(Reason::TimeToLiveExceeded), Some(last)) => last.at.min(self.at),
+            (NextStep::DeadLetter(GiveUpReason::TimeToLiveExceeded), Some(last)) => last.at.min(self.at),
             _ => self.at,
         }
     }
 
     /// The key of the dead letter, if the event is given up for one.
-    pub fn letter_key(&self) -> Option<LetterKey> {
+    pub fn dead_letter_key(&self) -> Option<DeadLetterKey> {
         match self.next {
-            Next::DeadLetter(_) => Some((self.letter_since(), self.claim.position())),
-            Next::Done | Next::RetryAt(_) | Next::Drop(_) => None,
+            NextStep::DeadLetter(_) => Some((self.dead_letter_since(), self.claim.position())),
+            NextStep::Done | NextStep::RetryAt(_) | NextStep::Drop(_) => None,
         }
     }
 }
 
 /// A pending dead letter: an event that was given up, to be written to its dead-letter destination.
 #[derive(Clone, Debug)]
-pub struct Letter {
-    pub entry: Arc<Entry>,
+pub struct PendingDeadLetter {
+    pub entry: Arc<LogEntry>,
     /// Index of the event in the entry.
     pub index: u32,
     pub attempts_made: u32,
     pub last_attempt: Option<LastAttempt>,
-    pub reason: Reason,
-    /// When its wait began, see [`Settled::letter_since`].
+    pub reason: GiveUpReason,
+    /// When its wait began, see [`Settlement::dead_letter_since`].
     pub decided: Timestamp,
 }
 
-/// Identifies a dead letter of a subscription: when its wait began ([`Settled::letter_since`]), and
+/// Identifies a dead letter of a subscription: when its wait began ([`Settlement::dead_letter_since`]), and
 /// its position.
-pub type LetterKey = (Timestamp, Position);
+pub type DeadLetterKey = (Timestamp, Position);
 
-impl Letter {
+impl PendingDeadLetter {
     pub fn position(&self) -> Position {
         Position(self.entry.first.0 + u64::from(self.index))
     }
 
-    pub fn key(&self) -> LetterKey {
+    pub fn key(&self) -> DeadLetterKey {
         (self.decided, self.position())
     }
 
@@ -122,7 +122,7 @@ impl Letter {
 
 /// Pending dead letters of one subscription.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct LettersWaiting {
+pub struct PendingDeadLetters {
     pub of: SubscriptionId,
     /// When the wait of the oldest of them began.
     pub oldest: Timestamp,
@@ -131,7 +131,7 @@ pub struct LettersWaiting {
 
 /// Limits of one claim.
 #[derive(Clone, Copy, Debug)]
-pub struct Want {
+pub struct ClaimLimits {
     pub events_max: usize,
     /// The events' sizes plus the overhead of each stay within this; a larger event is claimed
     /// alone.
@@ -187,7 +187,7 @@ impl LostDeliveries {
 
 /// Whether the log accepts publish requests, and which damage it has found.
 #[derive(Clone, Debug, Default)]
-pub struct Health {
+pub struct LogHealth {
     /// Why publish requests are refused, if they are.
     pub refusing: Option<String>,
     /// Damaged records found, each with its location.
@@ -209,13 +209,13 @@ pub struct Health {
 
 /// Receives hints of the log that there is work. Called often and from any thread: implementations
 /// must be quick and must neither block nor call back into the log.
-pub trait Listener: Send + Sync {
+pub trait LogListener: Send + Sync {
     /// About `count` more deliveries of `of` can be claimed.
     fn ready(&self, of: SubscriptionId, count: usize);
     /// The earliest due time of a retry may have changed.
     fn due_changed(&self);
     /// New dead letters are pending.
-    fn letters_added(&self);
+    fn dead_letters_added(&self);
 }
 
 /// Keeps every event until all deliveries of it have ended.
@@ -224,17 +224,18 @@ pub trait EventLog: Send + Sync {
     /// Makes the events and their match sets durable, atomically. `Ok` means that they survive
     /// power loss; only then may the publisher get a 200. After an `Err` the events may still be
     /// delivered: delivery is at least once, and an error promises nothing.
-    async fn append(&self, batch: Batch) -> Result<Position, Error>;
+    async fn append(&self, batch: PublishedBatch) -> Result<Position, Error>;
 
     /// Claims deliveries of one subscription: first the retries due by `now`, then first attempts
     /// in the order of publishing. A claim is held until it is settled; a restart ends it.
-    async fn claim(&self, of: SubscriptionId, now: Timestamp, want: Want) -> Result<Vec<Claim>, Error>;
+    async fn claim(&self, of: SubscriptionId, now: Timestamp, want: ClaimLimits)
+    -> Result<Vec<Claim>, Error>;
 
     /// Records attempts and what follows from them. An attempt and its consequence become durable
     /// together, within a tenth of a second; after a crash before that the delivery is offered
     /// again. Waits only while too much is already queued to be recorded. `Err` means that the log
     /// is closed.
-    async fn settle(&self, of: SubscriptionId, settled: Vec<Settled>) -> Result<(), Error>;
+    async fn settle(&self, of: SubscriptionId, settled: Vec<Settlement>) -> Result<(), Error>;
 
     /// Ends deliveries that wait for a retry, because they turned out to have been delivered. Each
     /// is identified by its due time and position. A delivery that does not wait with exactly that
@@ -249,12 +250,12 @@ pub trait EventLog: Send + Sync {
 
     /// Whether this log still owns deliveries of the event at this position; in a cluster another
     /// node may have taken them over.
-    fn keeps(&self, _position: Position) -> bool {
+    fn owns_position(&self, _position: Position) -> bool {
         true
     }
 
     /// Returns once everything that was settled or withdrawn before the call is durable and visible
-    /// in `next_due`, `due`, `backlog`, `letters_waiting` and `letters`.
+    /// in `next_due`, `due`, `backlog`, `pending_dead_letters` and `letters`.
     async fn flush(&self) -> Result<(), Error>;
 
     /// Returns claims without an attempt; they are offered again immediately, in their old order.
@@ -262,26 +263,26 @@ pub trait EventLog: Send + Sync {
 
     /// Hints that nothing of a subscription will be claimed for a while, so that its memory can be
     /// freed.
-    fn rest(&self, _of: SubscriptionId) {}
+    fn release_memory(&self, _of: SubscriptionId) {}
 
     /// Subscriptions with pending dead letters, ordered by id.
-    fn letters_waiting(&self) -> Vec<LettersWaiting>;
+    fn pending_dead_letters(&self) -> Vec<PendingDeadLetters>;
 
     /// Reads pending dead letters of a subscription in the order of their keys: those after `after`
     /// that wait since `until` or longer, within the limits of `want`, but at least one if there is
-    /// one (unless `want` allows none). They stay until `letters_done`. A dead letter whose event
+    /// one (unless `want` allows none). They stay until `dead_letters_done`. A dead letter whose event
     /// is damaged is dropped, counted and left out.
     async fn letters(
         &self,
         of: SubscriptionId,
-        after: Option<LetterKey>,
+        after: Option<DeadLetterKey>,
         until: Timestamp,
-        want: Want,
-    ) -> Result<Vec<Letter>, Error>;
+        want: ClaimLimits,
+    ) -> Result<Vec<PendingDeadLetter>, Error>;
 
     /// Forgets dead letters that have been written or finally dropped. Durable on return. Unknown
     /// keys are ignored.
-    async fn letters_done(&self, of: SubscriptionId, letters: Vec<LetterKey>) -> Result<(), Error>;
+    async fn dead_letters_done(&self, of: SubscriptionId, letters: Vec<DeadLetterKey>) -> Result<(), Error>;
 
     /// When the next retry of any subscription comes due.
     fn next_due(&self) -> Option<Timestamp>;
@@ -305,16 +306,16 @@ pub trait EventLog: Send + Sync {
 
     fn backlog(&self, of: SubscriptionId) -> Backlog;
 
-    fn health(&self) -> Health;
+    fn health(&self) -> LogHealth;
 
     /// A number unique to this log, from which stable event ids are derived.
     fn identity(&self) -> u64;
 
     /// Registers the listener for new work. There is only one, set before the first append.
-    fn listen(&self, listener: Arc<dyn Listener>);
+    fn listen(&self, listener: Arc<dyn LogListener>);
 
     /// The interface for moving the content to another log, if the store supports it.
-    fn moving(&self) -> Option<&dyn Moving> {
+    fn as_movable(&self) -> Option<&dyn MovableLog> {
         None
     }
 

@@ -1,16 +1,17 @@
 //! Stores in memory: for tests, for the simulation, and as a readable model of the contracts.
 
 use crate::log::LastAttempt;
-use crate::moving::{Export, Moved, Moving, Open, Stage};
-use crate::replica::{Replica, Resources};
+use crate::moving::{DeliveryStage, ExportedRequest, LogExport, MovableLog, OpenDelivery};
+use crate::replica::{CatalogReplica, CatalogState};
 use crate::{
-    Archive, Backlog, BlobFilter, BlobId, BlobRecord, Catalog, Change, Claim, Entry, Error, EventLog,
-    Follower, Health, Letter, LetterKey, LettersWaiting, Listener, Loaded, Mark, ReplayJob, Settled, Want,
+    Archive, Backlog, BlobFilter, BlobId, BlobRecord, Catalog, CatalogChange, CatalogContent,
+    CatalogFollower, Claim, ClaimLimits, DeadLetterKey, DeadLetterMark, Error, EventLog, LogEntry, LogHealth,
+    LogListener, PendingDeadLetter, PendingDeadLetters, ReplayJob, Settlement,
 };
 use async_trait::async_trait;
-use postrider_core::event::Batch;
+use postrider_core::event::PublishedBatch;
 use postrider_core::ids::{Position, SubscriptionId};
-use postrider_core::retry::{Next, Reason};
+use postrider_core::retry::{GiveUpReason, NextStep};
 use postrider_core::time::Timestamp;
 use std::collections::BTreeMap;
 use std::ops::Bound;
@@ -24,19 +25,19 @@ use tokio::sync::Notify;
 /// withdrawals with the next [`MemoryLog::checkpoint`].
 #[derive(Default)]
 pub struct MemoryLog {
-    log: Mutex<Log>,
-    listener: OnceLock<Arc<dyn Listener>>,
+    log: Mutex<MemoryLogState>,
+    listener: OnceLock<Arc<dyn LogListener>>,
 }
 
 #[derive(Default)]
-struct Log {
+struct MemoryLogState {
     identity: u64,
     next: u64,
-    subscriptions: BTreeMap<SubscriptionId, Deliveries>,
-    letters: BTreeMap<SubscriptionId, BTreeMap<LetterKey, Letter>>,
+    subscriptions: BTreeMap<SubscriptionId, MemoryDeliveries>,
+    letters: BTreeMap<SubscriptionId, BTreeMap<DeadLetterKey, PendingDeadLetter>>,
     /// State, before the change, of deliveries settled or withdrawn since the last checkpoint; a
     /// crash restores it.
-    not_durable: BTreeMap<(SubscriptionId, Position), Delivery>,
+    not_durable: BTreeMap<(SubscriptionId, Position), MemoryDelivery>,
     refusing: Option<String>,
     fail_next_append: bool,
     closed: bool,
@@ -45,22 +46,22 @@ struct Log {
 
 /// Open deliveries of one subscription. A delivery is in exactly one of the three maps.
 #[derive(Clone, Default)]
-struct Deliveries {
-    waiting: BTreeMap<Position, Delivery>,
-    claimed: BTreeMap<Position, Delivery>,
-    retrying: BTreeMap<(Timestamp, Position), Delivery>,
+struct MemoryDeliveries {
+    waiting: BTreeMap<Position, MemoryDelivery>,
+    claimed: BTreeMap<Position, MemoryDelivery>,
+    retrying: BTreeMap<(Timestamp, Position), MemoryDelivery>,
 }
 
 #[derive(Clone)]
-struct Delivery {
-    entry: Arc<Entry>,
+struct MemoryDelivery {
+    entry: Arc<LogEntry>,
     index: u32,
     attempts_made: u32,
     last_attempt: Option<LastAttempt>,
     due: Option<Timestamp>,
 }
 
-impl Delivery {
+impl MemoryDelivery {
     fn position(&self) -> Position {
         Position(self.entry.first.0 + u64::from(self.index))
     }
@@ -80,9 +81,9 @@ impl Delivery {
     }
 }
 
-impl Deliveries {
+impl MemoryDeliveries {
     /// Queues a delivery for its due time or for its first attempt.
-    fn put(&mut self, delivery: Delivery) {
+    fn put(&mut self, delivery: MemoryDelivery) {
         match delivery.due {
             Some(due) => self.retrying.insert((due, delivery.position()), delivery),
             None => self.waiting.insert(delivery.position(), delivery),
@@ -90,13 +91,13 @@ impl Deliveries {
     }
 
     /// The delivery that is offered next.
-    fn next(&self, now: Timestamp) -> Option<&Delivery> {
+    fn next(&self, now: Timestamp) -> Option<&MemoryDelivery> {
         let retry = self.retrying.values().next();
         let due = retry.filter(|retry| retry.due.is_some_and(|due| due <= now));
         due.or_else(|| self.waiting.values().next())
     }
 
-    fn take(&mut self, delivery: &Delivery) {
+    fn take(&mut self, delivery: &MemoryDelivery) {
         match delivery.due {
             Some(due) => self.retrying.remove(&(due, delivery.position())),
             None => self.waiting.remove(&delivery.position()),
@@ -104,7 +105,7 @@ impl Deliveries {
     }
 
     /// Ends a claim; returns `None` if the claim is not held.
-    fn end_claim(&mut self, claim: &Claim) -> Option<Delivery> {
+    fn end_claim(&mut self, claim: &Claim) -> Option<MemoryDelivery> {
         let position = claim.position();
         let held = self.claimed.get(&position)?;
         if held.due != claim.due || held.attempts_made != claim.attempts_made {
@@ -121,7 +122,7 @@ impl MemoryLog {
         log
     }
 
-    fn lock(&self) -> MutexGuard<'_, Log> {
+    fn lock(&self) -> MutexGuard<'_, MemoryLogState> {
         self.log.lock().expect("no panic holds it")
     }
 
@@ -159,13 +160,13 @@ impl MemoryLog {
             }
         }
         MemoryLog {
-            log: Mutex::new(Log {
+            log: Mutex::new(MemoryLogState {
                 identity: old.identity,
                 next: old.next,
                 subscriptions,
                 letters,
                 redelivered,
-                ..Log::default()
+                ..MemoryLogState::default()
             }),
             listener: OnceLock::new(),
         }
@@ -181,7 +182,7 @@ impl MemoryLog {
         self.lock().fail_next_append = true;
     }
 
-    fn tell(&self, tell: impl FnOnce(&dyn Listener)) {
+    fn tell(&self, tell: impl FnOnce(&dyn LogListener)) {
         if let Some(listener) = self.listener.get() {
             tell(&**listener);
         }
@@ -190,7 +191,7 @@ impl MemoryLog {
 
 #[async_trait]
 impl EventLog for MemoryLog {
-    async fn append(&self, batch: Batch) -> Result<Position, Error> {
+    async fn append(&self, batch: PublishedBatch) -> Result<Position, Error> {
         let mut ready: BTreeMap<SubscriptionId, usize> = BTreeMap::new();
         let (first, failed) = {
             let mut log = self.lock();
@@ -202,7 +203,7 @@ impl EventLog for MemoryLog {
             }
             let first = Position(log.next);
             log.next += batch.events.len() as u64;
-            let entry = Arc::new(Entry {
+            let entry = Arc::new(LogEntry {
                 batch,
                 first,
                 place: first.0,
@@ -211,7 +212,7 @@ impl EventLog for MemoryLog {
                 for of in entry.batch.matched(index) {
                     if let Some(deliveries) = log.subscriptions.get_mut(of) {
                         *ready.entry(*of).or_default() += 1;
-                        deliveries.put(Delivery {
+                        deliveries.put(MemoryDelivery {
                             entry: entry.clone(),
                             index: index as u32,
                             attempts_made: 0,
@@ -232,7 +233,12 @@ impl EventLog for MemoryLog {
         Ok(first)
     }
 
-    async fn claim(&self, of: SubscriptionId, now: Timestamp, want: Want) -> Result<Vec<Claim>, Error> {
+    async fn claim(
+        &self,
+        of: SubscriptionId,
+        now: Timestamp,
+        want: ClaimLimits,
+    ) -> Result<Vec<Claim>, Error> {
         let mut log = self.lock();
         if log.closed {
             return Err(Error::Closed);
@@ -257,7 +263,7 @@ impl EventLog for MemoryLog {
         Ok(claims)
     }
 
-    async fn settle(&self, of: SubscriptionId, settled: Vec<Settled>) -> Result<(), Error> {
+    async fn settle(&self, of: SubscriptionId, settled: Vec<Settlement>) -> Result<(), Error> {
         let earliest = self.next_due();
         let mut letters_added = false;
         {
@@ -265,7 +271,7 @@ impl EventLog for MemoryLog {
             if log.closed {
                 return Err(Error::Closed);
             }
-            let Log {
+            let MemoryLogState {
                 subscriptions,
                 letters,
                 not_durable,
@@ -280,25 +286,25 @@ impl EventLog for MemoryLog {
                 };
                 let key = (of, before.position());
                 match one.next {
-                    Next::RetryAt(due) => deliveries.put(Delivery {
+                    NextStep::RetryAt(due) => deliveries.put(MemoryDelivery {
                         attempts_made: one.attempts_made,
                         last_attempt: one.last_attempt,
                         due: Some(due),
                         ..before.clone()
                     }),
-                    Next::DeadLetter(reason) => {
-                        let letter = Letter {
+                    NextStep::DeadLetter(reason) => {
+                        let letter = PendingDeadLetter {
                             entry: before.entry.clone(),
                             index: before.index,
                             attempts_made: one.attempts_made,
                             last_attempt: one.last_attempt,
                             reason,
-                            decided: one.letter_since(),
+                            decided: one.dead_letter_since(),
                         };
                         letters.entry(of).or_default().insert(letter.key(), letter);
                         letters_added = true;
                     }
-                    Next::Done | Next::Drop(_) => {}
+                    NextStep::Done | NextStep::Drop(_) => {}
                 }
                 not_durable.entry(key).or_insert(before);
             }
@@ -307,7 +313,7 @@ impl EventLog for MemoryLog {
             self.tell(|listener| listener.due_changed());
         }
         if letters_added {
-            self.tell(|listener| listener.letters_added());
+            self.tell(|listener| listener.dead_letters_added());
         }
         Ok(())
     }
@@ -324,7 +330,7 @@ impl EventLog for MemoryLog {
             if log.closed {
                 return Err(Error::Closed);
             }
-            let Log {
+            let MemoryLogState {
                 subscriptions,
                 not_durable,
                 ..
@@ -363,11 +369,11 @@ impl EventLog for MemoryLog {
         }
     }
 
-    fn letters_waiting(&self) -> Vec<LettersWaiting> {
+    fn pending_dead_letters(&self) -> Vec<PendingDeadLetters> {
         let log = self.lock();
         let waiting = log.letters.iter().filter_map(|(of, letters)| {
             let ((oldest, _), _) = letters.first_key_value()?;
-            Some(LettersWaiting {
+            Some(PendingDeadLetters {
                 of: *of,
                 oldest: *oldest,
                 count: letters.len() as u64,
@@ -379,10 +385,10 @@ impl EventLog for MemoryLog {
     async fn letters(
         &self,
         of: SubscriptionId,
-        after: Option<LetterKey>,
+        after: Option<DeadLetterKey>,
         until: Timestamp,
-        want: Want,
-    ) -> Result<Vec<Letter>, Error> {
+        want: ClaimLimits,
+    ) -> Result<Vec<PendingDeadLetter>, Error> {
         let log = self.lock();
         if log.closed {
             return Err(Error::Closed);
@@ -404,12 +410,12 @@ impl EventLog for MemoryLog {
         Ok(found)
     }
 
-    async fn letters_done(&self, of: SubscriptionId, letters: Vec<LetterKey>) -> Result<(), Error> {
+    async fn dead_letters_done(&self, of: SubscriptionId, letters: Vec<DeadLetterKey>) -> Result<(), Error> {
         let mut log = self.lock();
         if log.closed {
             return Err(Error::Closed);
         }
-        let Log {
+        let MemoryLogState {
             letters: waiting,
             not_durable,
             ..
@@ -446,7 +452,7 @@ impl EventLog for MemoryLog {
 
     fn due(&self, now: Timestamp) -> Vec<SubscriptionId> {
         let log = self.lock();
-        let has_due = |d: &Deliveries| d.retrying.keys().next().is_some_and(|(due, _)| *due <= now);
+        let has_due = |d: &MemoryDeliveries| d.retrying.keys().next().is_some_and(|(due, _)| *due <= now);
         log.subscriptions
             .iter()
             .filter(|(_, d)| has_due(d))
@@ -476,7 +482,7 @@ impl EventLog for MemoryLog {
 
     fn subscriptions(&self) -> Vec<SubscriptionId> {
         let log = self.lock();
-        let busy = |d: &Deliveries| !d.waiting.is_empty() || !d.retrying.is_empty();
+        let busy = |d: &MemoryDeliveries| !d.waiting.is_empty() || !d.retrying.is_empty();
         log.subscriptions
             .iter()
             .filter(|(_, d)| busy(d))
@@ -501,12 +507,12 @@ impl EventLog for MemoryLog {
         })
     }
 
-    fn health(&self) -> Health {
+    fn health(&self) -> LogHealth {
         let log = self.lock();
-        Health {
+        LogHealth {
             refusing: log.refusing.clone(),
             redelivered: log.redelivered,
-            ..Health::default()
+            ..LogHealth::default()
         }
     }
 
@@ -514,12 +520,12 @@ impl EventLog for MemoryLog {
         self.lock().identity
     }
 
-    fn listen(&self, listener: Arc<dyn Listener>) {
+    fn listen(&self, listener: Arc<dyn LogListener>) {
         // Only the first listener counts; later ones are ignored.
         let _ = self.listener.set(listener);
     }
 
-    fn moving(&self) -> Option<&dyn Moving> {
+    fn as_movable(&self) -> Option<&dyn MovableLog> {
         Some(self)
     }
 
@@ -530,29 +536,31 @@ impl EventLog for MemoryLog {
 }
 
 #[async_trait]
-impl Moving for MemoryLog {
-    fn export(&self) -> Box<dyn Export + '_> {
+impl MovableLog for MemoryLog {
+    fn export(&self) -> Box<dyn LogExport + '_> {
         let log = self.lock();
-        let mut open: BTreeMap<Position, (Arc<Entry>, Vec<Open>)> = BTreeMap::new();
-        let mut add = |entry: &Arc<Entry>, index, of, stage| {
+        let mut open: BTreeMap<Position, (Arc<LogEntry>, Vec<OpenDelivery>)> = BTreeMap::new();
+        let mut add = |entry: &Arc<LogEntry>, index, of, stage| {
             let found = open
                 .entry(entry.first)
                 .or_insert_with(|| (entry.clone(), Vec::new()));
-            found.1.push(Open { index, of, stage });
+            found.1.push(OpenDelivery { index, of, stage });
         };
         for (of, deliveries) in &log.subscriptions {
             for one in deliveries.waiting.values().chain(deliveries.retrying.values()) {
-                let stage = one.due.map_or(Stage::Waiting, |due| Stage::Retry {
-                    due,
-                    attempts_made: one.attempts_made,
-                    last_attempt: one.last_attempt,
-                });
+                let stage = one
+                    .due
+                    .map_or(DeliveryStage::Waiting, |due| DeliveryStage::Retry {
+                        due,
+                        attempts_made: one.attempts_made,
+                        last_attempt: one.last_attempt,
+                    });
                 add(&one.entry, one.index, *of, stage);
             }
         }
         for (of, letters) in &log.letters {
             for one in letters.values() {
-                let stage = Stage::Letter {
+                let stage = DeliveryStage::Letter {
                     decided: one.decided,
                     attempts_made: one.attempts_made,
                     last_attempt: one.last_attempt,
@@ -563,21 +571,21 @@ impl Moving for MemoryLog {
         }
         let all = open.into_values().map(|(entry, mut open)| {
             open.sort_by_key(|one| (one.index, one.of));
-            Moved { entry, open }
+            ExportedRequest { entry, open }
         });
-        Box::new(Exported(Some(all.collect())))
+        Box::new(MemoryExport(Some(all.collect())))
     }
 
-    async fn import(&self, moved: Vec<Moved>) -> Result<(), Error> {
+    async fn import(&self, moved: Vec<ExportedRequest>) -> Result<(), Error> {
         for one in moved {
             let first = self.append(one.batch()).await?;
             let mut log = self.lock();
-            let Log {
+            let MemoryLogState {
                 subscriptions,
                 letters,
                 ..
             } = &mut *log;
-            for Open { index, of, stage } in one.open {
+            for OpenDelivery { index, of, stage } in one.open {
                 let position = Position(first.0 + u64::from(index));
                 let Some(deliveries) = subscriptions.get_mut(&of) else {
                     continue;
@@ -586,24 +594,24 @@ impl Moving for MemoryLog {
                     continue;
                 };
                 match stage {
-                    Stage::Waiting => deliveries.put(waiting),
-                    Stage::Retry {
+                    DeliveryStage::Waiting => deliveries.put(waiting),
+                    DeliveryStage::Retry {
                         due,
                         attempts_made,
                         last_attempt,
-                    } => deliveries.put(Delivery {
+                    } => deliveries.put(MemoryDelivery {
                         attempts_made,
                         last_attempt,
                         due: Some(due),
                         ..waiting
                     }),
-                    Stage::Letter {
+                    DeliveryStage::Letter {
                         decided,
                         attempts_made,
                         last_attempt,
                         reason,
                     } => {
-                        let letter = Letter {
+                        let letter = PendingDeadLetter {
                             entry: waiting.entry,
                             index,
                             attempts_made,
@@ -621,11 +629,11 @@ impl Moving for MemoryLog {
 }
 
 /// Export that returns everything at once, since it is in memory anyway.
-struct Exported(Option<Vec<Moved>>);
+struct MemoryExport(Option<Vec<ExportedRequest>>);
 
 #[async_trait]
-impl Export for Exported {
-    async fn next(&mut self) -> Result<Vec<Moved>, Error> {
+impl LogExport for MemoryExport {
+    async fn next(&mut self) -> Result<Vec<ExportedRequest>, Error> {
         Ok(self.0.take().unwrap_or_default())
     }
 }
@@ -633,50 +641,50 @@ impl Export for Exported {
 /// A catalog in memory.
 #[derive(Default)]
 pub struct MemoryCatalog {
-    catalog: Mutex<Resources>,
+    catalog: Mutex<CatalogState>,
 }
 
 #[async_trait]
 impl Catalog for MemoryCatalog {
-    async fn load(&self) -> Result<Loaded, Error> {
+    async fn load(&self) -> Result<CatalogContent, Error> {
         Ok(self.catalog.lock().expect("no panic holds it").loaded())
     }
 
-    async fn commit(&self, changes: Vec<Change>) -> Result<(), Error> {
+    async fn commit(&self, changes: Vec<CatalogChange>) -> Result<(), Error> {
         let mut catalog = self.catalog.lock().expect("no panic holds it");
         changes.into_iter().for_each(|change| catalog.apply(change, 0));
         Ok(())
     }
 
     async fn next_id(&self) -> Result<u64, Error> {
-        Ok(self.catalog.lock().expect("no panic holds it").give_ids(1))
+        Ok(self.catalog.lock().expect("no panic holds it").allocate_ids(1))
     }
 }
 
 /// A catalog in memory shared by several simulated nodes, each with its own handle.
 pub struct SharedCatalog {
-    shared: Arc<Shared>,
+    shared: Arc<SharedCatalogBackend>,
     /// Index of this handle's replica.
     me: usize,
 }
 
 #[derive(Default)]
-struct Shared {
-    nodes: Mutex<Nodes>,
+struct SharedCatalogBackend {
+    nodes: Mutex<SharedCatalogReplicas>,
     changed: Notify,
 }
 
 #[derive(Default)]
-struct Nodes {
-    replicas: Vec<Replica>,
+struct SharedCatalogReplicas {
+    replicas: Vec<CatalogReplica>,
     sequence: u64,
 }
 
 impl SharedCatalog {
     /// An empty catalog with `count` handles.
     pub fn handles(count: usize) -> Vec<SharedCatalog> {
-        let shared = Arc::new(Shared::default());
-        shared.lock().replicas.resize_with(count, Replica::default);
+        let shared = Arc::new(SharedCatalogBackend::default());
+        shared.lock().replicas.resize_with(count, CatalogReplica::default);
         let handle = |me| SharedCatalog {
             shared: shared.clone(),
             me,
@@ -688,11 +696,11 @@ impl SharedCatalog {
     pub fn reopen(&self) -> SharedCatalog {
         let mut nodes = self.shared.lock();
         let known = &nodes.replicas[self.me].resources;
-        let mut resources = Resources::default();
-        resources.skip_ids(known.ids_given());
+        let mut resources = CatalogState::default();
+        resources.skip_ids(known.ids_allocated());
         known.all().for_each(|change| resources.apply(change, 0));
         let me = nodes.replicas.len();
-        nodes.replicas.push(Replica::new(resources));
+        nodes.replicas.push(CatalogReplica::new(resources));
         SharedCatalog {
             shared: self.shared.clone(),
             me,
@@ -700,19 +708,19 @@ impl SharedCatalog {
     }
 }
 
-impl Shared {
-    fn lock(&self) -> MutexGuard<'_, Nodes> {
+impl SharedCatalogBackend {
+    fn lock(&self) -> MutexGuard<'_, SharedCatalogReplicas> {
         self.nodes.lock().expect("no panic holds it")
     }
 }
 
 #[async_trait]
 impl Catalog for SharedCatalog {
-    async fn load(&self) -> Result<Loaded, Error> {
+    async fn load(&self) -> Result<CatalogContent, Error> {
         Ok(self.shared.lock().replicas[self.me].load())
     }
 
-    async fn commit(&self, changes: Vec<Change>) -> Result<(), Error> {
+    async fn commit(&self, changes: Vec<CatalogChange>) -> Result<(), Error> {
         let mut nodes = self.shared.lock();
         let author = self.me as u64 + 1;
         nodes.replicas[self.me].check(&changes, author)?;
@@ -728,7 +736,7 @@ impl Catalog for SharedCatalog {
 
     async fn next_id(&self) -> Result<u64, Error> {
         let mut nodes = self.shared.lock();
-        let given = nodes.replicas.iter_mut().map(|one| one.resources.give_ids(1));
+        let given = nodes.replicas.iter_mut().map(|one| one.resources.allocate_ids(1));
         Ok(given.max().expect("there is one"))
     }
 
@@ -737,7 +745,7 @@ impl Catalog for SharedCatalog {
         loop {
             let mut changed = std::pin::pin!(self.shared.changed.notified());
             changed.as_mut().enable();
-            let untold = self.shared.lock().replicas[self.me].oldest_untold();
+            let untold = self.shared.lock().replicas[self.me].oldest_unapplied();
             if untold.is_none_or(|untold| untold > until) {
                 return Ok(());
             }
@@ -745,7 +753,7 @@ impl Catalog for SharedCatalog {
         }
     }
 
-    async fn follow(&self, follower: Arc<dyn Follower>) {
+    async fn follow(&self, follower: Arc<dyn CatalogFollower>) {
         self.shared.lock().replicas[self.me].follow();
         loop {
             let mut changed = std::pin::pin!(self.shared.changed.notified());
@@ -765,19 +773,19 @@ impl Catalog for SharedCatalog {
 /// An archive in memory.
 #[derive(Default)]
 pub struct MemoryArchive {
-    archive: Mutex<Blobs>,
+    archive: Mutex<MemoryArchiveState>,
 }
 
 #[derive(Default)]
-struct Blobs {
+struct MemoryArchiveState {
     blobs: BTreeMap<BlobId, BlobRecord>,
     blobs_given: u64,
     jobs: BTreeMap<u64, ReplayJob>,
     jobs_given: u64,
 }
 
-impl Blobs {
-    fn mark(&mut self, id: BlobId, marks: Vec<Mark>) {
+impl MemoryArchiveState {
+    fn mark(&mut self, id: BlobId, marks: Vec<DeadLetterMark>) {
         if let Some(blob) = self.blobs.get_mut(&id) {
             blob.marks = marks;
         }
@@ -785,7 +793,7 @@ impl Blobs {
 }
 
 impl MemoryArchive {
-    fn lock(&self) -> MutexGuard<'_, Blobs> {
+    fn lock(&self) -> MutexGuard<'_, MemoryArchiveState> {
         self.archive.lock().expect("no panic holds it")
     }
 }
@@ -823,8 +831,8 @@ impl Archive for MemoryArchive {
         Ok(self.lock().blobs.keys().next_back().copied())
     }
 
-    async fn counts(&self) -> Result<Vec<(SubscriptionId, Reason, u64)>, Error> {
-        let mut counts: BTreeMap<(SubscriptionId, Reason), u64> = BTreeMap::new();
+    async fn counts(&self) -> Result<Vec<(SubscriptionId, GiveUpReason, u64)>, Error> {
+        let mut counts: BTreeMap<(SubscriptionId, GiveUpReason), u64> = BTreeMap::new();
         for blob in self.lock().blobs.values() {
             for mark in blob.marks.iter().filter(|mark| !mark.purged) {
                 *counts.entry((blob.subscription, mark.reason)).or_default() += 1;
@@ -834,7 +842,7 @@ impl Archive for MemoryArchive {
         Ok(counts.map(|((of, reason), count)| (of, reason, count)).collect())
     }
 
-    async fn mark(&self, id: BlobId, marks: Vec<Mark>) -> Result<(), Error> {
+    async fn mark(&self, id: BlobId, marks: Vec<DeadLetterMark>) -> Result<(), Error> {
         self.lock().mark(id, marks);
         Ok(())
     }
@@ -844,7 +852,11 @@ impl Archive for MemoryArchive {
         Ok(())
     }
 
-    async fn put_job(&self, job: ReplayJob, marks: Option<(BlobId, Vec<Mark>)>) -> Result<(), Error> {
+    async fn put_job(
+        &self,
+        job: ReplayJob,
+        marks: Option<(BlobId, Vec<DeadLetterMark>)>,
+    ) -> Result<(), Error> {
         let mut archive = self.lock();
         archive.jobs.insert(job.id, job);
         if let Some((id, marks)) = marks {
@@ -885,15 +897,15 @@ impl Archive for MemoryArchive {
 mod tests {
     use super::*;
     use crate::conformance::{
-        self, ArchiveSubject, CatalogSubject, Subject, WANT, at, claim_all, events, settled, sub,
+        self, ArchiveUnderTest, CatalogUnderTest, LogUnderTest, WANT, at, claim_all, events, settled, sub,
     };
 
     #[derive(Default)]
-    struct Memory {
+    struct MemoryLogUnderTest {
         opened: Mutex<Option<Arc<MemoryLog>>>,
     }
 
-    impl Memory {
+    impl MemoryLogUnderTest {
         fn opened(&self, log: MemoryLog) -> Arc<dyn EventLog> {
             let log = Arc::new(log);
             *self.opened.lock().unwrap() = Some(log.clone());
@@ -902,7 +914,7 @@ mod tests {
     }
 
     #[async_trait]
-    impl Subject for Memory {
+    impl LogUnderTest for MemoryLogUnderTest {
         async fn open(&self) -> Arc<dyn EventLog> {
             self.opened(MemoryLog::new(7))
         }
@@ -919,7 +931,7 @@ mod tests {
     }
 
     #[async_trait]
-    impl CatalogSubject for MemoryCatalog {
+    impl CatalogUnderTest for MemoryCatalog {
         async fn open(&self) -> Arc<dyn Catalog> {
             Arc::new(MemoryCatalog::default())
         }
@@ -930,7 +942,7 @@ mod tests {
     }
 
     #[async_trait]
-    impl ArchiveSubject for MemoryArchive {
+    impl ArchiveUnderTest for MemoryArchive {
         async fn open(&self) -> Arc<dyn Archive> {
             Arc::new(MemoryArchive::default())
         }
@@ -947,7 +959,7 @@ mod tests {
 
     #[tokio::test]
     async fn keeps_the_logs_promise() {
-        conformance::all(&Memory::default()).await;
+        conformance::all(&MemoryLogUnderTest::default()).await;
     }
 
     #[tokio::test]
@@ -955,10 +967,10 @@ mod tests {
         conformance::catalog(&MemoryCatalog::default()).await;
     }
 
-    struct SharedOne(Mutex<Option<SharedCatalog>>);
+    struct SharedCatalogUnderTest(Mutex<Option<SharedCatalog>>);
 
     #[async_trait]
-    impl CatalogSubject for SharedOne {
+    impl CatalogUnderTest for SharedCatalogUnderTest {
         async fn open(&self) -> Arc<dyn Catalog> {
             let mut handles = SharedCatalog::handles(2);
             let opened = handles.swap_remove(0);
@@ -976,7 +988,7 @@ mod tests {
 
     #[tokio::test]
     async fn keeps_the_catalogues_promise_shared() {
-        conformance::catalog(&SharedOne(Mutex::default())).await;
+        conformance::catalog(&SharedCatalogUnderTest(Mutex::default())).await;
     }
 
     #[tokio::test]
@@ -987,11 +999,11 @@ mod tests {
             .await
             .unwrap();
         let claims = claim_all(&log, sub(1), at(0)).await;
-        log.settle(sub(1), vec![settled(&claims[0], Next::Done)])
+        log.settle(sub(1), vec![settled(&claims[0], NextStep::Done)])
             .await
             .unwrap();
         log.checkpoint();
-        log.settle(sub(1), vec![settled(&claims[1], Next::RetryAt(at(9)))])
+        log.settle(sub(1), vec![settled(&claims[1], NextStep::RetryAt(at(9)))])
             .await
             .unwrap();
 
@@ -1015,14 +1027,16 @@ mod tests {
             .await
             .unwrap();
         let claims = claim_all(&log, sub(1), at(0)).await;
-        let give_up = |claim| vec![settled(claim, Next::DeadLetter(Reason::BadRequest))];
+        let give_up = |claim| vec![settled(claim, NextStep::DeadLetter(GiveUpReason::BadRequest))];
         log.settle(sub(1), give_up(&claims[0])).await.unwrap();
         log.checkpoint();
         log.settle(sub(1), give_up(&claims[1])).await.unwrap();
         log.settle(sub(1), give_up(&claims[2])).await.unwrap();
         let letters = log.letters(sub(1), None, at(9), WANT).await.unwrap();
         assert_eq!(letters.len(), 3);
-        log.letters_done(sub(1), vec![letters[2].key()]).await.unwrap();
+        log.dead_letters_done(sub(1), vec![letters[2].key()])
+            .await
+            .unwrap();
 
         let restarted = log.crash();
         assert!(matches!(
@@ -1030,7 +1044,7 @@ mod tests {
             Err(Error::Closed)
         ));
         let letters = restarted.letters(sub(1), None, at(9), WANT).await.unwrap();
-        let texts: Vec<&str> = letters.iter().map(Letter::object).collect();
+        let texts: Vec<&str> = letters.iter().map(PendingDeadLetter::object).collect();
         assert_eq!(texts, ["a"]);
         let claims = claim_all(&restarted, sub(1), at(0)).await;
         let texts: Vec<&str> = claims.iter().map(Claim::object).collect();

@@ -2,18 +2,18 @@
 //! state.
 
 use crate::Error;
-use crate::log::{Entry, LastAttempt};
+use crate::log::{LastAttempt, LogEntry};
 use async_trait::async_trait;
-use postrider_core::event::Batch;
+use postrider_core::event::PublishedBatch;
 use postrider_core::ids::SubscriptionId;
-use postrider_core::retry::Reason;
+use postrider_core::retry::GiveUpReason;
 use postrider_core::time::Timestamp;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
 /// How far a delivery has come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Stage {
+pub enum DeliveryStage {
     /// Waits for its first attempt.
     Waiting,
     Retry {
@@ -26,30 +26,30 @@ pub enum Stage {
         decided: Timestamp,
         attempts_made: u32,
         last_attempt: Option<LastAttempt>,
-        reason: Reason,
+        reason: GiveUpReason,
     },
 }
 
 /// A delivery that has not ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Open {
+pub struct OpenDelivery {
     /// Index of the event in the entry.
     pub index: u32,
     pub of: SubscriptionId,
-    pub stage: Stage,
+    pub stage: DeliveryStage,
 }
 
 /// A publish request with all of its deliveries that have not ended.
 #[derive(Clone, Debug)]
-pub struct Moved {
-    pub entry: Arc<Entry>,
+pub struct ExportedRequest {
+    pub entry: Arc<LogEntry>,
     /// Ordered by event and subscription, never empty.
-    pub open: Vec<Open>,
+    pub open: Vec<OpenDelivery>,
 }
 
-impl Moved {
+impl ExportedRequest {
     /// The publish request with match sets reduced to the subscriptions whose deliveries are open.
-    pub fn batch(&self) -> Batch {
+    pub fn batch(&self) -> PublishedBatch {
         let mut batch = self.entry.batch.clone();
         let mut sets: BTreeMap<Box<[SubscriptionId]>, u32> = BTreeMap::new();
         let mut matched = Vec::new();
@@ -74,19 +74,19 @@ impl Moved {
 /// A log whose content can be moved. Nobody else may use the log meanwhile, and there may be no
 /// claims.
 #[async_trait]
-pub trait Moving: Send + Sync {
+pub trait MovableLog: Send + Sync {
     /// Exports all open deliveries, each publish request once, in the order of publishing as far as
     /// known.
-    fn export(&self) -> Box<dyn Export + '_>;
+    fn export(&self) -> Box<dyn LogExport + '_>;
 
     /// Imports what another log has exported. Durable on return; can be claimed once the log is
     /// reopened. After an `Err` a part of it may have been imported.
-    async fn import(&self, moved: Vec<Moved>) -> Result<(), Error>;
+    async fn import(&self, moved: Vec<ExportedRequest>) -> Result<(), Error>;
 }
 
 #[async_trait]
-pub trait Export: Send {
+pub trait LogExport: Send {
     /// The next requests, at most a few megabytes unless a single request is larger; empty at the
     /// end. Unreadable requests are left out and counted in the log's health.
-    async fn next(&mut self) -> Result<Vec<Moved>, Error>;
+    async fn next(&mut self) -> Result<Vec<ExportedRequest>, Error>;
 }

@@ -8,20 +8,23 @@
 pub mod batch;
 
 use crate::{
-    BlobFault, BlobId, BlobRecord, Exchange, Handshake, HandshakeState, Mark, Received, ReplayJob,
-    ReplayState, UnreadableBlob,
+    BlobFault, BlobId, BlobRecord, DeadLetterMark, Handshake, HandshakeExchange, HandshakeResponse,
+    HandshakeState, ReplayJob, ReplayState, UnreadableBlob,
 };
 use postrider_core::decimal::Decimal;
-use postrider_core::event::Schema;
-use postrider_core::filter::{AdvancedFilter, Filter, KeyStyle, Operand, Operands, operator_from_name};
+use postrider_core::event::EventSchema;
+use postrider_core::filter::{
+    AdvancedFilter, EventFilter, FilterOperands, KeyStyle, OperandKind, operator_from_name,
+};
 use postrider_core::ids::{Secret, SubscriptionId, TopicId};
 use postrider_core::outcome::Outcome;
-use postrider_core::pause::{Pause, Pauses};
-use postrider_core::probation::{Delay, EndpointDelay};
-use postrider_core::retry::Reason;
+use postrider_core::pause::{SubscriptionPause, SubscriptionPauses};
+use postrider_core::probation::{EndpointDelay, EndpointProbationDelay};
+use postrider_core::retry::GiveUpReason;
 use postrider_core::subscription::{
-    AttributeValue, Batching, Broker, DeadLetterDestination, DeliveryAttribute, Destination, DomainTopic,
-    Identity, InputMapping, Mapped, Origin, RetryChoice, Subscription, Topic, TopicKind, WebHook,
+    AttributeValue, BatchSettings, BrokerAddress, DeadLetterDestination, DeliveryAttribute, Destination,
+    DomainTopic, InputMapping, MappedField, ResourceIdentity, ResourceOrigin, Subscription,
+    SubscriptionRetrySettings, Topic, TopicKind, WebHook,
 };
 use postrider_core::time::Timestamp;
 use serde::de::DeserializeOwned;
@@ -44,12 +47,12 @@ pub enum RecordError {
 }
 
 /// A resource that can be stored.
-pub trait Record: Sized {
+pub trait StoredRecord: Sized {
     fn encode(&self) -> Vec<u8>;
     fn decode(bytes: &[u8]) -> Result<Self, RecordError>;
 }
 
-impl Record for Topic {
+impl StoredRecord for Topic {
     fn encode(&self) -> Vec<u8> {
         write(&TopicRecord::of(self))
     }
@@ -58,7 +61,7 @@ impl Record for Topic {
     }
 }
 
-impl Record for DomainTopic {
+impl StoredRecord for DomainTopic {
     fn encode(&self) -> Vec<u8> {
         write(&DomainTopicRecord {
             v: VERSION,
@@ -79,7 +82,7 @@ impl Record for DomainTopic {
     }
 }
 
-impl Record for Subscription {
+impl StoredRecord for Subscription {
     fn encode(&self) -> Vec<u8> {
         write(&SubscriptionRecord::of(self))
     }
@@ -92,7 +95,7 @@ impl Record for Subscription {
     }
 }
 
-impl Record for Handshake {
+impl StoredRecord for Handshake {
     fn encode(&self) -> Vec<u8> {
         write(&HandshakeRecord {
             v: VERSION,
@@ -149,9 +152,9 @@ impl Record for Handshake {
     }
 }
 
-impl Record for EndpointDelay {
+impl StoredRecord for EndpointDelay {
     fn encode(&self) -> Vec<u8> {
-        let Delay {
+        let EndpointProbationDelay {
             cause,
             status,
             since,
@@ -173,7 +176,7 @@ impl Record for EndpointDelay {
         let record: EndpointDelayRecord = read("endpoint delay", bytes)?;
         Ok(EndpointDelay {
             endpoint: record.endpoint,
-            delay: Delay {
+            delay: EndpointProbationDelay {
                 cause: Outcome::from_code(record.cause),
                 status: record.status,
                 since: Timestamp::from_nanos(record.since),
@@ -186,7 +189,7 @@ impl Record for EndpointDelay {
 }
 
 /// Everything but the marks, which change often and are stored separately with two bytes each.
-impl Record for BlobRecord {
+impl StoredRecord for BlobRecord {
     fn encode(&self) -> Vec<u8> {
         write(&BlobHeadRecord {
             v: VERSION,
@@ -241,7 +244,7 @@ fn parse_sha256(text: &str) -> Option<[u8; 32]> {
 
 const PURGED: u8 = 0x80;
 
-pub fn encode_marks(marks: &[Mark]) -> Vec<u8> {
+pub fn encode_marks(marks: &[DeadLetterMark]) -> Vec<u8> {
     let mut out = Vec::with_capacity(marks.len() * 2);
     for mark in marks {
         let purged = if mark.purged { PURGED } else { 0 };
@@ -250,17 +253,17 @@ pub fn encode_marks(marks: &[Mark]) -> Vec<u8> {
     out
 }
 
-pub fn decode_marks(bytes: &[u8]) -> Vec<Mark> {
+pub fn decode_marks(bytes: &[u8]) -> Vec<DeadLetterMark> {
     let (marks, _) = bytes.as_chunks();
-    let mark = |[reason, replays]: &[u8; 2]| Mark {
-        reason: Reason::from_code(reason & !PURGED),
+    let mark = |[reason, replays]: &[u8; 2]| DeadLetterMark {
+        reason: GiveUpReason::from_code(reason & !PURGED),
         replays: *replays,
         purged: reason & PURGED != 0,
     };
     marks.iter().map(mark).collect()
 }
 
-impl Record for ReplayJob {
+impl StoredRecord for ReplayJob {
     fn encode(&self) -> Vec<u8> {
         write(&ReplayJobRecord {
             v: VERSION,
@@ -315,7 +318,7 @@ fn write(record: &impl Serialize) -> Vec<u8> {
 
 fn read<T: DeserializeOwned>(what: &'static str, bytes: &[u8]) -> Result<T, RecordError> {
     #[derive(Deserialize)]
-    struct Version {
+    struct RecordVersion {
         v: u32,
     }
     let damaged = |error: serde_json::Error| {
@@ -324,7 +327,7 @@ fn read<T: DeserializeOwned>(what: &'static str, bytes: &[u8]) -> Result<T, Reco
     };
     // Finding the version without this prefix takes as long as reading the whole record.
     if !bytes.starts_with(BEGINNING) {
-        let Version { v } = serde_json::from_slice(bytes).map_err(damaged)?;
+        let RecordVersion { v } = serde_json::from_slice(bytes).map_err(damaged)?;
         if v > VERSION {
             return Err(RecordError::Newer { what, found: v });
         }
@@ -337,7 +340,7 @@ struct TopicRecord {
     v: u32,
     id: u64,
     name: String,
-    kind: KindRecord,
+    kind: TopicKindRecord,
     resource_group: String,
     location: String,
     tags: BTreeMap<String, String>,
@@ -357,7 +360,7 @@ struct TopicRecord {
 
 #[derive(Serialize, Deserialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
-enum KindRecord {
+enum TopicKindRecord {
     Custom,
     Domain { auto_create: bool, auto_delete: bool },
     System { source: String, topic_type: String },
@@ -374,16 +377,16 @@ enum SchemaRecord {
 
 #[derive(Serialize, Deserialize)]
 struct MappingRecord {
-    id: MappedRecord,
-    topic: MappedRecord,
-    event_time: MappedRecord,
-    event_type: MappedRecord,
-    subject: MappedRecord,
-    data_version: MappedRecord,
+    id: MappedFieldRecord,
+    topic: MappedFieldRecord,
+    event_time: MappedFieldRecord,
+    event_type: MappedFieldRecord,
+    subject: MappedFieldRecord,
+    data_version: MappedFieldRecord,
 }
 
 #[derive(Serialize, Deserialize)]
-struct MappedRecord {
+struct MappedFieldRecord {
     source_field: Option<String>,
     default_value: Option<String>,
 }
@@ -431,13 +434,13 @@ struct ExchangeRecord {
     method: String,
     url: String,
     headers: Vec<(String, String)>,
-    received: ReceivedRecord,
+    received: HandshakeResponseRecord,
     verdict: String,
 }
 
 #[derive(Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-enum ReceivedRecord {
+enum HandshakeResponseRecord {
     Answer {
         status: u16,
         headers: Vec<(String, String)>,
@@ -695,7 +698,7 @@ struct FilterRecord {
     subject_ends_with: Option<String>,
     subject_case_sensitive: bool,
     arrays: bool,
-    advanced: Vec<TestRecord>,
+    advanced: Vec<AdvancedFilterRecord>,
     keys: KeysRecord,
 }
 
@@ -707,7 +710,7 @@ enum KeysRecord {
 }
 
 #[derive(Serialize, Deserialize)]
-struct TestRecord {
+struct AdvancedFilterRecord {
     /// Name of the operator in Azure's API.
     operator: String,
     key: String,
@@ -733,16 +736,16 @@ impl TopicRecord {
             id: topic.id.0,
             name: topic.name.clone(),
             kind: match topic.kind.clone() {
-                TopicKind::Custom => KindRecord::Custom,
+                TopicKind::Custom => TopicKindRecord::Custom,
                 TopicKind::Domain {
                     auto_create,
                     auto_delete,
-                } => KindRecord::Domain {
+                } => TopicKindRecord::Domain {
                     auto_create,
                     auto_delete,
                 },
-                TopicKind::System { source, topic_type } => KindRecord::System { source, topic_type },
-                TopicKind::Scope { source, topic_type } => KindRecord::Scope { source, topic_type },
+                TopicKind::System { source, topic_type } => TopicKindRecord::System { source, topic_type },
+                TopicKind::Scope { source, topic_type } => TopicKindRecord::Scope { source, topic_type },
             },
             resource_group: topic.resource_group.clone(),
             location: topic.location.clone(),
@@ -765,16 +768,16 @@ impl TopicRecord {
             id: TopicId(self.id),
             name: self.name,
             kind: match self.kind {
-                KindRecord::Custom => TopicKind::Custom,
-                KindRecord::Domain {
+                TopicKindRecord::Custom => TopicKind::Custom,
+                TopicKindRecord::Domain {
                     auto_create,
                     auto_delete,
                 } => TopicKind::Domain {
                     auto_create,
                     auto_delete,
                 },
-                KindRecord::System { source, topic_type } => TopicKind::System { source, topic_type },
-                KindRecord::Scope { source, topic_type } => TopicKind::Scope { source, topic_type },
+                TopicKindRecord::System { source, topic_type } => TopicKind::System { source, topic_type },
+                TopicKindRecord::Scope { source, topic_type } => TopicKind::Scope { source, topic_type },
             },
             resource_group: self.resource_group,
             location: self.location,
@@ -817,9 +820,9 @@ impl SubscriptionRecord {
             profile: subscription.profile.clone(),
             created: subscription.created.nanos(),
             origin: match subscription.origin {
-                Origin::Edge => OriginRecord::Edge,
-                Origin::Config => OriginRecord::Config,
-                Origin::Azure => OriginRecord::Azure,
+                ResourceOrigin::Edge => OriginRecord::Edge,
+                ResourceOrigin::Config => OriginRecord::Config,
+                ResourceOrigin::Azure => OriginRecord::Azure,
             },
             extras: subscription.extras.clone(),
             pauses: subscription
@@ -842,7 +845,7 @@ impl SubscriptionRecord {
             labels: self.labels,
             expires: self.expires.map(Timestamp::from_nanos),
             delivery_schema: self.delivery_schema.into_schema(),
-            retry: RetryChoice {
+            retry: SubscriptionRetrySettings {
                 attempts_max: self.attempts_max,
                 time_to_live_minutes: self.time_to_live_minutes,
             },
@@ -853,14 +856,14 @@ impl SubscriptionRecord {
             profile: self.profile,
             created: Timestamp::from_nanos(self.created),
             origin: match self.origin {
-                OriginRecord::Edge => Origin::Edge,
-                OriginRecord::Config => Origin::Config,
-                OriginRecord::Azure => Origin::Azure,
+                OriginRecord::Edge => ResourceOrigin::Edge,
+                OriginRecord::Config => ResourceOrigin::Config,
+                OriginRecord::Azure => ResourceOrigin::Azure,
             },
-            pauses: Pauses::of(
+            pauses: SubscriptionPauses::of(
                 self.pauses
                     .into_iter()
-                    .map(|(from, until)| Pause {
+                    .map(|(from, until)| SubscriptionPause {
                         from: Timestamp::from_nanos(from),
                         until: until.map(Timestamp::from_nanos),
                     })
@@ -872,7 +875,7 @@ impl SubscriptionRecord {
 }
 
 impl ExchangeRecord {
-    fn of(exchange: &Exchange) -> ExchangeRecord {
+    fn of(exchange: &HandshakeExchange) -> ExchangeRecord {
         let exchange = exchange.clone();
         ExchangeRecord {
             at: exchange.at.nanos(),
@@ -880,38 +883,38 @@ impl ExchangeRecord {
             url: exchange.url,
             headers: exchange.headers,
             received: match exchange.received {
-                Received::Answer {
+                HandshakeResponse::Answer {
                     status,
                     headers,
                     body,
-                } => ReceivedRecord::Answer {
+                } => HandshakeResponseRecord::Answer {
                     status,
                     headers,
                     body,
                 },
-                Received::Nothing(why) => ReceivedRecord::Nothing(why),
+                HandshakeResponse::Nothing(why) => HandshakeResponseRecord::Nothing(why),
             },
             verdict: exchange.verdict,
         }
     }
 
-    fn into_exchange(self) -> Exchange {
-        Exchange {
+    fn into_exchange(self) -> HandshakeExchange {
+        HandshakeExchange {
             at: Timestamp::from_nanos(self.at),
             method: self.method,
             url: self.url,
             headers: self.headers,
             received: match self.received {
-                ReceivedRecord::Answer {
+                HandshakeResponseRecord::Answer {
                     status,
                     headers,
                     body,
-                } => Received::Answer {
+                } => HandshakeResponse::Answer {
                     status,
                     headers,
                     body,
                 },
-                ReceivedRecord::Nothing(why) => Received::Nothing(why),
+                HandshakeResponseRecord::Nothing(why) => HandshakeResponse::Nothing(why),
             },
             verdict: self.verdict,
         }
@@ -919,26 +922,26 @@ impl ExchangeRecord {
 }
 
 impl SchemaRecord {
-    fn of(schema: Schema) -> SchemaRecord {
+    fn of(schema: EventSchema) -> SchemaRecord {
         match schema {
-            Schema::EventGrid => SchemaRecord::EventGrid,
-            Schema::CloudEvent => SchemaRecord::CloudEvent,
-            Schema::Custom => SchemaRecord::Custom,
+            EventSchema::EventGrid => SchemaRecord::EventGrid,
+            EventSchema::CloudEvent => SchemaRecord::CloudEvent,
+            EventSchema::Custom => SchemaRecord::Custom,
         }
     }
 
-    fn into_schema(self) -> Schema {
+    fn into_schema(self) -> EventSchema {
         match self {
-            SchemaRecord::EventGrid => Schema::EventGrid,
-            SchemaRecord::CloudEvent => Schema::CloudEvent,
-            SchemaRecord::Custom => Schema::Custom,
+            SchemaRecord::EventGrid => EventSchema::EventGrid,
+            SchemaRecord::CloudEvent => EventSchema::CloudEvent,
+            SchemaRecord::Custom => EventSchema::Custom,
         }
     }
 }
 
 impl MappingRecord {
     fn of(mapping: &InputMapping) -> MappingRecord {
-        let field = |mapped: &Mapped| MappedRecord {
+        let field = |mapped: &MappedField| MappedFieldRecord {
             source_field: mapped.source_field.clone(),
             default_value: mapped.default_value.clone(),
         };
@@ -953,10 +956,10 @@ impl MappingRecord {
     }
 
     fn into_mapping(self) -> InputMapping {
-        let field = |MappedRecord {
+        let field = |MappedFieldRecord {
                          source_field,
                          default_value,
-                     }| Mapped {
+                     }| MappedField {
             source_field,
             default_value,
         };
@@ -972,15 +975,15 @@ impl MappingRecord {
 }
 
 impl IdentityRecord {
-    fn of(identity: &Identity) -> IdentityRecord {
+    fn of(identity: &ResourceIdentity) -> IdentityRecord {
         IdentityRecord {
             kind: identity.kind.clone(),
             user_assigned: identity.user_assigned.clone(),
         }
     }
 
-    fn into_identity(self) -> Identity {
-        Identity {
+    fn into_identity(self) -> ResourceIdentity {
+        ResourceIdentity {
             kind: self.kind,
             user_assigned: self.user_assigned,
         }
@@ -1119,15 +1122,15 @@ impl DestinationRecord {
 }
 
 impl BatchingRecord {
-    fn of(batching: Batching) -> BatchingRecord {
+    fn of(batching: BatchSettings) -> BatchingRecord {
         BatchingRecord {
             events_max: batching.events_max,
             preferred_kilobytes: batching.preferred_kilobytes,
         }
     }
 
-    fn into_batching(self) -> Batching {
-        Batching {
+    fn into_batching(self) -> BatchSettings {
+        BatchSettings {
             events_max: self.events_max,
             preferred_kilobytes: self.preferred_kilobytes,
         }
@@ -1135,17 +1138,17 @@ impl BatchingRecord {
 }
 
 impl BrokerRecord {
-    fn of(broker: Broker) -> BrokerRecord {
+    fn of(broker: BrokerAddress) -> BrokerRecord {
         match broker {
-            Broker::Resource(id) => BrokerRecord::Resource(id),
-            Broker::Connection(connection) => BrokerRecord::Connection(exposed(&connection)),
+            BrokerAddress::Resource(id) => BrokerRecord::Resource(id),
+            BrokerAddress::Connection(connection) => BrokerRecord::Connection(exposed(&connection)),
         }
     }
 
-    fn into_broker(self) -> Broker {
+    fn into_broker(self) -> BrokerAddress {
         match self {
-            BrokerRecord::Resource(id) => Broker::Resource(id),
-            BrokerRecord::Connection(connection) => Broker::Connection(Secret::new(connection)),
+            BrokerRecord::Resource(id) => BrokerAddress::Resource(id),
+            BrokerRecord::Connection(connection) => BrokerAddress::Connection(Secret::new(connection)),
         }
     }
 }
@@ -1183,14 +1186,14 @@ impl AttributeRecord {
 }
 
 impl FilterRecord {
-    fn of(filter: &Filter) -> FilterRecord {
+    fn of(filter: &EventFilter) -> FilterRecord {
         FilterRecord {
             included_event_types: filter.included_event_types.clone(),
             subject_begins_with: filter.subject_begins_with.clone(),
             subject_ends_with: filter.subject_ends_with.clone(),
             subject_case_sensitive: filter.subject_case_sensitive,
             arrays: filter.arrays,
-            advanced: filter.advanced.iter().map(TestRecord::of).collect(),
+            advanced: filter.advanced.iter().map(AdvancedFilterRecord::of).collect(),
             keys: match filter.keys {
                 KeyStyle::Cloud => KeysRecord::Cloud,
                 KeyStyle::Edge => KeysRecord::Edge,
@@ -1198,8 +1201,8 @@ impl FilterRecord {
         }
     }
 
-    fn into_filter(self) -> Result<Filter, String> {
-        Ok(Filter {
+    fn into_filter(self) -> Result<EventFilter, String> {
+        Ok(EventFilter {
             included_event_types: self.included_event_types,
             subject_begins_with: self.subject_begins_with,
             subject_ends_with: self.subject_ends_with,
@@ -1208,7 +1211,7 @@ impl FilterRecord {
             advanced: self
                 .advanced
                 .into_iter()
-                .map(TestRecord::into_filter)
+                .map(AdvancedFilterRecord::into_filter)
                 .collect::<Result<_, _>>()?,
             keys: match self.keys {
                 KeysRecord::Cloud => KeyStyle::Cloud,
@@ -1218,24 +1221,24 @@ impl FilterRecord {
     }
 }
 
-impl TestRecord {
-    fn of(filter: &AdvancedFilter) -> TestRecord {
+impl AdvancedFilterRecord {
+    fn of(filter: &AdvancedFilter) -> AdvancedFilterRecord {
         let operand = match filter.test.operands() {
-            Operands::Numbers(numbers) => {
+            FilterOperands::Numbers(numbers) => {
                 OperandRecord::Numbers(numbers.iter().map(Decimal::to_string).collect())
             }
-            Operands::Number(number) => OperandRecord::Number(number.to_string()),
-            Operands::Ranges(ranges) => OperandRecord::Ranges(
+            FilterOperands::Number(number) => OperandRecord::Number(number.to_string()),
+            FilterOperands::Ranges(ranges) => OperandRecord::Ranges(
                 ranges
                     .iter()
                     .map(|(a, b)| [a.to_string(), b.to_string()])
                     .collect(),
             ),
-            Operands::Bool(value) => OperandRecord::Bool(value),
-            Operands::Strings(values) => OperandRecord::Strings(values.to_vec()),
-            Operands::Nothing => OperandRecord::Nothing,
+            FilterOperands::Bool(value) => OperandRecord::Bool(value),
+            FilterOperands::Strings(values) => OperandRecord::Strings(values.to_vec()),
+            FilterOperands::Nothing => OperandRecord::Nothing,
         };
-        TestRecord {
+        AdvancedFilterRecord {
             operator: filter.test.operator().into(),
             key: filter.key.clone(),
             operand,
@@ -1249,17 +1252,17 @@ impl TestRecord {
             Decimal::parse(&text).ok_or_else(|| format!("a number of the operator {name} is none"))
         };
         let test = match (operator.operand, self.operand) {
-            (Operand::Number(test), OperandRecord::Number(text)) => test(number(text)?),
-            (Operand::Numbers(test), OperandRecord::Numbers(texts)) => {
+            (OperandKind::Number(test), OperandRecord::Number(text)) => test(number(text)?),
+            (OperandKind::Numbers(test), OperandRecord::Numbers(texts)) => {
                 test(texts.into_iter().map(number).collect::<Result<_, _>>()?)
             }
-            (Operand::Ranges(test), OperandRecord::Ranges(ranges)) => {
+            (OperandKind::Ranges(test), OperandRecord::Ranges(ranges)) => {
                 let range = |[from, to]: [String; 2]| Ok((number(from)?, number(to)?));
                 test(ranges.into_iter().map(range).collect::<Result<_, String>>()?)
             }
-            (Operand::Bool(test), OperandRecord::Bool(value)) => test(value),
-            (Operand::Strings(test), OperandRecord::Strings(values)) => test(values),
-            (Operand::Nothing(test), OperandRecord::Nothing) => test(),
+            (OperandKind::Bool(test), OperandRecord::Bool(value)) => test(value),
+            (OperandKind::Strings(test), OperandRecord::Strings(values)) => test(values),
+            (OperandKind::Nothing(test), OperandRecord::Nothing) => test(),
             _ => return Err(format!("the operator {name} has an operand of the wrong kind")),
         };
         Ok(AdvancedFilter { key: self.key, test })
@@ -1273,12 +1276,12 @@ fn exposed(secret: &Secret) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use postrider_core::filter::{OPERATORS, Test};
+    use postrider_core::filter::{FilterCondition, OPERATORS};
 
     /// Pseudo-random values; the same seed gives the same sequence.
-    struct Dice(u64);
+    struct RandomValues(u64);
 
-    impl Dice {
+    impl RandomValues {
         fn roll(&mut self) -> u64 {
             self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
             let mut x = self.0;
@@ -1303,10 +1306,10 @@ mod tests {
         fn secret(&mut self) -> Secret {
             Secret::new(self.text())
         }
-        fn maybe<T>(&mut self, make: impl FnOnce(&mut Dice) -> T) -> Option<T> {
+        fn maybe<T>(&mut self, make: impl FnOnce(&mut RandomValues) -> T) -> Option<T> {
             self.bool().then(|| make(self))
         }
-        fn some<T>(&mut self, mut make: impl FnMut(&mut Dice) -> T) -> Vec<T> {
+        fn some<T>(&mut self, mut make: impl FnMut(&mut RandomValues) -> T) -> Vec<T> {
             (0..self.below(4)).map(|_| make(self)).collect()
         }
         fn time(&mut self) -> Timestamp {
@@ -1315,8 +1318,12 @@ mod tests {
         fn count(&mut self) -> u32 {
             self.roll() as u32
         }
-        fn schema(&mut self) -> Schema {
-            [Schema::EventGrid, Schema::CloudEvent, Schema::Custom][self.below(3) as usize]
+        fn schema(&mut self) -> EventSchema {
+            [
+                EventSchema::EventGrid,
+                EventSchema::CloudEvent,
+                EventSchema::Custom,
+            ][self.below(3) as usize]
         }
         fn decimal(&mut self) -> Decimal {
             let (sign, whole, fraction) = (["", "-"][self.below(2) as usize], self.roll(), self.roll());
@@ -1329,39 +1336,39 @@ mod tests {
             };
             Decimal::parse(&text).unwrap()
         }
-        fn test(&mut self) -> Test {
+        fn test(&mut self) -> FilterCondition {
             match OPERATORS[self.below(OPERATORS.len() as u64) as usize].operand {
-                Operand::Number(test) => test(self.decimal()),
-                Operand::Numbers(test) => test(self.some(Dice::decimal)),
-                Operand::Ranges(test) => test(self.some(|dice| (dice.decimal(), dice.decimal()))),
-                Operand::Bool(test) => test(self.bool()),
-                Operand::Strings(test) => test(self.some(Dice::text)),
-                Operand::Nothing(test) => test(),
+                OperandKind::Number(test) => test(self.decimal()),
+                OperandKind::Numbers(test) => test(self.some(RandomValues::decimal)),
+                OperandKind::Ranges(test) => test(self.some(|dice| (dice.decimal(), dice.decimal()))),
+                OperandKind::Bool(test) => test(self.bool()),
+                OperandKind::Strings(test) => test(self.some(RandomValues::text)),
+                OperandKind::Nothing(test) => test(),
             }
         }
-        fn mapped(&mut self) -> Mapped {
-            Mapped {
-                source_field: self.maybe(Dice::text),
-                default_value: self.maybe(Dice::text),
+        fn mapped(&mut self) -> MappedField {
+            MappedField {
+                source_field: self.maybe(RandomValues::text),
+                default_value: self.maybe(RandomValues::text),
             }
         }
-        fn identity(&mut self) -> Identity {
-            Identity {
+        fn identity(&mut self) -> ResourceIdentity {
+            ResourceIdentity {
                 kind: self.text(),
-                user_assigned: self.maybe(Dice::text),
+                user_assigned: self.maybe(RandomValues::text),
             }
         }
-        fn batching(&mut self) -> Batching {
-            Batching {
-                events_max: self.maybe(Dice::count),
-                preferred_kilobytes: self.maybe(Dice::count),
+        fn batching(&mut self) -> BatchSettings {
+            BatchSettings {
+                events_max: self.maybe(RandomValues::count),
+                preferred_kilobytes: self.maybe(RandomValues::count),
             }
         }
-        fn broker(&mut self) -> Broker {
+        fn broker(&mut self) -> BrokerAddress {
             if self.bool() {
-                Broker::Resource(self.text())
+                BrokerAddress::Resource(self.text())
             } else {
-                Broker::Connection(self.secret())
+                BrokerAddress::Connection(self.secret())
             }
         }
         fn attribute(&mut self) -> DeliveryAttribute {
@@ -1384,22 +1391,22 @@ mod tests {
                 0 => Destination::WebHook(WebHook {
                     url: self.secret(),
                     batching: self.batching(),
-                    attributes: self.some(Dice::attribute),
-                    aad_tenant: self.maybe(Dice::text),
-                    aad_application: self.maybe(Dice::text),
-                    rate_max: self.maybe(Dice::count),
+                    attributes: self.some(RandomValues::attribute),
+                    aad_tenant: self.maybe(RandomValues::text),
+                    aad_application: self.maybe(RandomValues::text),
+                    rate_max: self.maybe(RandomValues::count),
                 }),
                 1 => Destination::EventGrid {
                     url: self.text(),
                     sas_key: self.secret(),
-                    topic_name: self.maybe(Dice::text),
+                    topic_name: self.maybe(RandomValues::text),
                     batching: self.batching(),
                 },
                 2 => Destination::EdgeHub { output: self.text() },
                 3 => Destination::AzureFunction {
                     resource: self.text(),
                     batching: self.batching(),
-                    attributes: self.some(Dice::attribute),
+                    attributes: self.some(RandomValues::attribute),
                 },
                 4 => Destination::StorageQueue {
                     resource: self.text(),
@@ -1408,27 +1415,27 @@ mod tests {
                 },
                 5 => Destination::EventHub {
                     resource: self.broker(),
-                    attributes: self.some(Dice::attribute),
+                    attributes: self.some(RandomValues::attribute),
                 },
                 6 => Destination::HybridConnection {
                     resource: self.broker(),
-                    attributes: self.some(Dice::attribute),
+                    attributes: self.some(RandomValues::attribute),
                 },
                 7 => Destination::ServiceBusQueue {
                     resource: self.broker(),
-                    attributes: self.some(Dice::attribute),
+                    attributes: self.some(RandomValues::attribute),
                 },
                 _ => Destination::ServiceBusTopic {
                     resource: self.broker(),
-                    attributes: self.some(Dice::attribute),
+                    attributes: self.some(RandomValues::attribute),
                 },
             }
         }
-        fn filter(&mut self) -> Filter {
-            Filter {
-                included_event_types: self.maybe(|dice| dice.some(Dice::text)),
-                subject_begins_with: self.maybe(Dice::text),
-                subject_ends_with: self.maybe(Dice::text),
+        fn filter(&mut self) -> EventFilter {
+            EventFilter {
+                included_event_types: self.maybe(|dice| dice.some(RandomValues::text)),
+                subject_begins_with: self.maybe(RandomValues::text),
+                subject_ends_with: self.maybe(RandomValues::text),
                 subject_case_sensitive: self.bool(),
                 arrays: self.bool(),
                 advanced: self.some(|dice| AdvancedFilter {
@@ -1442,8 +1449,8 @@ mod tests {
                 },
             }
         }
-        fn pauses(&mut self) -> Pauses {
-            let mut pauses = Pauses::default();
+        fn pauses(&mut self) -> SubscriptionPauses {
+            let mut pauses = SubscriptionPauses::default();
             let mut now = 0;
             for _ in 0..self.below(5) {
                 now += 1 + self.below(1 << 40) as i64;
@@ -1459,45 +1466,49 @@ mod tests {
                 id: SubscriptionId(self.roll()),
                 name: self.text(),
                 topic: TopicId(self.roll()),
-                domain_topic: self.maybe(Dice::text),
+                domain_topic: self.maybe(RandomValues::text),
                 destination: self.destination(),
-                identity: self.maybe(Dice::identity),
+                identity: self.maybe(RandomValues::identity),
                 filter: self.filter(),
-                labels: self.some(Dice::text),
-                expires: self.maybe(Dice::time),
+                labels: self.some(RandomValues::text),
+                expires: self.maybe(RandomValues::time),
                 delivery_schema: self.schema(),
-                retry: RetryChoice {
-                    attempts_max: self.maybe(Dice::count),
-                    time_to_live_minutes: self.maybe(Dice::count),
+                retry: SubscriptionRetrySettings {
+                    attempts_max: self.maybe(RandomValues::count),
+                    time_to_live_minutes: self.maybe(RandomValues::count),
                 },
                 dead_letter: self.maybe(|dice| DeadLetterDestination {
                     account: dice.text(),
                     container: dice.text(),
                 }),
-                dead_letter_identity: self.maybe(Dice::identity),
-                profile: self.maybe(Dice::text),
+                dead_letter_identity: self.maybe(RandomValues::identity),
+                profile: self.maybe(RandomValues::text),
                 created: self.time(),
-                origin: [Origin::Edge, Origin::Config, Origin::Azure][self.below(3) as usize],
+                origin: [
+                    ResourceOrigin::Edge,
+                    ResourceOrigin::Config,
+                    ResourceOrigin::Azure,
+                ][self.below(3) as usize],
                 pauses: self.pauses(),
-                extras: self.maybe(Dice::text),
+                extras: self.maybe(RandomValues::text),
             }
         }
         fn headers(&mut self) -> Vec<(String, String)> {
             self.some(|dice| (dice.text(), dice.text()))
         }
-        fn exchange(&mut self) -> Exchange {
-            Exchange {
+        fn exchange(&mut self) -> HandshakeExchange {
+            HandshakeExchange {
                 at: self.time(),
                 method: self.text(),
                 url: self.text(),
                 headers: self.headers(),
                 received: match self.bool() {
-                    true => Received::Answer {
+                    true => HandshakeResponse::Answer {
                         status: self.roll() as u16,
                         headers: self.headers(),
                         body: self.text(),
                     },
-                    false => Received::Nothing(self.text()),
+                    false => HandshakeResponse::Nothing(self.text()),
                 },
                 verdict: self.text(),
             }
@@ -1510,9 +1521,9 @@ mod tests {
                 trial: self.bool(),
                 code: self.text(),
                 token: self.secret(),
-                callback: self.maybe(Dice::secret),
+                callback: self.maybe(RandomValues::secret),
                 begun: self.time(),
-                by: self.maybe(Dice::text),
+                by: self.maybe(RandomValues::text),
                 state: match self.below(3) {
                     0 => HandshakeState::Asking,
                     1 => HandshakeState::Awaiting { until: self.time() },
@@ -1521,7 +1532,7 @@ mod tests {
                         message: self.text(),
                     },
                 },
-                transcript: self.some(Dice::exchange),
+                transcript: self.some(RandomValues::exchange),
             }
         }
         fn topic(&mut self) -> Topic {
@@ -1558,16 +1569,16 @@ mod tests {
                 keys: [self.secret(), self.secret()],
                 local_auth_disabled: self.bool(),
                 public_network: self.bool(),
-                inbound_ip_rules: self.some(Dice::text),
-                profile: self.maybe(Dice::text),
+                inbound_ip_rules: self.some(RandomValues::text),
+                profile: self.maybe(RandomValues::text),
                 created: self.time(),
-                extras: self.maybe(Dice::text),
-                edge: self.maybe(Dice::bool),
+                extras: self.maybe(RandomValues::text),
+                edge: self.maybe(RandomValues::bool),
             }
         }
     }
 
-    fn check<T: Record + PartialEq + std::fmt::Debug>(value: &T, seed: u64) {
+    fn check<T: StoredRecord + PartialEq + std::fmt::Debug>(value: &T, seed: u64) {
         let bytes = value.encode();
         assert!(bytes.starts_with(BEGINNING));
         assert_eq!(T::decode(&bytes).as_ref(), Ok(value), "seed {seed}");
@@ -1580,7 +1591,7 @@ mod tests {
     #[test]
     fn everything_comes_back_as_it_was() {
         for seed in 0..3000 {
-            let mut dice = Dice(seed);
+            let mut dice = RandomValues(seed);
             check(&dice.subscription(), seed);
             check(&dice.topic(), seed);
             check(&dice.handshake(), seed);
@@ -1593,14 +1604,14 @@ mod tests {
             check(&topic, seed);
             let delay = EndpointDelay {
                 endpoint: dice.text(),
-                delay: Delay {
+                delay: EndpointProbationDelay {
                     cause: Outcome::ALL[dice.below(Outcome::ALL.len() as u64) as usize],
                     status: dice.maybe(|dice| dice.roll() as u16),
                     since: dice.time(),
                     until: dice.time(),
                     step: Duration::from_nanos(dice.roll()),
                 },
-                by: dice.maybe(Dice::text),
+                by: dice.maybe(RandomValues::text),
             };
             check(&delay, seed);
             let mut blob = BlobRecord {
@@ -1614,8 +1625,8 @@ mod tests {
                 written: dice.time(),
                 bytes: dice.roll(),
                 sha256: dice.maybe(|dice| std::array::from_fn(|_| dice.roll() as u8)),
-                marks: dice.some(|dice| Mark {
-                    reason: Reason::ALL[dice.below(Reason::ALL.len() as u64) as usize],
+                marks: dice.some(|dice| DeadLetterMark {
+                    reason: GiveUpReason::ALL[dice.below(GiveUpReason::ALL.len() as u64) as usize],
                     replays: dice.roll() as u8,
                     purged: dice.bool(),
                 }),
@@ -1675,7 +1686,7 @@ mod tests {
             "the stored domain topic cannot be read: Data error at byte 25",
         );
 
-        let text = String::from_utf8(Dice(1).subscription().encode()).unwrap();
+        let text = String::from_utf8(RandomValues(1).subscription().encode()).unwrap();
         for end in 0..text.len() {
             if text.is_char_boundary(end) {
                 assert!(Subscription::decode(&text.as_bytes()[..end]).is_err(), "{end}");
@@ -1686,7 +1697,7 @@ mod tests {
     #[test]
     fn refuses_operands_of_the_wrong_kind() {
         let check = |operator: &str, operand: OperandRecord, expected: &str| {
-            let record = TestRecord {
+            let record = AdvancedFilterRecord {
                 operator: operator.into(),
                 key: "k".into(),
                 operand,
@@ -1765,7 +1776,7 @@ mod tests {
             (Some("node-1"), Some(503))
         );
         assert_eq!(String::from_utf8(of_node.encode()).unwrap(), text);
-        let expected = Delay {
+        let expected = EndpointProbationDelay {
             cause: Outcome::Busy,
             status: None,
             since: Timestamp::from_secs(1),

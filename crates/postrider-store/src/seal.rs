@@ -60,7 +60,7 @@ impl KeyError {
     }
 }
 
-struct Key {
+struct SealingKey {
     id: KeyId,
     sealing: LessSafeKey,
     naming: hmac::Key,
@@ -68,7 +68,7 @@ struct Key {
 
 /// Encryption keys: the first one seals, all of them open.
 pub struct Keyring {
-    keys: Vec<Key>,
+    keys: Vec<SealingKey>,
     /// Where the keys come from, for messages.
     source_name: String,
 }
@@ -99,7 +99,7 @@ impl Keyring {
                     index + 1
                 )));
             };
-            keys.push(Key::new(&bytes));
+            keys.push(SealingKey::new(&bytes));
         }
         match keys.len() {
             0 => Err(refused(
@@ -123,8 +123,8 @@ impl Keyring {
     }
 
     /// Adds the other keyring's keys for opening.
-    pub fn and_opens_with(mut self, other: Keyring) -> Keyring {
-        let new: Vec<Key> = other.keys.into_iter().filter(|key| !self.knows(key.id)).collect();
+    pub fn with_opening_keys(mut self, other: Keyring) -> Keyring {
+        let new: Vec<SealingKey> = other.keys.into_iter().filter(|key| !self.knows(key.id)).collect();
         if !new.is_empty() {
             self.source_name = format!("{} and {}", self.source_name, other.source_name);
             self.keys.extend(new);
@@ -150,7 +150,7 @@ impl Keyring {
         self.key(needed).map(drop)
     }
 
-    fn key(&self, needed: KeyId) -> Result<&Key, SealError> {
+    fn key(&self, needed: KeyId) -> Result<&SealingKey, SealError> {
         let found = self.keys.iter().find(|key| key.id == needed);
         found.ok_or_else(|| {
             let known: Vec<String> = self.keys.iter().map(|key| key.id.to_string()).collect();
@@ -211,8 +211,8 @@ impl Keyring {
     }
 }
 
-impl Key {
-    fn new(bytes: &[u8; KEY_BYTES]) -> Key {
+impl SealingKey {
+    fn new(bytes: &[u8; KEY_BYTES]) -> SealingKey {
         let mut context = digest::Context::new(&digest::SHA256);
         context.update(b"postrider secret key");
         context.update(bytes);
@@ -221,7 +221,7 @@ impl Key {
         let unbound = UnboundKey::new(&AES_256_GCM, bytes).expect("the key has 32 bytes");
         let master = hmac::Key::new(hmac::HMAC_SHA256, bytes);
         let naming = hmac::sign(&master, b"postrider names");
-        Key {
+        SealingKey {
             id: KeyId(u64::from_be_bytes(*id)),
             sealing: LessSafeKey::new(unbound),
             naming: hmac::Key::new(hmac::HMAC_SHA256, naming.as_ref()),
@@ -295,7 +295,7 @@ mod tests {
         for word in [a.current().to_string(), b.current().to_string(), "a test".into()] {
             assert!(error.contains(&word), "{error}");
         }
-        assert_eq!(ring(B).and_opens_with(ring(A)).ids(), both.ids());
+        assert_eq!(ring(B).with_opening_keys(ring(A)).ids(), both.ids());
         assert_eq!(ring(&format!("{B},{A}")).ids(), both.ids());
         assert_ne!(a.name_of("x"), b.name_of("x"));
     }

@@ -1,14 +1,14 @@
 //! Opens connections to an origin: resolves the name, checks every address, connects directly or
 //! through a proxy, and negotiates TLS.
 
-use crate::egress::{self, EgressPolicy, Refusal, Scheme};
-use crate::proxy::{Proxy, open_tunnel};
-use crate::resolve::Resolve;
-use crate::target::Target;
-use crate::tls::Tls;
-use crate::wire::Socket;
+use crate::egress::{self, DestinationScheme, EgressPolicy, EgressRefusal};
+use crate::proxy::{ForwardProxy, open_tunnel};
+use crate::resolve::NameResolver;
+use crate::target::ConnectionTarget;
+use crate::tls::TlsClient;
+use crate::wire::PeerSocket;
 use postrider_core::time::{Clock, Timestamp};
-use postrider_engine::deliver::{Failure, FailureKind, SendGuard};
+use postrider_engine::deliver::{SendGuard, TransportFailure, TransportFailureKind};
 use rustls::InvalidMessage;
 use std::fmt;
 use std::io;
@@ -40,9 +40,9 @@ const NO_TUNNEL_IN_TIME: &str = "did not answer in time";
 
 pub(crate) struct Dialler {
     pub egress: EgressPolicy,
-    pub proxy: Option<Proxy>,
-    pub resolver: Arc<dyn Resolve>,
-    pub tls: Tls,
+    pub proxy: Option<ForwardProxy>,
+    pub resolver: Arc<dyn NameResolver>,
+    pub tls: TlsClient,
     /// For resolving, connecting and TLS together.
     pub timeout: Duration,
     pub clock: Arc<dyn Clock>,
@@ -51,9 +51,13 @@ pub(crate) struct Dialler {
 impl Dialler {
     /// Opens a connection to the first permitted address that accepts one, or through the proxy. The guard is told
     /// while the proxy is waited for.
-    pub async fn dial(&self, target: &Target<'_>, guard: Option<&SendGuard>) -> Result<Socket, Failure> {
+    pub async fn dial(
+        &self,
+        target: &ConnectionTarget<'_>,
+        guard: Option<&SendGuard>,
+    ) -> Result<PeerSocket, TransportFailure> {
         let deadline = self.clock.now() + self.timeout;
-        let failed = |reason: &dyn fmt::Display| target.failed(FailureKind::Socket, reason);
+        let failed = |reason: &dyn fmt::Display| target.failed(TransportFailureKind::Socket, reason);
         let proxy = self.proxy.as_ref();
         let tcp = match proxy.filter(|proxy| proxy.serves(target.host, target.port)) {
             Some(proxy) => self.tunnel(proxy, target, guard, deadline).await?,
@@ -65,8 +69,8 @@ impl Dialler {
             }
         };
         match target.scheme {
-            Scheme::Http => Ok(Socket::Plain(tcp)),
-            Scheme::Https => {
+            DestinationScheme::Http => Ok(PeerSocket::Plain(tcp)),
+            DestinationScheme::Https => {
                 let stream = within(&*self.clock, deadline, self.tls.handshake(target.host, tcp))
                     .await
                     .unwrap_or_else(|| Err(io::ErrorKind::TimedOut.into()))
@@ -74,7 +78,7 @@ impl Dialler {
                         true => failed(&NOT_TLS),
                         false => failed(&format_args!("tls: {error}")),
                     })?;
-                Ok(Socket::Tls(Box::new(stream)))
+                Ok(PeerSocket::Tls(Box::new(stream)))
             }
         }
     }
@@ -82,14 +86,14 @@ impl Dialler {
     /// Opens a tunnel to the target through the proxy.
     async fn tunnel(
         &self,
-        proxy: &Proxy,
-        target: &Target<'_>,
+        proxy: &ForwardProxy,
+        target: &ConnectionTarget<'_>,
         guard: Option<&SendGuard>,
         deadline: Timestamp,
-    ) -> Result<TcpStream, Failure> {
+    ) -> Result<TcpStream, TransportFailure> {
         self.check_behind_proxy(target)
             .await
-            .map_err(|refusal| target.failed(FailureKind::Forbidden, refusal))?;
+            .map_err(|refusal| target.failed(TransportFailureKind::Forbidden, refusal))?;
         let opening = async {
             let tcp = self.connect_to(proxy, deadline).await?;
             open_tunnel(tcp, &proxy.connect_request(target.host, target.port)).await
@@ -107,19 +111,19 @@ impl Dialler {
             Err(reason) => {
                 self.note_fault(proxy, &reason);
                 let reason = format_args!("the proxy {} {reason}", proxy.health.address);
-                Err(target.failed(FailureKind::Proxy, reason))
+                Err(target.failed(TransportFailureKind::Proxy, reason))
             }
         }
     }
 
-    fn note_fault(&self, proxy: &Proxy, reason: &str) {
+    fn note_fault(&self, proxy: &ForwardProxy, reason: &str) {
         if proxy.health.failed(reason, self.clock.now()) {
             let proxy = &proxy.health.address;
             tracing::warn!(%proxy, %reason, "the proxy fails: look at it and at egress.proxy");
         }
     }
 
-    async fn connect_to(&self, proxy: &Proxy, deadline: Timestamp) -> Result<TcpStream, String> {
+    async fn connect_to(&self, proxy: &ForwardProxy, deadline: Timestamp) -> Result<TcpStream, String> {
         let addresses = self.proxy_addresses(proxy, deadline).await?;
         let tcp = self.connect(&addresses, proxy.port, deadline).await;
         tcp.map_err(|error| format!("could not be reached: {error}"))
@@ -137,7 +141,7 @@ impl Dialler {
 
     /// Checks a target that the proxy will connect to. The proxy chooses among all addresses of a
     /// name, so each must be permitted; a name that does not resolve here is checked by its name.
-    async fn check_behind_proxy(&self, target: &Target<'_>) -> Result<(), Refusal> {
+    async fn check_behind_proxy(&self, target: &ConnectionTarget<'_>) -> Result<(), EgressRefusal> {
         self.egress.check_scheme(target.scheme)?;
         if let Ok(literal) = target.host.parse() {
             return self.egress.check(target.scheme, literal);
@@ -155,7 +159,11 @@ impl Dialler {
 
     /// The operator has named the proxy, so any address is permitted except those that are never
     /// dialled.
-    async fn proxy_addresses(&self, proxy: &Proxy, deadline: Timestamp) -> Result<Vec<IpAddr>, String> {
+    async fn proxy_addresses(
+        &self,
+        proxy: &ForwardProxy,
+        deadline: Timestamp,
+    ) -> Result<Vec<IpAddr>, String> {
         let found = match proxy.host.parse() {
             Ok(literal) => vec![literal],
             Err(_) => within(&*self.clock, deadline, self.resolver.addresses(&proxy.host))
@@ -163,7 +171,9 @@ impl Dialler {
                 .ok_or("could not be resolved: timed out")?
                 .map_err(|error| format!("could not be resolved: {error}"))?,
         };
-        let usable = found.into_iter().filter(|ip| egress::never(*ip).is_none());
+        let usable = found
+            .into_iter()
+            .filter(|ip| egress::built_in_objection(*ip).is_none());
         let usable: Vec<IpAddr> = usable.take(ADDRESSES_MAX).collect();
         match usable.is_empty() {
             true => Err("has no address that may be dialled".to_owned()),
@@ -172,11 +182,15 @@ impl Dialler {
     }
 
     /// The addresses that the policy permits; at least one.
-    async fn addresses(&self, target: &Target<'_>, deadline: Timestamp) -> Result<Vec<IpAddr>, Failure> {
-        let forbidden = |refusal: Refusal| target.failed(FailureKind::Forbidden, refusal);
+    async fn addresses(
+        &self,
+        target: &ConnectionTarget<'_>,
+        deadline: Timestamp,
+    ) -> Result<Vec<IpAddr>, TransportFailure> {
+        let forbidden = |refusal: EgressRefusal| target.failed(TransportFailureKind::Forbidden, refusal);
         let unresolved = |reason: &dyn fmt::Display| {
             let reason = format_args!("the name could not be resolved: {reason}");
-            target.failed(FailureKind::Resolution, reason)
+            target.failed(TransportFailureKind::Resolution, reason)
         };
         self.egress.check_scheme(target.scheme).map_err(forbidden)?;
         if let Ok(literal) = target.host.parse() {
@@ -217,12 +231,12 @@ impl Dialler {
 /// Tells the request's guard that a tunnel is waited for. A wait that the sender gives up is a fault of the proxy.
 struct TunnelWait<'a> {
     dialler: &'a Dialler,
-    proxy: &'a Proxy,
+    proxy: &'a ForwardProxy,
     guard: Option<&'a SendGuard>,
 }
 
 impl<'a> TunnelWait<'a> {
-    fn begin(dialler: &'a Dialler, proxy: &'a Proxy, guard: Option<&'a SendGuard>) -> TunnelWait<'a> {
+    fn begin(dialler: &'a Dialler, proxy: &'a ForwardProxy, guard: Option<&'a SendGuard>) -> TunnelWait<'a> {
         if let Some(guard) = guard {
             guard.await_tunnel();
         }
@@ -246,9 +260,9 @@ impl Drop for TunnelWait<'_> {
 /// refused, if there was one.
 fn permitted(
     egress: &EgressPolicy,
-    scheme: Scheme,
+    scheme: DestinationScheme,
     addresses: impl IntoIterator<Item = IpAddr>,
-) -> Result<Vec<IpAddr>, Option<Refusal>> {
+) -> Result<Vec<IpAddr>, Option<EgressRefusal>> {
     let mut refused = None;
     let mut kept = Vec::new();
     for address in addresses {
@@ -303,7 +317,7 @@ mod tests {
     #[test]
     fn only_permitted_addresses_are_kept_in_order_and_not_too_many() {
         let ips = |list: &[&str]| list.iter().map(|ip| ip.parse().unwrap()).collect::<Vec<IpAddr>>();
-        let check = |list: &[&str]| permitted(&EgressPolicy::Private, Scheme::Http, ips(list));
+        let check = |list: &[&str]| permitted(&EgressPolicy::Private, DestinationScheme::Http, ips(list));
         assert_eq!(
             check(&["169.254.169.254", "10.0.0.2", "fe80::1", "10.0.0.1"]),
             Ok(ips(&["10.0.0.2", "10.0.0.1"]))

@@ -9,16 +9,16 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 /// The schemes a destination may have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Scheme {
+pub enum DestinationScheme {
     Http,
     Https,
 }
 
-impl fmt::Display for Scheme {
+impl fmt::Display for DestinationScheme {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Scheme::Http => "http",
-            Scheme::Https => "https",
+            DestinationScheme::Http => "http",
+            DestinationScheme::Https => "https",
         })
     }
 }
@@ -40,9 +40,9 @@ pub enum EgressPolicy {
 
 /// Why the egress policy refused.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Refusal {
+pub enum EgressRefusal {
     #[error("egress.policy forbids {scheme}: only https is allowed")]
-    Scheme { scheme: Scheme },
+    Scheme { scheme: DestinationScheme },
     #[error("egress.policy forbids {address} ({why})")]
     Address { address: IpAddr, why: &'static str },
     #[error("egress.policy forbids {host} (name of a cloud metadata service)")]
@@ -56,28 +56,28 @@ impl EgressPolicy {
     ///
     /// An IPv6 address that embeds an IPv4 one (mapped, NAT64, Teredo and the like) is checked by
     /// that one, too: packets end up there.
-    pub fn check(&self, scheme: Scheme, address: IpAddr) -> Result<(), Refusal> {
+    pub fn check(&self, scheme: DestinationScheme, address: IpAddr) -> Result<(), EgressRefusal> {
         self.check_scheme(scheme)?;
         match self.objection(address) {
-            Some(why) => Err(Refusal::Address { address, why }),
+            Some(why) => Err(EgressRefusal::Address { address, why }),
             None => Ok(()),
         }
     }
 
     /// Checks a name that a proxy will resolve, out of reach of this policy.
-    pub fn check_name(&self, host: &str) -> Result<(), Refusal> {
+    pub fn check_name(&self, host: &str) -> Result<(), EgressRefusal> {
         let host = host.trim_end_matches('.').to_ascii_lowercase();
         match self {
-            EgressPolicy::Custom { .. } => Err(Refusal::Unresolved { host }),
-            _ if METADATA_NAMES.contains(&host.as_str()) => Err(Refusal::Name { host }),
+            EgressPolicy::Custom { .. } => Err(EgressRefusal::Unresolved { host }),
+            _ if METADATA_NAMES.contains(&host.as_str()) => Err(EgressRefusal::Name { host }),
             _ => Ok(()),
         }
     }
 
     /// Checks the scheme alone, before there is an address.
-    pub fn check_scheme(&self, scheme: Scheme) -> Result<(), Refusal> {
+    pub fn check_scheme(&self, scheme: DestinationScheme) -> Result<(), EgressRefusal> {
         match (self, scheme) {
-            (EgressPolicy::Internet, Scheme::Http) => Err(Refusal::Scheme { scheme }),
+            (EgressPolicy::Internet, DestinationScheme::Http) => Err(EgressRefusal::Scheme { scheme }),
             _ => Ok(()),
         }
     }
@@ -88,8 +88,8 @@ impl EgressPolicy {
             destinations.iter().find_map(|destination| object(*destination))
         };
         match self {
-            EgressPolicy::Internet => any(&|ip| never(ip).or_else(|| not_public(ip))),
-            EgressPolicy::Private => any(&never),
+            EgressPolicy::Internet => any(&|ip| built_in_objection(ip).or_else(|| not_public(ip))),
+            EgressPolicy::Private => any(&built_in_objection),
             EgressPolicy::Custom { allow, deny } => {
                 let listed = |nets: &[IpNet], ip: IpAddr| nets.iter().any(|net| net.contains(&ip));
                 let exactly = |ip: IpAddr| allow.iter().any(|net| *net == IpNet::from(ip));
@@ -252,26 +252,26 @@ fn metadata_service(ip: IpAddr) -> Option<&'static str> {
 }
 
 /// The objection of both built-in policies to an address.
-pub(crate) fn never(ip: IpAddr) -> Option<&'static str> {
+pub(crate) fn built_in_objection(ip: IpAddr) -> Option<&'static str> {
     metadata_service(ip).or_else(|| find(NEVER, ip))
 }
 
-type Range = (IpNet, &'static str);
+type NamedNetwork = (IpNet, &'static str);
 
-const fn v4(a: u8, b: u8, c: u8, d: u8, prefix: u8, why: &'static str) -> Range {
+const fn v4(a: u8, b: u8, c: u8, d: u8, prefix: u8, why: &'static str) -> NamedNetwork {
     (
         IpNet::V4(Ipv4Net::new_assert(Ipv4Addr::new(a, b, c, d), prefix)),
         why,
     )
 }
 
-const fn v6(s: [u16; 8], prefix: u8, why: &'static str) -> Range {
+const fn v6(s: [u16; 8], prefix: u8, why: &'static str) -> NamedNetwork {
     let ip = Ipv6Addr::new(s[0], s[1], s[2], s[3], s[4], s[5], s[6], s[7]);
     (IpNet::V6(Ipv6Net::new_assert(ip, prefix)), why)
 }
 
 /// Networks, besides `METADATA_SERVICES`, that no built-in policy dials.
-const NEVER: &[Range] = &[
+const NEVER: &[NamedNetwork] = &[
     v4(0, 0, 0, 0, 8, "this network"),
     v4(169, 254, 0, 0, 16, "link-local"),
     v4(224, 0, 0, 0, 4, "multicast"),
@@ -284,7 +284,7 @@ const NEVER: &[Range] = &[
 ];
 
 /// Networks, besides `NEVER`, that are not the public internet.
-const NOT_PUBLIC: &[Range] = &[
+const NOT_PUBLIC: &[NamedNetwork] = &[
     v4(10, 0, 0, 0, 8, "private"),
     v4(100, 64, 0, 0, 10, "shared by a carrier"),
     v4(127, 0, 0, 0, 8, "loopback"),
@@ -305,9 +305,9 @@ const NOT_PUBLIC: &[Range] = &[
 ];
 
 /// The part of IPv6 that is assigned to the public.
-const PUBLIC_V6: Range = v6([0x2000, 0, 0, 0, 0, 0, 0, 0], 3, "public");
+const PUBLIC_V6: NamedNetwork = v6([0x2000, 0, 0, 0, 0, 0, 0, 0], 3, "public");
 
-fn find(ranges: &[Range], ip: IpAddr) -> Option<&'static str> {
+fn find(ranges: &[NamedNetwork], ip: IpAddr) -> Option<&'static str> {
     ranges
         .iter()
         .find(|(net, _)| net.contains(&ip))
@@ -356,7 +356,7 @@ fn destinations(address: IpAddr) -> Vec<IpAddr> {
 mod tests {
     use super::*;
 
-    fn verdict(policy: &EgressPolicy, scheme: Scheme, ip: &str) -> Result<(), String> {
+    fn verdict(policy: &EgressPolicy, scheme: DestinationScheme, ip: &str) -> Result<(), String> {
         policy
             .check(scheme, ip.parse().unwrap())
             .map_err(|refusal| refusal.to_string())
@@ -364,7 +364,7 @@ mod tests {
 
     /// Whether `Internet` and `Private` allow the address over https.
     fn check(ip: &str, internet: bool, private: bool) {
-        let allows = |policy| verdict(&policy, Scheme::Https, ip).is_ok();
+        let allows = |policy| verdict(&policy, DestinationScheme::Https, ip).is_ok();
         assert_eq!(allows(EgressPolicy::Internet), internet, "internet {ip}");
         assert_eq!(allows(EgressPolicy::Private), private, "private {ip}");
     }
@@ -477,7 +477,7 @@ mod tests {
                 allow: everywhere.into_iter().chain(named).collect(),
                 deny: Vec::new(),
             };
-            verdict(&policy, Scheme::Http, ip).is_ok()
+            verdict(&policy, DestinationScheme::Http, ip).is_ok()
         };
         for (net, ..) in METADATA_SERVICES {
             let ip = net.addr().to_string();
@@ -501,10 +501,13 @@ mod tests {
     #[test]
     fn only_the_internet_policy_insists_on_https() {
         assert_eq!(
-            verdict(&EgressPolicy::Internet, Scheme::Http, "8.8.8.8"),
+            verdict(&EgressPolicy::Internet, DestinationScheme::Http, "8.8.8.8"),
             Err("egress.policy forbids http: only https is allowed".into())
         );
-        assert_eq!(verdict(&EgressPolicy::Private, Scheme::Http, "8.8.8.8"), Ok(()));
+        assert_eq!(
+            verdict(&EgressPolicy::Private, DestinationScheme::Http, "8.8.8.8"),
+            Ok(())
+        );
     }
 
     #[test]
@@ -516,7 +519,7 @@ mod tests {
         };
         let check = |ip: &str, expected: Result<(), &str>| {
             let expected = expected.map_err(|why| format!("egress.policy forbids {ip} ({why})"));
-            assert_eq!(verdict(&policy, Scheme::Http, ip), expected);
+            assert_eq!(verdict(&policy, DestinationScheme::Http, ip), expected);
         };
         check("10.0.0.1", Ok(()));
         check("fd00::1", Ok(()));
@@ -531,7 +534,7 @@ mod tests {
     #[test]
     fn refusals_say_what_and_why() {
         assert_eq!(
-            verdict(&EgressPolicy::Private, Scheme::Http, "169.254.169.254"),
+            verdict(&EgressPolicy::Private, DestinationScheme::Http, "169.254.169.254"),
             Err("egress.policy forbids 169.254.169.254 (cloud metadata)".into())
         );
     }

@@ -15,31 +15,32 @@ mod wire;
 pub use dial::NOT_TLS;
 pub use egress::EgressPolicy;
 pub use pool::{IDLE_PER_ORIGIN_MAX, IDLE_TIME_MAX, ORIGINS_MAX};
-pub use proxy::Proxy;
-pub use resolve::{Resolve, SystemResolver};
+pub use proxy::ForwardProxy;
+pub use resolve::{NameResolver, SystemResolver};
 pub use rustls::pki_types::CertificateDer;
-pub use wire::{SNIPPET_MAX, Socket as Connection};
+pub use wire::{PeerSocket as Connection, SNIPPET_MAX};
 
 use async_trait::async_trait;
 use dial::Dialler;
 use http::HeaderValue;
-use pool::Pool;
+use pool::IdlePool;
 use postrider_core::time::Clock;
 use postrider_engine::deliver::{
-    Answer, ChargedBody, Failure, FailureKind, Reply, Request, Timings, Transport,
+    AttemptTimings, ChargedBody, DeliveryAnswer, DeliveryReply, DeliveryRequest, DeliveryTransport,
+    TransportFailure, TransportFailureKind,
 };
 use std::sync::Arc;
 use std::time::Duration;
-use target::Target;
-use tls::Tls;
+use target::ConnectionTarget;
+use tls::TlsClient;
 use tokio::time::Instant;
-use wire::{Message, Unanswered, Wire};
+use wire::{HttpConnection, NoResponse, OutgoingMessage};
 
 #[derive(Clone, Debug)]
 pub struct Config {
     pub egress: EgressPolicy,
     /// None: every target is dialled directly.
-    pub proxy: Option<Proxy>,
+    pub proxy: Option<ForwardProxy>,
     /// Trusted besides the machine's own roots.
     pub extra_roots: Vec<CertificateDer<'static>>,
     /// Accepts any certificate for any name.
@@ -93,8 +94,8 @@ impl Connector {
     }
 
     /// A connection to the URL's origin, over TLS if that is https.
-    pub async fn connect(&self, url: &http::Uri) -> Result<Connection, Failure> {
-        self.0.dial(&Target::of(url)?, None).await
+    pub async fn connect(&self, url: &http::Uri) -> Result<Connection, TransportFailure> {
+        self.0.dial(&ConnectionTarget::of(url)?, None).await
     }
 
     /// Checks that a connection to the proxy can be made, if there is one. The error completes a
@@ -104,13 +105,13 @@ impl Connector {
     }
 }
 
-/// [`Transport`] over HTTP/1.1.
+/// [`DeliveryTransport`] over HTTP/1.1.
 ///
 /// Keeps up to [`IDLE_PER_ORIGIN_MAX`] idle connections for each of up to [`ORIGINS_MAX`] origins,
 /// for up to [`IDLE_TIME_MAX`]. Dropping the future that `send` returned closes its connection.
 pub struct HttpTransport {
     connector: Connector,
-    pool: Pool<Box<Wire>>,
+    pool: IdlePool<Box<HttpConnection>>,
     clock: Arc<dyn Clock>,
     user_agent: Option<HeaderValue>,
     body_cap: usize,
@@ -126,7 +127,7 @@ impl HttpTransport {
     pub fn with_resolver(
         config: Config,
         clock: Arc<dyn Clock>,
-        resolver: Arc<dyn Resolve>,
+        resolver: Arc<dyn NameResolver>,
     ) -> Result<HttpTransport, Error> {
         let user_agent = config
             .user_agent
@@ -136,13 +137,13 @@ impl HttpTransport {
             egress: config.egress,
             proxy: config.proxy,
             resolver,
-            tls: Tls::new(config.extra_roots, config.accept_invalid_certs)?,
+            tls: TlsClient::new(config.extra_roots, config.accept_invalid_certs)?,
             timeout: config.connect_timeout,
             clock: clock.clone(),
         };
         Ok(HttpTransport {
             connector: Connector(Arc::new(dialler)),
-            pool: Pool::new(config.idle_max),
+            pool: IdlePool::new(config.idle_max),
             clock,
             user_agent,
             body_cap: config.body_cap,
@@ -151,7 +152,7 @@ impl HttpTransport {
     }
 
     /// Checks that a connection can be made by the rules of deliveries. Nothing is sent over it.
-    pub async fn reach(&self, url: &http::Uri) -> Result<(), Failure> {
+    pub async fn reach(&self, url: &http::Uri) -> Result<(), TransportFailure> {
         self.connector.connect(url).await.map(drop)
     }
 
@@ -166,10 +167,10 @@ impl HttpTransport {
         self.pool.len()
     }
 
-    async fn attempt(&self, request: Request) -> Result<Answer, Failure> {
+    async fn attempt(&self, request: DeliveryRequest) -> Result<DeliveryAnswer, TransportFailure> {
         let started = Instant::now();
-        let target = Target::of(&request.url)?;
-        let message = Message {
+        let target = ConnectionTarget::of(&request.url)?;
+        let message = OutgoingMessage {
             method: &request.method,
             path: request.url.path_and_query().map_or("/", |path| path.as_str()),
             authority: target.authority,
@@ -181,22 +182,25 @@ impl HttpTransport {
         if let Some(wire) = self.checkout(&target) {
             let exchange = self.exchange(wire, &target, &message, &mut body, started, started);
             match exchange.await {
-                Err(Unanswered::NeverSent(_)) => {}
-                Err(Unanswered::Broken(error)) => return Err(target.failed(FailureKind::Socket, error)),
+                Err(NoResponse::NeverSent(_)) => {}
+                Err(NoResponse::Broken(error)) => {
+                    return Err(target.failed(TransportFailureKind::Socket, error));
+                }
                 Ok(answer) => return Ok(answer),
             }
         }
         // Boxed, because it is large and most requests never come here.
-        let wire = Wire::new(Box::pin(self.connector.0.dial(&target, request.guard.as_ref())).await?);
+        let wire =
+            HttpConnection::new(Box::pin(self.connector.0.dial(&target, request.guard.as_ref())).await?);
         let connected = Instant::now();
         if request.guard.is_some_and(|guard| !guard.may_send()) {
             let reason = "the request was withdrawn while the connection was made";
-            return Err(target.failed(FailureKind::Withdrawn, reason));
+            return Err(target.failed(TransportFailureKind::Withdrawn, reason));
         }
         let exchange = self.exchange(Box::new(wire), &target, &message, &mut body, started, connected);
         match exchange.await {
-            Err(Unanswered::NeverSent(error) | Unanswered::Broken(error)) => {
-                Err(target.failed(FailureKind::Socket, error))
+            Err(NoResponse::NeverSent(error) | NoResponse::Broken(error)) => {
+                Err(target.failed(TransportFailureKind::Socket, error))
             }
             Ok(answer) => Ok(answer),
         }
@@ -205,13 +209,13 @@ impl HttpTransport {
     /// Uses the connection for one request, then keeps it if it can be used again.
     async fn exchange(
         &self,
-        mut wire: Box<Wire>,
-        target: &Target<'_>,
-        message: &Message<'_>,
+        mut wire: Box<HttpConnection>,
+        target: &ConnectionTarget<'_>,
+        message: &OutgoingMessage<'_>,
         body: &mut ChargedBody,
         started: Instant,
         connected: Instant,
-    ) -> Result<Answer, Unanswered> {
+    ) -> Result<DeliveryAnswer, NoResponse> {
         let head = wire.request(message, body).await?;
         let first_byte = connected.elapsed();
         let body = wire
@@ -221,11 +225,11 @@ impl HttpTransport {
             self.pool
                 .put(target.scheme, target.authority, wire, self.clock.now());
         }
-        Ok(Answer {
+        Ok(DeliveryAnswer {
             status: head.status,
             headers: head.headers,
             body: body.snippet,
-            timings: Timings {
+            timings: AttemptTimings {
                 connect: connected - started,
                 first_byte,
                 total: started.elapsed(),
@@ -234,7 +238,7 @@ impl HttpTransport {
     }
 
     /// An idle connection that the peer has not closed, as far as is known.
-    fn checkout(&self, target: &Target<'_>) -> Option<Box<Wire>> {
+    fn checkout(&self, target: &ConnectionTarget<'_>) -> Option<Box<HttpConnection>> {
         let now = self.clock.now();
         loop {
             let mut wire = self.pool.take(target.scheme, target.authority, now)?;
@@ -246,11 +250,11 @@ impl HttpTransport {
 }
 
 #[async_trait]
-impl Transport for HttpTransport {
-    async fn send(self: Arc<Self>, request: Request) -> Reply {
+impl DeliveryTransport for HttpTransport {
+    async fn send(self: Arc<Self>, request: DeliveryRequest) -> DeliveryReply {
         match self.attempt(request).await {
-            Ok(answer) => Reply::Answered(answer),
-            Err(failure) => Reply::Failed(failure),
+            Ok(answer) => DeliveryReply::Answered(answer),
+            Err(failure) => DeliveryReply::Failed(failure),
         }
     }
 }

@@ -1,6 +1,6 @@
 //! Idle connections, kept for the next request to the same origin.
 
-use crate::egress::Scheme;
+use crate::egress::DestinationScheme;
 use postrider_core::time::Timestamp;
 use std::collections::{HashMap, VecDeque};
 use std::mem;
@@ -19,42 +19,42 @@ const SWEEP_EVERY: Duration = Duration::from_secs(5);
 /// likely to have closed it, and surplus connections grow old and are closed.
 ///
 /// An origin is a scheme and an authority as written in the URL: `host` and `host:80` do not share.
-pub(crate) struct Pool<C> {
+pub(crate) struct IdlePool<C> {
     idle_max: usize,
-    shelves: Mutex<Shelves<C>>,
+    shelves: Mutex<IdlePoolState<C>>,
 }
 
-struct Shelves<C> {
-    by_authority: HashMap<Box<str>, Shelf<C>>,
+struct IdlePoolState<C> {
+    by_authority: HashMap<Box<str>, AuthorityConnections<C>>,
     swept: Timestamp,
     /// The number of idle connections to all authorities.
     idle: usize,
 }
 
 /// The idle connections to one authority, oldest first.
-struct Shelf<C> {
-    http: VecDeque<Idle<C>>,
-    https: VecDeque<Idle<C>>,
+struct AuthorityConnections<C> {
+    http: VecDeque<IdleConnection<C>>,
+    https: VecDeque<IdleConnection<C>>,
     used: Timestamp,
 }
 
-struct Idle<C> {
+struct IdleConnection<C> {
     since: Timestamp,
     connection: C,
 }
 
-impl<C> Idle<C> {
+impl<C> IdleConnection<C> {
     fn is_stale(&self, now: Timestamp) -> bool {
         now.since(self.since) > IDLE_TIME_MAX
     }
 }
 
-impl<C> Pool<C> {
+impl<C> IdlePool<C> {
     /// `idle_max` is the most connections that are kept, over all origins.
-    pub fn new(idle_max: usize) -> Pool<C> {
-        Pool {
+    pub fn new(idle_max: usize) -> IdlePool<C> {
+        IdlePool {
             idle_max,
-            shelves: Mutex::new(Shelves {
+            shelves: Mutex::new(IdlePoolState {
                 by_authority: HashMap::new(),
                 swept: Timestamp::MIN,
                 idle: 0,
@@ -63,9 +63,9 @@ impl<C> Pool<C> {
     }
 
     /// Takes the youngest idle connection to the origin.
-    pub fn take(&self, scheme: Scheme, authority: &str, now: Timestamp) -> Option<C> {
+    pub fn take(&self, scheme: DestinationScheme, authority: &str, now: Timestamp) -> Option<C> {
         let mut shelves = self.lock();
-        let Shelves {
+        let IdlePoolState {
             by_authority, idle, ..
         } = &mut *shelves;
         let shelf = by_authority.get_mut(authority)?;
@@ -87,7 +87,7 @@ impl<C> Pool<C> {
 
     /// Adds an idle connection, replacing the origin's oldest one if there are too many. Without
     /// space in the pool the connection is closed.
-    pub fn put(&self, scheme: Scheme, authority: &str, connection: C, now: Timestamp) {
+    pub fn put(&self, scheme: DestinationScheme, authority: &str, connection: C, now: Timestamp) {
         let mut locked = self.lock();
         let shelves = &mut *locked;
         let swept = shelves.sweep_if_due(now);
@@ -97,11 +97,14 @@ impl<C> Pool<C> {
         }
         let shelf = match shelves.by_authority.get_mut(authority) {
             Some(shelf) => shelf,
-            None => shelves.by_authority.entry(authority.into()).or_insert(Shelf {
-                http: VecDeque::new(),
-                https: VecDeque::new(),
-                used: now,
-            }),
+            None => shelves
+                .by_authority
+                .entry(authority.into())
+                .or_insert(AuthorityConnections {
+                    http: VecDeque::new(),
+                    https: VecDeque::new(),
+                    used: now,
+                }),
         };
         shelf.used = now;
         let row = shelf.row(scheme);
@@ -110,7 +113,7 @@ impl<C> Pool<C> {
         } else {
             row.pop_front()
         };
-        let idle = Idle {
+        let idle = IdleConnection {
             since: now,
             connection,
         };
@@ -134,7 +137,11 @@ impl<C> Pool<C> {
 
     /// The number of idle connections.
     pub fn len(&self) -> usize {
-        self.lock().by_authority.values().map(Shelf::len).sum()
+        self.lock()
+            .by_authority
+            .values()
+            .map(AuthorityConnections::len)
+            .sum()
     }
 
     #[cfg(test)]
@@ -142,15 +149,15 @@ impl<C> Pool<C> {
         self.lock().idle
     }
 
-    fn lock(&self) -> MutexGuard<'_, Shelves<C>> {
+    fn lock(&self) -> MutexGuard<'_, IdlePoolState<C>> {
         self.shelves
             .lock()
             .expect("nothing panics while it holds the pool")
     }
 }
 
-impl<C> Shelves<C> {
-    fn sweep_if_due(&mut self, now: Timestamp) -> Vec<Idle<C>> {
+impl<C> IdlePoolState<C> {
+    fn sweep_if_due(&mut self, now: Timestamp) -> Vec<IdleConnection<C>> {
         // A clock that was set back delays the next sweep but does not prevent it.
         if now.since(self.swept) >= SWEEP_EVERY || now < self.swept {
             self.sweep(now)
@@ -160,7 +167,7 @@ impl<C> Shelves<C> {
     }
 
     /// Takes all stale connections, to be dropped without the lock.
-    fn sweep(&mut self, now: Timestamp) -> Vec<Idle<C>> {
+    fn sweep(&mut self, now: Timestamp) -> Vec<IdleConnection<C>> {
         self.swept = now;
         let mut stale = Vec::new();
         self.by_authority.retain(|_, shelf| {
@@ -176,7 +183,7 @@ impl<C> Shelves<C> {
 
     /// Makes space for another authority, if there are too many: takes an empty one, or else the
     /// least recently used one.
-    fn make_room(&mut self) -> Option<Shelf<C>> {
+    fn make_room(&mut self) -> Option<AuthorityConnections<C>> {
         if self.by_authority.len() < ORIGINS_MAX {
             return None;
         }
@@ -191,11 +198,11 @@ impl<C> Shelves<C> {
     }
 }
 
-impl<C> Shelf<C> {
-    fn row(&mut self, scheme: Scheme) -> &mut VecDeque<Idle<C>> {
+impl<C> AuthorityConnections<C> {
+    fn row(&mut self, scheme: DestinationScheme) -> &mut VecDeque<IdleConnection<C>> {
         match scheme {
-            Scheme::Http => &mut self.http,
-            Scheme::Https => &mut self.https,
+            DestinationScheme::Http => &mut self.http,
+            DestinationScheme::Https => &mut self.https,
         }
     }
 
@@ -207,7 +214,7 @@ impl<C> Shelf<C> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use Scheme::{Http, Https};
+    use DestinationScheme::{Http, Https};
 
     fn at(secs: i64) -> Timestamp {
         Timestamp::from_secs(1_000_000 + secs)
@@ -215,7 +222,7 @@ mod tests {
 
     #[test]
     fn the_last_to_come_back_is_the_first_to_leave() {
-        let pool = Pool::new(usize::MAX);
+        let pool = IdlePool::new(usize::MAX);
         for connection in 0..3 {
             pool.put(Http, "a", connection, at(0));
         }
@@ -230,7 +237,7 @@ mod tests {
 
     #[test]
     fn an_origin_keeps_the_youngest_up_to_its_bound() {
-        let pool = Pool::new(usize::MAX);
+        let pool = IdlePool::new(usize::MAX);
         for connection in 0..IDLE_PER_ORIGIN_MAX + 2 {
             pool.put(Http, "a", connection, at(0));
         }
@@ -242,7 +249,7 @@ mod tests {
     // Regression: idle connections to many origins took the file descriptors that others need.
     #[test]
     fn all_origins_together_keep_no_more_than_their_bound() {
-        let pool = Pool::new(5);
+        let pool = IdlePool::new(5);
         for origin in ["a", "b", "c"] {
             for connection in 0..3 {
                 pool.put(Http, origin, connection, at(0));
@@ -261,7 +268,7 @@ mod tests {
 
     #[test]
     fn old_connections_are_not_handed_out() {
-        let pool = Pool::new(usize::MAX);
+        let pool = IdlePool::new(usize::MAX);
         pool.put(Http, "a", 1, at(0));
         pool.put(Http, "a", 2, at(1));
         assert_eq!(pool.take(Http, "a", at(20)), Some(2));
@@ -271,7 +278,7 @@ mod tests {
 
     #[test]
     fn sweeping_drops_the_old_and_forgets_the_empty() {
-        let pool = Pool::new(usize::MAX);
+        let pool = IdlePool::new(usize::MAX);
         pool.put(Http, "a", 1, at(0));
         pool.put(Http, "b", 2, at(10));
         pool.sweep(at(25));
@@ -284,7 +291,7 @@ mod tests {
 
     #[test]
     fn the_origin_used_least_recently_makes_room() {
-        let pool = Pool::new(usize::MAX);
+        let pool = IdlePool::new(usize::MAX);
         for n in 0..ORIGINS_MAX {
             pool.put(Http, &n.to_string(), n, at(0) + Duration::from_millis(n as u64));
         }

@@ -22,19 +22,19 @@ const ANSWERS_MAX: usize = 4 * HEAD_MAX;
 
 /// A forward proxy, and the targets that are reached without it.
 #[derive(Clone, Debug)]
-pub struct Proxy {
+pub struct ForwardProxy {
     /// A name or an IP literal without brackets.
     pub(crate) host: String,
     pub(crate) port: u16,
     /// Marked as sensitive: prints nothing under `Debug`.
     authorization: Option<HeaderValue>,
-    no_proxy: Vec<Exception>,
+    no_proxy: Vec<ProxyException>,
     pub(crate) health: Arc<ProxyHealth>,
 }
 
 /// An entry of `no_proxy`.
 #[derive(Clone, Debug, PartialEq, Eq)]
-enum Exception {
+enum ProxyException {
     Everything,
     /// The name and all names below it; with a port, only that port.
     Name(String, Option<u16>),
@@ -42,9 +42,9 @@ enum Exception {
     Network(IpNet, Option<u16>),
 }
 
-impl Proxy {
+impl ForwardProxy {
     /// Parses `http://[user:password@]host[:port]`. The error contains nothing of the URL.
-    pub fn parse(url: &str, no_proxy: &[String]) -> Result<Proxy, &'static str> {
+    pub fn parse(url: &str, no_proxy: &[String]) -> Result<ForwardProxy, &'static str> {
         const FORM: &str = "must be a URL such as \"http://proxy.example:3128\"";
         let uri: Uri = url.parse().map_err(|_| FORM)?;
         match uri.scheme_str() {
@@ -63,8 +63,8 @@ impl Proxy {
             return Err(FORM);
         }
         let userinfo = authority.as_str().rsplit_once('@').map(|(userinfo, _)| userinfo);
-        let exceptions = no_proxy.iter().map(|entry| Exception::parse(entry));
-        Ok(Proxy {
+        let exceptions = no_proxy.iter().map(|entry| ProxyException::parse(entry));
+        Ok(ForwardProxy {
             authorization: userinfo.map(basic).transpose()?,
             no_proxy: exceptions.collect::<Result<_, _>>()?,
             health: Arc::new(ProxyHealth::new(match host.contains(':') {
@@ -119,42 +119,42 @@ fn basic(userinfo: &str) -> Result<HeaderValue, &'static str> {
     Ok(value)
 }
 
-impl Exception {
-    fn parse(entry: &str) -> Result<Exception, &'static str> {
+impl ProxyException {
+    fn parse(entry: &str) -> Result<ProxyException, &'static str> {
         const FORM: &str = "no_proxy: each entry must be a host name, an address, a network or \"*\"";
         let entry = entry.trim();
         if entry == "*" {
-            return Ok(Exception::Everything);
+            return Ok(ProxyException::Everything);
         }
         if let Some(net) = network(entry) {
-            return Ok(Exception::Network(net, None));
+            return Ok(ProxyException::Network(net, None));
         }
         let (host, port) = match entry.rsplit_once(':') {
             Some((host, port)) => (host, Some(port.parse().map_err(|_| FORM)?)),
             None => (entry, None),
         };
         if let Some(net) = network(bare(host)) {
-            return Ok(Exception::Network(net, port));
+            return Ok(ProxyException::Network(net, port));
         }
         let name = host.strip_prefix("*.").unwrap_or(host);
         let name = name.trim_matches('.').to_ascii_lowercase();
         let named = |c: char| c.is_alphanumeric() || matches!(c, '-' | '_' | '.');
         match !name.is_empty() && name.chars().all(named) {
-            true => Ok(Exception::Name(name, port)),
+            true => Ok(ProxyException::Name(name, port)),
             false => Err(FORM),
         }
     }
 
     fn matches(&self, host: &str, port: u16) -> bool {
         match self {
-            Exception::Everything => true,
-            Exception::Name(name, only) => {
+            ProxyException::Everything => true,
+            ProxyException::Name(name, only) => {
                 let host = host.trim_end_matches('.').to_ascii_lowercase();
                 let below = host.strip_suffix(name.as_str());
                 only.is_none_or(|only| only == port)
                     && below.is_some_and(|rest| rest.is_empty() || rest.ends_with('.'))
             }
-            Exception::Network(net, only) => {
+            ProxyException::Network(net, only) => {
                 let ip: Option<IpAddr> = host.parse().ok();
                 only.is_none_or(|only| only == port) && ip.is_some_and(|ip| net.contains(&ip.to_canonical()))
             }
@@ -224,9 +224,9 @@ fn answer(input: &[u8]) -> Result<Option<(usize, u16)>, String> {
 mod tests {
     use super::*;
 
-    fn parse(url: &str, no_proxy: &[&str]) -> Result<Proxy, &'static str> {
+    fn parse(url: &str, no_proxy: &[&str]) -> Result<ForwardProxy, &'static str> {
         let no_proxy: Vec<String> = no_proxy.iter().map(ToString::to_string).collect();
-        Proxy::parse(url, &no_proxy)
+        ForwardProxy::parse(url, &no_proxy)
     }
 
     #[test]

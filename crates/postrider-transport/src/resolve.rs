@@ -12,7 +12,7 @@ use tokio::sync::watch;
 ///
 /// Never called for IP literals. An empty result means that the name has no addresses.
 #[async_trait]
-pub trait Resolve: Send + Sync {
+pub trait NameResolver: Send + Sync {
     async fn addresses(&self, host: &str) -> io::Result<Vec<IpAddr>>;
 }
 
@@ -35,21 +35,21 @@ pub struct SystemResolver {
     lookups: Arc<Lookups>,
 }
 
-type Found = io::Result<Vec<IpAddr>>;
+type LookupResult = io::Result<Vec<IpAddr>>;
 /// An error is stored by its kind and text, so that all waiters get it.
-type SharedFound = Result<Vec<IpAddr>, (io::ErrorKind, String)>;
+type SharedLookupResult = Result<Vec<IpAddr>, (io::ErrorKind, String)>;
 /// None until the lookup has ended.
-type Pending = Option<SharedFound>;
+type PendingLookup = Option<SharedLookupResult>;
 
 struct Lookups {
-    look_up: Box<dyn Fn(&str) -> Found + Send + Sync>,
+    look_up: Box<dyn Fn(&str) -> LookupResult + Send + Sync>,
     state: Mutex<LookupState>,
 }
 
 #[derive(Default)]
 struct LookupState {
     /// Names that wait or are being looked up.
-    pending: HashMap<Arc<str>, watch::Sender<Pending>>,
+    pending: HashMap<Arc<str>, watch::Sender<PendingLookup>>,
     /// Names that wait for a thread, in the order of the requests.
     quick: VecDeque<Arc<str>>,
     slow: VecDeque<Arc<str>>,
@@ -73,7 +73,7 @@ impl SystemResolver {
         })
     }
 
-    fn looking_up(look_up: impl Fn(&str) -> Found + Send + Sync + 'static) -> SystemResolver {
+    fn looking_up(look_up: impl Fn(&str) -> LookupResult + Send + Sync + 'static) -> SystemResolver {
         SystemResolver {
             lookups: Arc::new(Lookups {
                 look_up: Box::new(look_up),
@@ -84,7 +84,7 @@ impl SystemResolver {
 }
 
 #[async_trait]
-impl Resolve for SystemResolver {
+impl NameResolver for SystemResolver {
     async fn addresses(&self, host: &str) -> io::Result<Vec<IpAddr>> {
         let mut answer = self.lookups.ask(host)?;
         let found = match answer.wait_for(Option::is_some).await {
@@ -104,7 +104,7 @@ impl Lookups {
         self.state.lock().expect("no panic while it is locked")
     }
 
-    fn ask(self: &Arc<Self>, host: &str) -> io::Result<watch::Receiver<Pending>> {
+    fn ask(self: &Arc<Self>, host: &str) -> io::Result<watch::Receiver<PendingLookup>> {
         let mut state = self.state();
         if let Some(answer) = state.pending.get(host) {
             return Ok(answer.subscribe());
@@ -198,12 +198,12 @@ mod tests {
     use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 
     #[derive(Default)]
-    struct Gate {
+    struct GatedLookup {
         open: Mutex<bool>,
         opened: Condvar,
     }
 
-    impl Gate {
+    impl GatedLookup {
         fn wait(&self) {
             let open = self.open.lock().unwrap();
             drop(self.opened.wait_while(open, |open| !*open).unwrap());
@@ -219,7 +219,7 @@ mod tests {
 
     #[tokio::test]
     async fn everyone_who_waits_for_a_name_shares_one_lookup() {
-        let (gate, count) = (Arc::new(Gate::default()), Arc::new(AtomicUsize::new(0)));
+        let (gate, count) = (Arc::new(GatedLookup::default()), Arc::new(AtomicUsize::new(0)));
         let (waiting, counted) = (gate.clone(), count.clone());
         let resolver = SystemResolver::looking_up(move |_| {
             counted.fetch_add(1, SeqCst);
@@ -241,7 +241,7 @@ mod tests {
     // as well.
     #[tokio::test]
     async fn names_that_hang_leave_threads_to_others() {
-        let gate = Arc::new(Gate::default());
+        let gate = Arc::new(GatedLookup::default());
         gate.set(true);
         let (waiting, begun) = (gate.clone(), Arc::new(AtomicUsize::new(0)));
         let counted = begun.clone();

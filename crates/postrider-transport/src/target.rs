@@ -1,14 +1,14 @@
 //! The connection target in a URL.
 
-use crate::egress::Scheme;
+use crate::egress::DestinationScheme;
 use http::Uri;
-use postrider_engine::deliver::{Failure, FailureKind};
+use postrider_engine::deliver::{TransportFailure, TransportFailureKind};
 use std::fmt;
 
 /// The origin of a URL, borrowed from it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Target<'a> {
-    pub scheme: Scheme,
+pub(crate) struct ConnectionTarget<'a> {
+    pub scheme: DestinationScheme,
     /// Host and port as written, without userinfo: the value of the `host` header.
     pub authority: &'a str,
     /// The host without brackets.
@@ -16,19 +16,23 @@ pub(crate) struct Target<'a> {
     pub port: u16,
 }
 
-impl<'a> Target<'a> {
-    pub fn of(url: &'a Uri) -> Result<Target<'a>, Failure> {
+impl<'a> ConnectionTarget<'a> {
+    pub fn of(url: &'a Uri) -> Result<ConnectionTarget<'a>, TransportFailure> {
         let Some(written) = url.authority() else {
-            return Err(refused(FailureKind::Resolution, "", "the url names no host"));
+            return Err(refused(
+                TransportFailureKind::Resolution,
+                "",
+                "the url names no host",
+            ));
         };
         let authority = written.as_str();
         let authority = authority.rsplit_once('@').map_or(authority, |(_, rest)| rest);
         let (scheme, port_default) = match url.scheme_str() {
-            Some("http") => (Scheme::Http, 80),
-            Some("https") => (Scheme::Https, 443),
+            Some("http") => (DestinationScheme::Http, 80),
+            Some("https") => (DestinationScheme::Https, 443),
             _ => {
                 let reason = "the url's scheme is neither http nor https";
-                return Err(refused(FailureKind::Forbidden, authority, reason));
+                return Err(refused(TransportFailureKind::Forbidden, authority, reason));
             }
         };
         let bracketed = written.host();
@@ -38,7 +42,7 @@ impl<'a> Target<'a> {
         };
         let Some(port) = port.filter(|port| *port != 0) else {
             return Err(refused(
-                FailureKind::Socket,
+                TransportFailureKind::Socket,
                 authority,
                 "the url's port is not a port",
             ));
@@ -46,12 +50,12 @@ impl<'a> Target<'a> {
         let host = bare(bracketed);
         if host.is_empty() {
             return Err(refused(
-                FailureKind::Resolution,
+                TransportFailureKind::Resolution,
                 authority,
                 "the url names no host",
             ));
         }
-        Ok(Target {
+        Ok(ConnectionTarget {
             scheme,
             authority,
             host,
@@ -60,7 +64,7 @@ impl<'a> Target<'a> {
     }
 
     /// A failed attempt at this target.
-    pub fn failed(&self, kind: FailureKind, reason: impl fmt::Display) -> Failure {
+    pub fn failed(&self, kind: TransportFailureKind, reason: impl fmt::Display) -> TransportFailure {
         refused(kind, self.authority, reason)
     }
 }
@@ -71,21 +75,21 @@ pub(crate) fn bare(host: &str) -> &str {
     inside.unwrap_or(host)
 }
 
-fn refused(kind: FailureKind, authority: &str, reason: impl fmt::Display) -> Failure {
+fn refused(kind: TransportFailureKind, authority: &str, reason: impl fmt::Display) -> TransportFailure {
     let detail = match authority {
         "" => reason.to_string(),
         _ => format!("{authority}: {reason}"),
     };
-    Failure { kind, detail }
+    TransportFailure { kind, detail }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn check(url: &str, expected: Result<(Scheme, &str, &str, u16), FailureKind>) {
+    fn check(url: &str, expected: Result<(DestinationScheme, &str, &str, u16), TransportFailureKind>) {
         let uri: Uri = url.parse().unwrap();
-        let target = Target::of(&uri);
+        let target = ConnectionTarget::of(&uri);
         if let Err(failure) = &target {
             assert!(!failure.detail.contains("secret"), "{url}: {}", failure.detail);
         }
@@ -97,7 +101,7 @@ mod tests {
 
     #[test]
     fn reads_the_origin_of_a_url() {
-        use Scheme::{Http, Https};
+        use DestinationScheme::{Http, Https};
         check(
             "http://example.com/a?secret=1",
             Ok((Http, "example.com", "example.com", 80)),
@@ -117,8 +121,14 @@ mod tests {
         check("http://[::1]:81/", Ok((Http, "[::1]:81", "::1", 81)));
         check("http://[::1]/", Ok((Http, "[::1]", "::1", 80)));
         check("http://127.0.0.1:1/", Ok((Http, "127.0.0.1:1", "127.0.0.1", 1)));
-        check("/path?secret=1", Err(FailureKind::Resolution));
-        check("ftp://example.com/?secret=1", Err(FailureKind::Forbidden));
-        check("http://u:secret@example.com:0/", Err(FailureKind::Socket));
+        check("/path?secret=1", Err(TransportFailureKind::Resolution));
+        check(
+            "ftp://example.com/?secret=1",
+            Err(TransportFailureKind::Forbidden),
+        );
+        check(
+            "http://u:secret@example.com:0/",
+            Err(TransportFailureKind::Socket),
+        );
     }
 }

@@ -12,22 +12,25 @@ use tokio::sync::OnceCell;
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 
-pub(crate) struct Tls {
+pub(crate) struct TlsClient {
     extra_roots: RootCertStore,
     accept_invalid_certs: bool,
     /// Loaded on first use: the machine's roots take time to read and memory to keep.
     connector: OnceCell<TlsConnector>,
 }
 
-impl Tls {
-    pub fn new(extra_roots: Vec<CertificateDer<'static>>, accept_invalid_certs: bool) -> Result<Tls, Error> {
+impl TlsClient {
+    pub fn new(
+        extra_roots: Vec<CertificateDer<'static>>,
+        accept_invalid_certs: bool,
+    ) -> Result<TlsClient, Error> {
         let mut roots = RootCertStore::empty();
         for (position, root) in extra_roots.into_iter().enumerate() {
             roots
                 .add(root)
                 .map_err(|reason| Error::Root { position, reason })?;
         }
-        Ok(Tls {
+        Ok(TlsClient {
             extra_roots: roots,
             accept_invalid_certs,
             connector: OnceCell::new(),
@@ -43,30 +46,30 @@ impl Tls {
 
     async fn connector(&self) -> io::Result<TlsConnector> {
         let config = if self.accept_invalid_certs {
-            config(Trust::Anyone)
+            config(CertificateTrust::Anyone)
         } else {
             let roots = self.extra_roots.clone();
-            tokio::task::spawn_blocking(|| config(Trust::Roots(with_native_roots(roots)))).await?
+            tokio::task::spawn_blocking(|| config(CertificateTrust::Roots(with_native_roots(roots)))).await?
         };
         Ok(TlsConnector::from(Arc::new(config)))
     }
 }
 
-enum Trust {
+enum CertificateTrust {
     Roots(RootCertStore),
     Anyone,
 }
 
-fn config(trust: Trust) -> ClientConfig {
+fn config(trust: CertificateTrust) -> ClientConfig {
     let provider = Arc::new(ring::default_provider());
     let builder = ClientConfig::builder_with_provider(provider.clone())
         .with_safe_default_protocol_versions()
         .expect("ring speaks TLS 1.2 and 1.3");
     let mut config = match trust {
-        Trust::Roots(roots) => builder.with_root_certificates(roots).with_no_client_auth(),
-        Trust::Anyone => builder
+        CertificateTrust::Roots(roots) => builder.with_root_certificates(roots).with_no_client_auth(),
+        CertificateTrust::Anyone => builder
             .dangerous()
-            .with_custom_certificate_verifier(Arc::new(AcceptAnyone(provider)))
+            .with_custom_certificate_verifier(Arc::new(AcceptAnyCertificate(provider)))
             .with_no_client_auth(),
     };
     config.alpn_protocols = vec![b"http/1.1".to_vec()];
@@ -87,9 +90,9 @@ fn with_native_roots(mut roots: RootCertStore) -> RootCertStore {
 
 /// Accepts any certificate for any name. Only for operators who asked for it.
 #[derive(Debug)]
-struct AcceptAnyone(Arc<CryptoProvider>);
+struct AcceptAnyCertificate(Arc<CryptoProvider>);
 
-impl ServerCertVerifier for AcceptAnyone {
+impl ServerCertVerifier for AcceptAnyCertificate {
     fn verify_server_cert(
         &self,
         _end_entity: &CertificateDer<'_>,

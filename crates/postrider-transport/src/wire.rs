@@ -45,7 +45,7 @@ const SLICES_MAX: usize = 16;
 pub const SNIPPET_MAX: usize = 4 * 1024;
 
 /// A request to be sent.
-pub(crate) struct Message<'a> {
+pub(crate) struct OutgoingMessage<'a> {
     pub method: &'a Method,
     /// Path and query.
     pub path: &'a str,
@@ -58,7 +58,7 @@ pub(crate) struct Message<'a> {
 
 /// Why there is no response.
 #[derive(Debug)]
-pub(crate) enum Unanswered {
+pub(crate) enum NoResponse {
     /// No byte of the request was written.
     NeverSent(io::Error),
     /// The peer may have seen the request.
@@ -67,17 +67,17 @@ pub(crate) enum Unanswered {
 
 /// The head of a response.
 #[derive(Debug)]
-pub(crate) struct Head {
+pub(crate) struct ResponseHead {
     pub status: u16,
     pub headers: HeaderMap,
-    framing: Framing,
+    framing: BodyFraming,
     /// Whether the connection can be used again once the body has been read.
     keep: bool,
 }
 
 /// How the end of a body is determined.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Framing {
+enum BodyFraming {
     Length(u64),
     Chunked,
     UntilClosed,
@@ -101,8 +101,8 @@ struct HeadProgress {
     parsed: usize,
 }
 
-pub(crate) struct Wire {
-    socket: Socket,
+pub(crate) struct HttpConnection {
+    socket: PeerSocket,
     /// Bytes that have been read and not consumed.
     input: BytesMut,
     /// The head of the request that is being sent.
@@ -117,9 +117,9 @@ fn closed() -> io::Error {
     io::Error::new(io::ErrorKind::UnexpectedEof, "connection closed before an answer")
 }
 
-impl Wire {
-    pub fn new(socket: Socket) -> Wire {
-        Wire {
+impl HttpConnection {
+    pub fn new(socket: PeerSocket) -> HttpConnection {
+        HttpConnection {
             socket,
             input: BytesMut::new(),
             output: Vec::new(),
@@ -129,9 +129,9 @@ impl Wire {
     /// Sends the request and waits for the head of the response. Drops the body once it is sent.
     pub async fn request(
         &mut self,
-        message: &Message<'_>,
+        message: &OutgoingMessage<'_>,
         body: &mut ChargedBody,
-    ) -> Result<Head, Unanswered> {
+    ) -> Result<ResponseHead, NoResponse> {
         message.write_head(body.bytes.len(), &mut self.output);
         let total = self.output.len() + body.bytes.len();
         let mut sent = 0;
@@ -142,17 +142,17 @@ impl Wire {
                     Poll::Ready(Ok(())) => *body = ChargedBody::default(),
                     // A peer may refuse a long body before it has read all of it, and close.
                     Poll::Ready(Err(error)) if sent == 0 => {
-                        return Poll::Ready(Err(Unanswered::NeverSent(error)));
+                        return Poll::Ready(Err(NoResponse::NeverSent(error)));
                     }
                     Poll::Ready(Err(error)) => match self.early_answer(cx, &mut progress) {
                         Some(head) => return Poll::Ready(Ok(head)),
-                        None => return Poll::Ready(Err(Unanswered::Broken(error))),
+                        None => return Poll::Ready(Err(NoResponse::Broken(error))),
                     },
                     Poll::Pending => {}
                 }
                 let all_sent = sent == total;
                 match self.take_head(message.method, &mut progress) {
-                    Err(error) => return Poll::Ready(Err(Unanswered::Broken(error))),
+                    Err(error) => return Poll::Ready(Err(NoResponse::Broken(error))),
                     Ok(Some(mut head)) => {
                         head.keep &= all_sent;
                         return Poll::Ready(Ok(head));
@@ -160,9 +160,9 @@ impl Wire {
                     Ok(None) => {}
                 }
                 match self.poll_fill(cx) {
-                    Poll::Ready(Ok(0)) => return Poll::Ready(Err(Unanswered::Broken(closed()))),
+                    Poll::Ready(Ok(0)) => return Poll::Ready(Err(NoResponse::Broken(closed()))),
                     Poll::Ready(Ok(_)) => {}
-                    Poll::Ready(Err(error)) => return Poll::Ready(Err(Unanswered::Broken(error))),
+                    Poll::Ready(Err(error)) => return Poll::Ready(Err(NoResponse::Broken(error))),
                     Poll::Pending => return Poll::Pending,
                 }
             }
@@ -191,7 +191,7 @@ impl Wire {
     }
 
     /// The answer of a peer that has stopped reading, if one has come.
-    fn early_answer(&mut self, cx: &mut Context<'_>, progress: &mut HeadProgress) -> Option<Head> {
+    fn early_answer(&mut self, cx: &mut Context<'_>, progress: &mut HeadProgress) -> Option<ResponseHead> {
         while self.input.len() <= BUFFER_MAX
             && let Poll::Ready(Ok(1..)) = self.poll_fill(cx)
         {}
@@ -212,7 +212,11 @@ impl Wire {
     }
 
     /// Consumes a complete response head, skipping interim ones.
-    fn take_head(&mut self, method: &Method, progress: &mut HeadProgress) -> io::Result<Option<Head>> {
+    fn take_head(
+        &mut self,
+        method: &Method,
+        progress: &mut HeadProgress,
+    ) -> io::Result<Option<ResponseHead>> {
         loop {
             let fresh = &self.input[progress.parsed..];
             if fresh.is_empty() {
@@ -248,24 +252,30 @@ impl Wire {
     }
 
     /// Reads the body until it ends, breaks, exceeds `cap` bytes or takes longer than `time`.
-    pub async fn read(&mut self, head: &Head, cap: usize, time: Duration, clock: &dyn Clock) -> BodyRead {
-        let mut body = Body {
+    pub async fn read(
+        &mut self,
+        head: &ResponseHead,
+        cap: usize,
+        time: Duration,
+        clock: &dyn Clock,
+    ) -> BodyRead {
+        let mut body = BodySnippet {
             snippet: BytesMut::new(),
             read: 0,
             cap,
         };
-        let mut decoder = Decoder::new(head.framing);
+        let mut decoder = BodyDecoder::new(head.framing);
         // Most bodies arrive with their head; only the others need a timer.
         let mut expiry: Option<Sleep<'_>> = None;
         let complete = poll_fn(|cx| {
             loop {
                 match decoder.take(&mut self.input, &mut body) {
-                    Taken::End => return Poll::Ready(true),
-                    Taken::Bad => return Poll::Ready(false),
-                    Taken::More => {}
+                    DecodeProgress::End => return Poll::Ready(true),
+                    DecodeProgress::Bad => return Poll::Ready(false),
+                    DecodeProgress::More => {}
                 }
                 match self.poll_fill(cx) {
-                    Poll::Ready(Ok(0)) => return Poll::Ready(head.framing == Framing::UntilClosed),
+                    Poll::Ready(Ok(0)) => return Poll::Ready(head.framing == BodyFraming::UntilClosed),
                     Poll::Ready(Ok(_)) => {}
                     Poll::Ready(Err(_)) => return Poll::Ready(false),
                     Poll::Pending => {
@@ -310,7 +320,7 @@ fn unsent<'a>(head: &'a [u8], body: &'a DeliveryBody, sent: usize) -> ([IoSlice<
     (slices, filled)
 }
 
-impl Message<'_> {
+impl OutgoingMessage<'_> {
     fn write_head(&self, body_len: usize, out: &mut Vec<u8>) {
         out.clear();
         out.extend_from_slice(self.method.as_str().as_bytes());
@@ -353,7 +363,7 @@ fn write_header(out: &mut Vec<u8>, name: &str, value: &[u8]) {
 }
 
 /// A response head and its length, if it has arrived completely.
-fn parse_head(input: &[u8], method: &Method) -> io::Result<Option<(usize, Head)>> {
+fn parse_head(input: &[u8], method: &Method) -> io::Result<Option<(usize, ResponseHead)>> {
     let mut few = [httparse::EMPTY_HEADER; HEADERS_FEW];
     let mut response = httparse::Response::new(&mut few);
     match response.parse(input) {
@@ -372,7 +382,7 @@ fn parse_head(input: &[u8], method: &Method) -> io::Result<Option<(usize, Head)>
     }
 }
 
-fn head(response: &httparse::Response<'_, '_>, method: &Method) -> io::Result<Head> {
+fn head(response: &httparse::Response<'_, '_>, method: &Method) -> io::Result<ResponseHead> {
     let status = response.code.unwrap_or(0);
     let mut headers = HeaderMap::with_capacity(response.headers.len());
     for header in response.headers.iter() {
@@ -397,20 +407,20 @@ fn head(response: &httparse::Response<'_, '_>, method: &Method) -> io::Result<He
     let length = length(&headers)?;
     let bodiless = method == Method::HEAD || matches!(status, 100..200 | 204 | 304);
     let framing = if bodiless {
-        Framing::Length(0)
+        BodyFraming::Length(0)
     } else if headers.contains_key(TRANSFER_ENCODING) {
         // With both headers, one of them is wrong.
         keep &= length.is_none();
         if says(TRANSFER_ENCODING, "chunked") {
-            Framing::Chunked
+            BodyFraming::Chunked
         } else {
-            Framing::UntilClosed
+            BodyFraming::UntilClosed
         }
     } else {
-        length.map_or(Framing::UntilClosed, Framing::Length)
+        length.map_or(BodyFraming::UntilClosed, BodyFraming::Length)
     };
-    keep &= framing != Framing::UntilClosed && status != 101;
-    Ok(Head {
+    keep &= framing != BodyFraming::UntilClosed && status != 101;
+    Ok(ResponseHead {
         status,
         headers,
         framing,
@@ -437,13 +447,13 @@ fn length(headers: &HeaderMap) -> io::Result<Option<u64>> {
 }
 
 /// The part of a response body that is kept.
-struct Body {
+struct BodySnippet {
     snippet: BytesMut,
     read: usize,
     cap: usize,
 }
 
-impl Body {
+impl BodySnippet {
     /// False when the body exceeds the limit.
     fn push(&mut self, data: &[u8]) -> bool {
         let wanted = data.len().min(SNIPPET_MAX - self.snippet.len());
@@ -454,14 +464,14 @@ impl Body {
 }
 
 /// The decoder's position in a body.
-struct Decoder {
-    state: State,
+struct BodyDecoder {
+    state: DecoderState,
     /// Bytes of chunk-size lines and trailers so far.
     framing: usize,
     trailers: usize,
 }
 
-enum State {
+enum DecoderState {
     /// The number of data bytes left; the flag decides what follows them.
     Data {
         left: u64,
@@ -473,20 +483,20 @@ enum State {
     UntilClosed,
 }
 
-enum Taken {
+enum DecodeProgress {
     More,
     End,
     Bad,
 }
 
-impl Decoder {
-    fn new(framing: Framing) -> Decoder {
+impl BodyDecoder {
+    fn new(framing: BodyFraming) -> BodyDecoder {
         let state = match framing {
-            Framing::Length(left) => State::Data { left, chunked: false },
-            Framing::Chunked => State::ChunkSize,
-            Framing::UntilClosed => State::UntilClosed,
+            BodyFraming::Length(left) => DecoderState::Data { left, chunked: false },
+            BodyFraming::Chunked => DecoderState::ChunkSize,
+            BodyFraming::UntilClosed => DecoderState::UntilClosed,
         };
-        Decoder {
+        BodyDecoder {
             state,
             framing: 0,
             trailers: 0,
@@ -500,49 +510,53 @@ impl Decoder {
     }
 
     /// Decodes the input that has arrived.
-    fn take(&mut self, input: &mut BytesMut, body: &mut Body) -> Taken {
+    fn take(&mut self, input: &mut BytesMut, body: &mut BodySnippet) -> DecodeProgress {
         loop {
             match &mut self.state {
-                State::Data { left, chunked } => {
+                DecoderState::Data { left, chunked } => {
                     let now = (*left).min(input.len() as u64) as usize;
                     if !body.push(&input[..now]) {
-                        return Taken::Bad;
+                        return DecodeProgress::Bad;
                     }
                     input.advance(now);
                     *left -= now as u64;
                     match (*left, *chunked) {
-                        (0, false) => return Taken::End,
-                        (0, true) => self.state = State::ChunkEnd,
-                        _ => return Taken::More,
+                        (0, false) => return DecodeProgress::End,
+                        (0, true) => self.state = DecoderState::ChunkEnd,
+                        _ => return DecodeProgress::More,
                     }
                 }
-                State::UntilClosed => {
+                DecoderState::UntilClosed => {
                     let good = body.push(input);
                     input.clear();
-                    return if good { Taken::More } else { Taken::Bad };
+                    return if good {
+                        DecodeProgress::More
+                    } else {
+                        DecodeProgress::Bad
+                    };
                 }
-                State::ChunkSize => match take_line(input) {
-                    Line::Partial => return Taken::More,
-                    Line::TooLong => return Taken::Bad,
-                    Line::Whole(line) => match chunk_size(&line).filter(|_| self.charge(&line)) {
-                        None => return Taken::Bad,
-                        Some(0) => self.state = State::Trailers,
-                        Some(left) => self.state = State::Data { left, chunked: true },
+                DecoderState::ChunkSize => match take_line(input) {
+                    FramingLine::Partial => return DecodeProgress::More,
+                    FramingLine::TooLong => return DecodeProgress::Bad,
+                    FramingLine::Whole(line) => match chunk_size(&line).filter(|_| self.charge(&line)) {
+                        None => return DecodeProgress::Bad,
+                        Some(0) => self.state = DecoderState::Trailers,
+                        Some(left) => self.state = DecoderState::Data { left, chunked: true },
                     },
                 },
-                State::ChunkEnd => match take_line(input) {
-                    Line::Partial => return Taken::More,
-                    Line::Whole(line) if line.is_empty() => self.state = State::ChunkSize,
-                    _ => return Taken::Bad,
+                DecoderState::ChunkEnd => match take_line(input) {
+                    FramingLine::Partial => return DecodeProgress::More,
+                    FramingLine::Whole(line) if line.is_empty() => self.state = DecoderState::ChunkSize,
+                    _ => return DecodeProgress::Bad,
                 },
-                State::Trailers => match take_line(input) {
-                    Line::Partial => return Taken::More,
-                    Line::TooLong => return Taken::Bad,
-                    Line::Whole(line) if line.is_empty() => return Taken::End,
-                    Line::Whole(line) => {
+                DecoderState::Trailers => match take_line(input) {
+                    FramingLine::Partial => return DecodeProgress::More,
+                    FramingLine::TooLong => return DecodeProgress::Bad,
+                    FramingLine::Whole(line) if line.is_empty() => return DecodeProgress::End,
+                    FramingLine::Whole(line) => {
                         self.trailers += 1;
                         if self.trailers > HEADERS_MAX || !self.charge(&line) {
-                            return Taken::Bad;
+                            return DecodeProgress::Bad;
                         }
                     }
                 },
@@ -551,14 +565,14 @@ impl Decoder {
     }
 }
 
-enum Line {
+enum FramingLine {
     Whole(BytesMut),
     Partial,
     TooLong,
 }
 
 /// A line without its line end.
-fn take_line(input: &mut BytesMut) -> Line {
+fn take_line(input: &mut BytesMut) -> FramingLine {
     match input.iter().position(|b| *b == b'\n') {
         Some(end) if end <= LINE_MAX => {
             let mut line = input.split_to(end + 1);
@@ -566,10 +580,10 @@ fn take_line(input: &mut BytesMut) -> Line {
             if line.last() == Some(&b'\r') {
                 line.truncate(end - 1);
             }
-            Line::Whole(line)
+            FramingLine::Whole(line)
         }
-        None if input.len() <= LINE_MAX => Line::Partial,
-        _ => Line::TooLong,
+        None if input.len() <= LINE_MAX => FramingLine::Partial,
+        _ => FramingLine::TooLong,
     }
 }
 
@@ -581,25 +595,25 @@ fn chunk_size(line: &[u8]) -> Option<u64> {
 }
 
 /// A TCP connection, with or without TLS.
-pub enum Socket {
+pub enum PeerSocket {
     Plain(TcpStream),
     Tls(Box<TlsStream<TcpStream>>),
 }
 
-impl AsyncRead for Socket {
+impl AsyncRead for PeerSocket {
     fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         match self.get_mut() {
-            Socket::Plain(stream) => Pin::new(stream).poll_read(cx, buf),
-            Socket::Tls(stream) => Pin::new(stream).poll_read(cx, buf),
+            PeerSocket::Plain(stream) => Pin::new(stream).poll_read(cx, buf),
+            PeerSocket::Tls(stream) => Pin::new(stream).poll_read(cx, buf),
         }
     }
 }
 
-impl AsyncWrite for Socket {
+impl AsyncWrite for PeerSocket {
     fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
         match self.get_mut() {
-            Socket::Plain(stream) => Pin::new(stream).poll_write(cx, buf),
-            Socket::Tls(stream) => Pin::new(stream).poll_write(cx, buf),
+            PeerSocket::Plain(stream) => Pin::new(stream).poll_write(cx, buf),
+            PeerSocket::Tls(stream) => Pin::new(stream).poll_write(cx, buf),
         }
     }
 
@@ -609,22 +623,22 @@ impl AsyncWrite for Socket {
         bufs: &[IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
         match self.get_mut() {
-            Socket::Plain(stream) => Pin::new(stream).poll_write_vectored(cx, bufs),
-            Socket::Tls(stream) => Pin::new(stream).poll_write_vectored(cx, bufs),
+            PeerSocket::Plain(stream) => Pin::new(stream).poll_write_vectored(cx, bufs),
+            PeerSocket::Tls(stream) => Pin::new(stream).poll_write_vectored(cx, bufs),
         }
     }
 
     fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         match self.get_mut() {
-            Socket::Plain(stream) => Pin::new(stream).poll_flush(cx),
-            Socket::Tls(stream) => Pin::new(stream).poll_flush(cx),
+            PeerSocket::Plain(stream) => Pin::new(stream).poll_flush(cx),
+            PeerSocket::Tls(stream) => Pin::new(stream).poll_flush(cx),
         }
     }
 
     fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         match self.get_mut() {
-            Socket::Plain(stream) => Pin::new(stream).poll_shutdown(cx),
-            Socket::Tls(stream) => Pin::new(stream).poll_shutdown(cx),
+            PeerSocket::Plain(stream) => Pin::new(stream).poll_shutdown(cx),
+            PeerSocket::Tls(stream) => Pin::new(stream).poll_shutdown(cx),
         }
     }
 }
@@ -640,7 +654,7 @@ mod tests {
             let mut input = BytesMut::new();
             let mut found = None;
             let mut decoder = None;
-            let mut body = Body {
+            let mut body = BodySnippet {
                 snippet: BytesMut::new(),
                 read: 0,
                 cap: 1000,
@@ -652,13 +666,13 @@ mod tests {
                     && let Ok(Some((used, head))) = parse_head(&input, &Method::POST)
                 {
                     input.advance(used);
-                    decoder = Some(Decoder::new(head.framing));
+                    decoder = Some(BodyDecoder::new(head.framing));
                     found = Some(head);
                 }
                 if let Some(decoder) = &mut decoder
                     && !ended
                 {
-                    ended = matches!(decoder.take(&mut input, &mut body), Taken::End);
+                    ended = matches!(decoder.take(&mut input, &mut body), DecodeProgress::End);
                 }
             }
             let head = found.expect("a whole head");

@@ -7,9 +7,12 @@ use bytes::Bytes;
 use http::{HeaderName, HeaderValue, Method};
 use postrider_core::body::{BodyBuilder, RenderOutput, SHARED_PIECE_MIN};
 use postrider_core::time::{Clock, Sleep, Timestamp};
-use postrider_engine::deliver::{Answer, Failure, FailureKind, Reply, Request, SendGuard, Transport};
+use postrider_engine::deliver::{
+    DeliveryAnswer, DeliveryReply, DeliveryRequest, DeliveryTransport, SendGuard, TransportFailure,
+    TransportFailureKind,
+};
 use postrider_engine::in_flight::InFlightCharge;
-use postrider_transport::{Config, EgressPolicy, HttpTransport, Proxy, Resolve, SNIPPET_MAX};
+use postrider_transport::{Config, EgressPolicy, ForwardProxy, HttpTransport, NameResolver, SNIPPET_MAX};
 use std::future::poll_fn;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -28,15 +31,15 @@ const OK: &str = "HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok";
 
 // ---- time ----
 
-struct ManualClock {
+struct TransportTestClock {
     now: watch::Sender<Timestamp>,
     /// All deadlines that were ever slept for.
     deadlines: watch::Sender<Vec<Timestamp>>,
 }
 
-impl ManualClock {
-    fn new() -> Arc<ManualClock> {
-        Arc::new(ManualClock {
+impl TransportTestClock {
+    fn new() -> Arc<TransportTestClock> {
+        Arc::new(TransportTestClock {
             now: watch::Sender::new(Timestamp::from_secs(1_000_000)),
             deadlines: watch::Sender::new(Vec::new()),
         })
@@ -55,7 +58,7 @@ impl ManualClock {
     }
 }
 
-impl Clock for ManualClock {
+impl Clock for TransportTestClock {
     fn now(&self) -> Timestamp {
         *self.now.borrow()
     }
@@ -72,10 +75,10 @@ impl Clock for ManualClock {
 // ---- names ----
 
 /// Returns the answers in turn; the last one repeats.
-struct Answers(Mutex<Vec<io::Result<Vec<IpAddr>>>>);
+struct ScriptedResolver(Mutex<Vec<io::Result<Vec<IpAddr>>>>);
 
 #[async_trait]
-impl Resolve for Answers {
+impl NameResolver for ScriptedResolver {
     async fn addresses(&self, _host: &str) -> io::Result<Vec<IpAddr>> {
         let mut answers = self.0.lock().unwrap();
         if answers.len() > 1 {
@@ -88,16 +91,16 @@ impl Resolve for Answers {
     }
 }
 
-fn resolver(answers: &[&[&str]]) -> Arc<dyn Resolve> {
+fn resolver(answers: &[&[&str]]) -> Arc<dyn NameResolver> {
     let parse = |ips: &&[&str]| Ok(ips.iter().map(|ip| ip.parse().unwrap()).collect());
-    Arc::new(Answers(Mutex::new(answers.iter().map(parse).collect())))
+    Arc::new(ScriptedResolver(Mutex::new(answers.iter().map(parse).collect())))
 }
 
 /// Never answers.
-struct Silence;
+struct SilentResolver;
 
 #[async_trait]
-impl Resolve for Silence {
+impl NameResolver for SilentResolver {
     async fn addresses(&self, _host: &str) -> io::Result<Vec<IpAddr>> {
         std::future::pending().await
     }
@@ -106,7 +109,7 @@ impl Resolve for Silence {
 // ---- the peer ----
 
 /// Answers every request with the same bytes and keeps connections open.
-struct Peer {
+struct RepeatingPeer {
     address: SocketAddr,
     accepted: Arc<AtomicUsize>,
     /// Each request's head and body, as it came over the wire.
@@ -114,17 +117,20 @@ struct Peer {
     _tasks: JoinSet<()>,
 }
 
-impl Peer {
-    async fn answering(response: impl Into<String>) -> Peer {
-        Peer::listening(TcpListener::bind("127.0.0.1:0").await.unwrap(), response)
+impl RepeatingPeer {
+    async fn answering(response: impl Into<String>) -> RepeatingPeer {
+        RepeatingPeer::listening(TcpListener::bind("127.0.0.1:0").await.unwrap(), response)
     }
 
-    fn listening(listener: TcpListener, response: impl Into<String>) -> Peer {
+    fn listening(listener: TcpListener, response: impl Into<String>) -> RepeatingPeer {
         let response = response.into();
-        Peer::scripted(listener, move |_| response.clone())
+        RepeatingPeer::scripted(listener, move |_| response.clone())
     }
 
-    fn scripted(listener: TcpListener, answer: impl Fn(&str) -> String + Send + Sync + 'static) -> Peer {
+    fn scripted(
+        listener: TcpListener,
+        answer: impl Fn(&str) -> String + Send + Sync + 'static,
+    ) -> RepeatingPeer {
         let address = listener.local_addr().unwrap();
         let accepted = Arc::new(AtomicUsize::new(0));
         let requests = Arc::new(Mutex::new(Vec::new()));
@@ -147,7 +153,7 @@ impl Peer {
                 });
             }
         });
-        Peer {
+        RepeatingPeer {
             address,
             accepted,
             requests,
@@ -217,15 +223,15 @@ async fn sockets_settle() {
 // ---- the client ----
 
 fn transport(config: Config) -> Arc<HttpTransport> {
-    Arc::new(HttpTransport::new(config, ManualClock::new()).unwrap())
+    Arc::new(HttpTransport::new(config, TransportTestClock::new()).unwrap())
 }
 
 fn transport_resolving(config: Config, answers: &[&[&str]]) -> Arc<HttpTransport> {
-    Arc::new(HttpTransport::with_resolver(config, ManualClock::new(), resolver(answers)).unwrap())
+    Arc::new(HttpTransport::with_resolver(config, TransportTestClock::new(), resolver(answers)).unwrap())
 }
 
-fn post(url: &str, body: impl Into<Bytes>) -> Request {
-    Request {
+fn post(url: &str, body: impl Into<Bytes>) -> DeliveryRequest {
+    DeliveryRequest {
         method: Method::POST,
         url: Arc::new(url.parse().unwrap()),
         headers: Arc::default(),
@@ -235,17 +241,17 @@ fn post(url: &str, body: impl Into<Bytes>) -> Request {
     }
 }
 
-async fn answered(transport: &Arc<HttpTransport>, url: &str) -> Answer {
+async fn answered(transport: &Arc<HttpTransport>, url: &str) -> DeliveryAnswer {
     match transport.clone().send(post(url, "[]")).await {
-        Reply::Answered(answer) => answer,
-        Reply::Failed(failure) => panic!("{failure:?}"),
+        DeliveryReply::Answered(answer) => answer,
+        DeliveryReply::Failed(failure) => panic!("{failure:?}"),
     }
 }
 
-async fn failed(transport: &Arc<HttpTransport>, url: &str) -> Failure {
+async fn failed(transport: &Arc<HttpTransport>, url: &str) -> TransportFailure {
     match transport.clone().send(post(url, "[]")).await {
-        Reply::Answered(answer) => panic!("{answer:?}"),
-        Reply::Failed(failure) => failure,
+        DeliveryReply::Answered(answer) => panic!("{answer:?}"),
+        DeliveryReply::Failed(failure) => failure,
     }
 }
 
@@ -279,20 +285,23 @@ async fn a_body_of_many_shared_pieces_arrives_whole_and_is_dropped_when_it_is_se
         tokio::task::yield_now().await;
     }
     stream.write_all(OK.as_bytes()).await.unwrap();
-    assert!(matches!(tasks.join_next().await, Some(Ok(Reply::Answered(_)))));
+    assert!(matches!(
+        tasks.join_next().await,
+        Some(Ok(DeliveryReply::Answered(_)))
+    ));
 }
 
 #[tokio::test]
 async fn a_request_that_is_withdrawn_while_it_connects_is_not_sent() {
     let (listener, url) = listener().await;
     let transport = transport(Config::default());
-    let guarded = |url: &str, may_send: bool| Request {
+    let guarded = |url: &str, may_send: bool| DeliveryRequest {
         guard: Some(SendGuard::new(move || may_send)),
         ..post(url, "[]")
     };
     match transport.clone().send(guarded(&url, false)).await {
-        Reply::Failed(failure) => assert_eq!(failure.kind, FailureKind::Withdrawn),
-        Reply::Answered(answer) => panic!("{answer:?}"),
+        DeliveryReply::Failed(failure) => assert_eq!(failure.kind, TransportFailureKind::Withdrawn),
+        DeliveryReply::Answered(answer) => panic!("{answer:?}"),
     }
     let (mut stream, _) = listener.accept().await.unwrap();
     let mut sent = Vec::new();
@@ -302,12 +311,15 @@ async fn a_request_that_is_withdrawn_while_it_connects_is_not_sent() {
     let mut tasks = JoinSet::new();
     tasks.spawn(async move { transport.send(guarded(&url, true)).await });
     let _stream = answer_one(&listener, OK).await;
-    assert!(matches!(tasks.join_next().await, Some(Ok(Reply::Answered(_)))));
+    assert!(matches!(
+        tasks.join_next().await,
+        Some(Ok(DeliveryReply::Answered(_)))
+    ));
 }
 
 #[tokio::test]
 async fn a_request_is_the_callers_headers_a_host_and_a_length() {
-    let peer = Peer::answering(OK).await;
+    let peer = RepeatingPeer::answering(OK).await;
     let transport = transport(Config::default());
     let address = peer.address;
     let mut request = post(&format!("http://user:secret@{address}/a/b?c=d%20e"), "[1]");
@@ -321,7 +333,7 @@ async fn a_request_is_the_callers_headers_a_host_and_a_length() {
     }
     assert!(matches!(
         transport.clone().send(request).await,
-        Reply::Answered(_)
+        DeliveryReply::Answered(_)
     ));
 
     // A URL without a path still asks for one, and a POST without a body says so.
@@ -330,14 +342,14 @@ async fn a_request_is_the_callers_headers_a_host_and_a_length() {
             .clone()
             .send(post(&format!("http://{address}?q=1"), ""))
             .await,
-        Reply::Answered(_)
+        DeliveryReply::Answered(_)
     ));
 
     let mut options = post(&format!("http://{address}"), "");
     options.method = Method::OPTIONS;
     assert!(matches!(
         transport.clone().send(options).await,
-        Reply::Answered(_)
+        DeliveryReply::Answered(_)
     ));
 
     assert_eq!(
@@ -355,7 +367,7 @@ async fn a_request_is_the_callers_headers_a_host_and_a_length() {
 
 #[tokio::test]
 async fn a_user_agent_is_sent_if_configured_and_not_brought() {
-    let peer = Peer::answering(OK).await;
+    let peer = RepeatingPeer::answering(OK).await;
     let transport = transport(Config {
         user_agent: Some("postrider/1".into()),
         ..Config::default()
@@ -382,7 +394,7 @@ async fn a_user_agent_is_sent_if_configured_and_not_brought() {
 #[test]
 fn a_config_that_cannot_work_is_refused() {
     let refused = |config| {
-        HttpTransport::new(config, ManualClock::new())
+        HttpTransport::new(config, TransportTestClock::new())
             .err()
             .unwrap()
             .to_string()
@@ -408,7 +420,7 @@ fn a_config_that_cannot_work_is_refused() {
 
 #[tokio::test]
 async fn a_connection_is_used_again() {
-    let peer = Peer::answering(OK).await;
+    let peer = RepeatingPeer::answering(OK).await;
     let transport = transport(Config::default());
     let first = answered(&transport, &peer.url("/")).await;
     assert_eq!((first.status, &first.body[..]), (200, &b"ok"[..]));
@@ -448,7 +460,7 @@ async fn answers_of_every_framing_leave_the_connection_usable() {
             "x",
         ),
     ] {
-        let peer = Peer::answering(response).await;
+        let peer = RepeatingPeer::answering(response).await;
         let transport = transport(Config::default());
         for _ in 0..2 {
             let answer = answered(&transport, &peer.url("/")).await;
@@ -486,7 +498,7 @@ async fn a_request_the_peer_may_have_seen_is_not_sent_again() {
         read_request(&mut stream).await.unwrap();
         drop(stream);
     });
-    assert_eq!(failure.kind, FailureKind::Socket);
+    assert_eq!(failure.kind, TransportFailureKind::Socket);
     sockets_settle().await;
     let again = poll_fn(|cx| Poll::Ready(listener.poll_accept(cx).is_ready())).await;
     assert!(!again, "a second connection was made");
@@ -501,7 +513,7 @@ async fn a_connection_the_peer_will_close_is_not_kept() {
         "HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nokHTTP/1.1 200 OK\r\n\r\n",
         "HTTP/1.1 101 Switching Protocols\r\nupgrade: x\r\nconnection: upgrade\r\n\r\n",
     ] {
-        let peer = Peer::answering(response).await;
+        let peer = RepeatingPeer::answering(response).await;
         let transport = transport(Config::default());
         for _ in 0..2 {
             answered(&transport, &peer.url("/")).await;
@@ -514,7 +526,7 @@ async fn a_connection_the_peer_will_close_is_not_kept() {
 #[tokio::test]
 async fn connections_idle_for_too_long_are_closed() {
     let (listener, url) = listener().await;
-    let clock = ManualClock::new();
+    let clock = TransportTestClock::new();
     let transport = Arc::new(HttpTransport::new(Config::default(), clock.clone()).unwrap());
     let (_, mut first) = tokio::join!(answered(&transport, &url), answer_one(&listener, OK));
 
@@ -555,9 +567,9 @@ async fn dropping_the_future_closes_the_connection() {
 
 #[tokio::test]
 async fn a_redirect_is_an_answer() {
-    let elsewhere = Peer::answering(OK).await;
+    let elsewhere = RepeatingPeer::answering(OK).await;
     let location = elsewhere.url("/");
-    let peer = Peer::answering(format!(
+    let peer = RepeatingPeer::answering(format!(
         "HTTP/1.1 302 Found\r\nlocation: {location}\r\ncontent-length: 0\r\n\r\n"
     ))
     .await;
@@ -586,7 +598,7 @@ async fn a_huge_body_is_cut_off_and_its_connection_closed() {
 async fn a_body_at_the_cap_is_read_to_its_end() {
     for (length, kept) in [(1000, 1), (1001, 0)] {
         let body = "x".repeat(length);
-        let peer = Peer::answering(format!(
+        let peer = RepeatingPeer::answering(format!(
             "HTTP/1.1 200 OK\r\ncontent-length: {length}\r\n\r\n{body}"
         ))
         .await;
@@ -602,7 +614,7 @@ async fn a_body_at_the_cap_is_read_to_its_end() {
 #[tokio::test]
 async fn a_trickling_body_is_left_when_its_time_is_up() {
     let (listener, url) = listener().await;
-    let clock = ManualClock::new();
+    let clock = TransportTestClock::new();
     let transport = Arc::new(HttpTransport::new(Config::default(), clock.clone()).unwrap());
     let (answer, ()) = tokio::join!(answered(&transport, &url), async {
         let head = "HTTP/1.1 201 Created\r\ntransfer-encoding: chunked\r\n\r\n1\r\na\r\n";
@@ -649,7 +661,7 @@ async fn what_is_not_an_answer_is_a_socket_failure() {
             let _ = stream.shutdown().await;
         });
         let start = &response[..response.len().min(40)];
-        assert_eq!(failure.kind, FailureKind::Socket, "{start}");
+        assert_eq!(failure.kind, TransportFailureKind::Socket, "{start}");
         assert!(!failure.detail.contains("secret"), "{}", failure.detail);
         assert!(failure.detail.starts_with("127.0.0.1:"), "{}", failure.detail);
         assert_eq!(transport.idle(), 0, "{start}");
@@ -681,7 +693,7 @@ async fn interim_answers_are_bounded() {
             failed(&transport, &url),
             answer_endlessly(&listener, start, &endless)
         );
-        assert_eq!(failure.kind, FailureKind::Socket);
+        assert_eq!(failure.kind, TransportFailureKind::Socket);
         assert_eq!(transport.idle(), 0);
     }
     // A few are skipped.
@@ -723,7 +735,7 @@ async fn a_refused_connection_is_a_socket_failure() {
     drop(listener);
     let url = url.replace("http://", "http://user:secret@") + "?secret=1";
     let failure = failed(&transport(Config::default()), &url).await;
-    assert_eq!(failure.kind, FailureKind::Socket);
+    assert_eq!(failure.kind, TransportFailureKind::Socket);
     assert!(failure.detail.contains("refused"), "{}", failure.detail);
     assert!(!failure.detail.contains("secret"), "{}", failure.detail);
 }
@@ -732,28 +744,28 @@ async fn a_refused_connection_is_a_socket_failure() {
 async fn a_name_without_addresses_is_a_resolution_failure() {
     let nothing = transport_resolving(Config::default(), &[&[]]);
     let failure = failed(&nothing, "http://hooks.test/?secret=1").await;
-    assert_eq!(failure.kind, FailureKind::Resolution);
+    assert_eq!(failure.kind, TransportFailureKind::Resolution);
     assert_eq!(
         failure.detail,
         "hooks.test: the name could not be resolved: it has no addresses"
     );
 
-    let broken = Answers(Mutex::new(vec![Err(io::ErrorKind::NotFound.into())]));
-    let broken = HttpTransport::with_resolver(Config::default(), ManualClock::new(), Arc::new(broken));
+    let broken = ScriptedResolver(Mutex::new(vec![Err(io::ErrorKind::NotFound.into())]));
+    let broken = HttpTransport::with_resolver(Config::default(), TransportTestClock::new(), Arc::new(broken));
     let failure = failed(&Arc::new(broken.unwrap()), "http://hooks.test/").await;
-    assert_eq!(failure.kind, FailureKind::Resolution);
+    assert_eq!(failure.kind, TransportFailureKind::Resolution);
 }
 
 #[tokio::test]
 async fn names_are_resolved_by_the_operating_system() {
-    let peer = Peer::answering(OK).await;
+    let peer = RepeatingPeer::answering(OK).await;
     let url = format!("http://localhost:{}/", peer.address.port());
     assert_eq!(answered(&transport(Config::default()), &url).await.status, 200);
 }
 
 #[tokio::test]
 async fn a_forbidden_address_is_not_dialled() {
-    let peer = Peer::answering(OK).await;
+    let peer = RepeatingPeer::answering(OK).await;
     let port = peer.address.port();
     for (answers, host) in [
         (&["169.254.169.254", "fe80::1"][..], "hooks.test"),
@@ -764,7 +776,7 @@ async fn a_forbidden_address_is_not_dialled() {
     ] {
         let transport = transport_resolving(Config::default(), &[answers]);
         let failure = failed(&transport, &format!("http://{host}:{port}/")).await;
-        assert_eq!(failure.kind, FailureKind::Forbidden, "{host}");
+        assert_eq!(failure.kind, TransportFailureKind::Forbidden, "{host}");
         assert!(
             failure.detail.contains("egress.policy forbids"),
             "{}",
@@ -776,14 +788,14 @@ async fn a_forbidden_address_is_not_dialled() {
         ..Config::default()
     };
     let failure = failed(&transport(internet), &peer.url("/")).await;
-    assert_eq!(failure.kind, FailureKind::Forbidden);
+    assert_eq!(failure.kind, TransportFailureKind::Forbidden);
     assert!(failure.detail.contains("only https"), "{}", failure.detail);
     assert_eq!(peer.accepted(), 0);
 }
 
 /// Two peers that differ only in their address; the second one's is denied.
-async fn allowed_and_denied(response: &str) -> (Peer, Peer, Config) {
-    let allowed = Peer::answering(response).await;
+async fn allowed_and_denied(response: &str) -> (RepeatingPeer, RepeatingPeer, Config) {
+    let allowed = RepeatingPeer::answering(response).await;
     let denied = TcpListener::bind(("127.0.0.2", allowed.address.port()))
         .await
         .unwrap();
@@ -793,7 +805,7 @@ async fn allowed_and_denied(response: &str) -> (Peer, Peer, Config) {
     };
     (
         allowed,
-        Peer::listening(denied, response),
+        RepeatingPeer::listening(denied, response),
         Config {
             egress,
             ..Config::default()
@@ -809,7 +821,10 @@ async fn a_name_that_changes_its_address_is_judged_again() {
     let url = format!("http://hooks.test:{}/", allowed.address.port());
     let transport = transport_resolving(config, &[&["127.0.0.1"], &["127.0.0.2"]]);
     answered(&transport, &url).await;
-    assert_eq!(failed(&transport, &url).await.kind, FailureKind::Forbidden);
+    assert_eq!(
+        failed(&transport, &url).await.kind,
+        TransportFailureKind::Forbidden
+    );
     sockets_settle().await;
     assert_eq!((allowed.accepted(), denied.accepted()), (1, 0));
 }
@@ -829,7 +844,7 @@ async fn of_mixed_addresses_only_the_permitted_are_dialled() {
 
 #[tokio::test]
 async fn an_address_that_refuses_leaves_it_to_the_next() {
-    let peer = Peer::answering(OK).await;
+    let peer = RepeatingPeer::answering(OK).await;
     let url = format!("http://hooks.test:{}/", peer.address.port());
     let transport = transport_resolving(Config::default(), &[&["127.0.0.3", "127.0.0.1"]]);
     assert_eq!(answered(&transport, &url).await.status, 200);
@@ -837,7 +852,7 @@ async fn an_address_that_refuses_leaves_it_to_the_next() {
 
 #[tokio::test]
 async fn an_ipv6_literal_needs_no_resolving() {
-    let peer = Peer::listening(TcpListener::bind("[::1]:0").await.unwrap(), OK);
+    let peer = RepeatingPeer::listening(TcpListener::bind("[::1]:0").await.unwrap(), OK);
     let transport = transport_resolving(Config::default(), &[&[]]);
     assert_eq!(answered(&transport, &peer.url("/")).await.status, 200);
     let host = format!("\r\nhost: [::1]:{}\r\n", peer.address.port());
@@ -850,17 +865,18 @@ async fn connecting_takes_no_longer_than_allowed() {
         connect_timeout: Duration::from_secs(3),
         ..Config::default()
     };
-    let clock = ManualClock::new();
-    let silent = Arc::new(HttpTransport::with_resolver(config(), clock.clone(), Arc::new(Silence)).unwrap());
+    let clock = TransportTestClock::new();
+    let silent =
+        Arc::new(HttpTransport::with_resolver(config(), clock.clone(), Arc::new(SilentResolver)).unwrap());
     let (failure, ()) = tokio::join!(
         failed(&silent, "http://hooks.test/"),
         clock.pass(Duration::from_secs(3)),
     );
-    assert_eq!(failure.kind, FailureKind::Resolution);
+    assert_eq!(failure.kind, TransportFailureKind::Resolution);
 
     // A peer that accepts and then sends nothing while TLS is negotiated.
     let (listener, url) = listener().await;
-    let clock = ManualClock::new();
+    let clock = TransportTestClock::new();
     let accepting = Config {
         accept_invalid_certs: true,
         ..Config::default()
@@ -875,7 +891,7 @@ async fn connecting_takes_no_longer_than_allowed() {
         clock.pass(Duration::from_secs(3)).await;
         closed(&mut stream).await;
     });
-    assert_eq!(failure.kind, FailureKind::Socket);
+    assert_eq!(failure.kind, TransportFailureKind::Socket);
     assert!(failure.detail.contains("tls: timed out"), "{}", failure.detail);
 }
 
@@ -886,7 +902,7 @@ async fn a_port_for_https_that_speaks_plain_http_is_named_so() {
         accept_invalid_certs: true,
         ..Config::default()
     };
-    let transport = Arc::new(HttpTransport::new(accepting, ManualClock::new()).unwrap());
+    let transport = Arc::new(HttpTransport::new(accepting, TransportTestClock::new()).unwrap());
     let url = url.replace("http:", "https:");
     let (failure, ()) = tokio::join!(failed(&transport, &url), async {
         let (mut stream, _) = listener.accept().await.unwrap();
@@ -998,7 +1014,7 @@ mod tls {
             let transport = transport_resolving(config, &[&["127.0.0.1"]]);
             let url = format!("https://{host}:{port}/?secret=1");
             let (failure, served) = tokio::join!(failed(&transport, &url), serve(&listener, &acceptor, 0));
-            assert_eq!(failure.kind, FailureKind::Socket);
+            assert_eq!(failure.kind, TransportFailureKind::Socket);
             assert!(failure.detail.contains("certificate"), "{}", failure.detail);
             assert!(!failure.detail.contains("secret"), "{}", failure.detail);
             assert!(served.is_err());
@@ -1030,15 +1046,15 @@ fn echo(request: &str) -> String {
 
 async fn echoed(transport: &Arc<HttpTransport>, url: &str, text: String) {
     match transport.clone().send(post(url, text.clone())).await {
-        Reply::Answered(answer) => assert_eq!(answer.body, text),
-        Reply::Failed(failure) => panic!("{failure:?}"),
+        DeliveryReply::Answered(answer) => assert_eq!(answer.body, text),
+        DeliveryReply::Failed(failure) => panic!("{failure:?}"),
     }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn many_tasks_get_their_own_answers() {
     const TASKS: usize = 40;
-    let peer = Peer::scripted(TcpListener::bind("127.0.0.1:0").await.unwrap(), echo);
+    let peer = RepeatingPeer::scripted(TcpListener::bind("127.0.0.1:0").await.unwrap(), echo);
     let transport = Arc::new(transport(Config::default()));
     let mut tasks = JoinSet::new();
     for task in 0..TASKS {
@@ -1061,7 +1077,7 @@ async fn many_tasks_get_their_own_answers() {
 #[tokio::test]
 async fn a_send_survives_running_out_of_budget() {
     const BUDGET: usize = 128;
-    let peer = Peer::scripted(TcpListener::bind("127.0.0.1:0").await.unwrap(), echo);
+    let peer = RepeatingPeer::scripted(TcpListener::bind("127.0.0.1:0").await.unwrap(), echo);
     let transport = transport(Config::default());
     let url = peer.url("/");
     for left in 1..10 {
@@ -1089,7 +1105,7 @@ async fn a_send_survives_running_out_of_budget() {
 #[tokio::test]
 async fn many_sends_in_one_task_get_their_own_answers() {
     const SENDS: usize = 100;
-    let peer = Peer::scripted(TcpListener::bind("127.0.0.1:0").await.unwrap(), echo);
+    let peer = RepeatingPeer::scripted(TcpListener::bind("127.0.0.1:0").await.unwrap(), echo);
     let transport = transport(Config::default());
     let url = peer.url("/");
     for round in 0..5 {
@@ -1155,7 +1171,7 @@ const TUNNEL: &str = "HTTP/1.1 200 Connection established\r\n\r\n";
 
 fn through(address: SocketAddr, no_proxy: &[&str]) -> Config {
     let no_proxy: Vec<String> = no_proxy.iter().map(ToString::to_string).collect();
-    let proxy = Proxy::parse(&format!("http://me:secret@{address}"), &no_proxy).unwrap();
+    let proxy = ForwardProxy::parse(&format!("http://me:secret@{address}"), &no_proxy).unwrap();
     Config {
         proxy: Some(proxy),
         ..Config::default()
@@ -1164,7 +1180,7 @@ fn through(address: SocketAddr, no_proxy: &[&str]) -> Config {
 
 #[tokio::test]
 async fn requests_go_through_the_proxy_but_for_exceptions() {
-    let peer = Peer::answering(OK).await;
+    let peer = RepeatingPeer::answering(OK).await;
     let (address, heads, _tasks) = proxy(TUNNEL).await;
     let port = peer.address.port();
     let config = through(address, &["direct.test"]);
@@ -1203,14 +1219,19 @@ async fn a_proxy_is_not_asked_for_what_the_policy_forbids() {
     ] {
         let transport = transport_resolving(through(address, &[]), &[answers]);
         let failure = failed(&transport, &format!("http://{host}/")).await;
-        assert_eq!(failure.kind, FailureKind::Forbidden, "{host}: {}", failure.detail);
+        assert_eq!(
+            failure.kind,
+            TransportFailureKind::Forbidden,
+            "{host}: {}",
+            failure.detail
+        );
     }
     assert!(heads.lock().unwrap().is_empty());
 }
 
 #[tokio::test]
 async fn faults_of_the_proxy_are_told_from_those_of_the_endpoint() {
-    let peer = Peer::answering(OK).await;
+    let peer = RepeatingPeer::answering(OK).await;
     for (answer, told) in [
         ("HTTP/1.1 407 Proxy Authentication Required\r\n\r\n", "407"),
         ("HTTP/1.1 403 Forbidden\r\n\r\n", "403"),
@@ -1222,7 +1243,7 @@ async fn faults_of_the_proxy_are_told_from_those_of_the_endpoint() {
         let config = through(address, &[]);
         let health = config.proxy.as_ref().unwrap().health();
         let failure = failed(&transport(config), &peer.url("/")).await;
-        assert_eq!(failure.kind, FailureKind::Proxy, "{}", failure.detail);
+        assert_eq!(failure.kind, TransportFailureKind::Proxy, "{}", failure.detail);
         assert!(failure.detail.contains(told), "{}", failure.detail);
         assert!(
             failure.detail.contains(&format!("the proxy {address}")),
@@ -1238,7 +1259,7 @@ async fn faults_of_the_proxy_are_told_from_those_of_the_endpoint() {
     let config = through(silent.local_addr().unwrap(), &[]);
     let health = config.proxy.as_ref().unwrap().health();
     let guard = SendGuard::default();
-    let request = Request {
+    let request = DeliveryRequest {
         guard: Some(guard.clone()),
         ..post(&peer.url("/"), "[]")
     };
@@ -1257,11 +1278,11 @@ async fn faults_of_the_proxy_are_told_from_those_of_the_endpoint() {
     let address = gone.local_addr().unwrap();
     drop(gone);
     let failure = failed(&transport(through(address, &[])), &peer.url("/")).await;
-    assert_eq!(failure.kind, FailureKind::Proxy);
+    assert_eq!(failure.kind, TransportFailureKind::Proxy);
     assert_eq!(peer.accepted(), 0);
     // A failure behind the tunnel is the endpoint's own.
-    let silent = Peer::answering("nonsense\r\n\r\n").await;
+    let silent = RepeatingPeer::answering("nonsense\r\n\r\n").await;
     let (address, _, _tasks) = proxy(TUNNEL).await;
     let failure = failed(&transport(through(address, &[])), &silent.url("/")).await;
-    assert_eq!(failure.kind, FailureKind::Socket, "{}", failure.detail);
+    assert_eq!(failure.kind, TransportFailureKind::Socket, "{}", failure.detail);
 }

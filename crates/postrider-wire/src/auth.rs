@@ -13,7 +13,7 @@ use std::hint::black_box;
 
 /// The credentials of a request as they were sent; none if absent.
 #[derive(Clone, Copy, Default)]
-pub struct Presented<'a> {
+pub struct PresentedCredentials<'a> {
     /// Header `aeg-sas-key`.
     pub key: Option<&'a str>,
     /// Header `aeg-sas-token`.
@@ -24,7 +24,7 @@ pub struct Presented<'a> {
     pub query_key: Option<&'a str>,
 }
 
-impl Presented<'_> {
+impl PresentedCredentials<'_> {
     /// Whether the request uses a key or a signature made with one, and no bearer token.
     pub fn is_key_or_signature(&self) -> bool {
         self.key.is_some()
@@ -46,7 +46,7 @@ fn shared_signature(authorization: &str) -> Option<&str> {
 
 /// Credentials that a topic accepts.
 #[derive(Clone, Copy)]
-pub struct Guard<'a> {
+pub struct TopicCredentials<'a> {
     /// An empty one is no key.
     pub keys: [&'a Secret; 2],
     /// Whether keys and signatures are refused, so that only bearer tokens are accepted.
@@ -60,7 +60,7 @@ pub struct Guard<'a> {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Authorized<'a> {
+pub enum AuthorizedBy<'a> {
     /// By the access key with this number, 1 or 2.
     Key(u8),
     /// By a token signed with one of the keys.
@@ -82,10 +82,10 @@ pub fn fresh_key() -> Secret {
 /// Decides by the first credential that is present, in this order: `aeg-sas-key`, `aeg-sas-token`,
 /// `Authorization`, the key in the query. If it is wrong, later ones are not tried.
 pub fn authorize<'a>(
-    presented: &Presented<'a>,
-    guard: &Guard<'_>,
+    presented: &PresentedCredentials<'a>,
+    guard: &TopicCredentials<'_>,
     now: Timestamp,
-) -> Result<Authorized<'a>, PublishError> {
+) -> Result<AuthorizedBy<'a>, PublishError> {
     if let Some(key) = presented.key {
         return guard.check_key(key);
     }
@@ -100,7 +100,7 @@ pub fn authorize<'a>(
         return if scheme.eq_ignore_ascii_case("SharedAccessSignature") {
             guard.check_token(credential, now)
         } else if scheme.eq_ignore_ascii_case("Bearer") {
-            Ok(Authorized::Bearer(credential.trim()))
+            Ok(AuthorizedBy::Bearer(credential.trim()))
         } else {
             Err(PublishError::scheme_unsupported())
         };
@@ -114,21 +114,21 @@ pub fn authorize<'a>(
 
 /// The edge module has a single pair of keys and accepts only the header.
 pub fn edge_authorize(
-    presented: &Presented<'_>,
+    presented: &PresentedCredentials<'_>,
     keys: [&Secret; 2],
-) -> Result<Authorized<'static>, PublishError> {
+) -> Result<AuthorizedBy<'static>, PublishError> {
     presented
         .key
         .and_then(|key| key_number(keys, key))
-        .map(Authorized::Key)
+        .map(AuthorizedBy::Key)
         .ok_or_else(PublishError::edge_unauthorized)
 }
 
-impl Guard<'_> {
+impl TopicCredentials<'_> {
     /// Whether the decisive credential is a key that the topic does not have, or is signed with
     /// such a key: a guess, as opposed to a token that has expired or was made for another
     /// resource.
-    pub fn is_unknown(&self, presented: &Presented<'_>) -> bool {
+    pub fn is_unknown(&self, presented: &PresentedCredentials<'_>) -> bool {
         let is_wrong_key = |key: &str| !key.is_empty() && key_number(self.keys, key).is_none();
         let is_wrong_token = |token: &str| match SasToken::parse(token.trim()) {
             Some(token) => !self.keys.iter().any(|key| token.is_signed_with(key)),
@@ -147,18 +147,18 @@ impl Guard<'_> {
         }
     }
 
-    fn check_key(&self, key: &str) -> Result<Authorized<'static>, PublishError> {
+    fn check_key(&self, key: &str) -> Result<AuthorizedBy<'static>, PublishError> {
         if key.is_empty() {
             return Err(PublishError::credential_empty("aeg-sas-key"));
         }
         self.check_local_auth()?;
         match key_number(self.keys, key) {
-            Some(number) => Ok(Authorized::Key(number)),
+            Some(number) => Ok(AuthorizedBy::Key(number)),
             None => Err(PublishError::key_unauthorized(self.host, None)),
         }
     }
 
-    fn check_token(&self, token: &str, now: Timestamp) -> Result<Authorized<'static>, PublishError> {
+    fn check_token(&self, token: &str, now: Timestamp) -> Result<AuthorizedBy<'static>, PublishError> {
         let token = token.trim();
         if token.is_empty() {
             return Err(PublishError::credential_empty("aeg-sas-token"));
@@ -180,7 +180,7 @@ impl Guard<'_> {
         if !urls.any(|url| covers(&resource, url)) {
             return Err(refuse("The token was made for another resource"));
         }
-        Ok(Authorized::SasToken)
+        Ok(AuthorizedBy::SasToken)
     }
 
     fn check_local_auth(&self) -> Result<(), PublishError> {
@@ -307,7 +307,7 @@ fn iso_from_us(text: &str) -> Option<String> {
 /// Whether a token made for `resource` is valid for `url`: the same scheme, host and port, and the
 /// same path or one above it. Queries and case are ignored.
 fn covers(resource: &str, url: &str) -> bool {
-    let (Some(resource), Some(url)) = (Place::parse(resource), Place::parse(url)) else {
+    let (Some(resource), Some(url)) = (TokenScopeUrl::parse(resource), TokenScopeUrl::parse(url)) else {
         return false;
     };
     let path = resource.path.trim_end_matches('/');
@@ -319,14 +319,14 @@ fn covers(resource: &str, url: &str) -> bool {
 }
 
 /// A URL without its query; the port is empty if the scheme implies it.
-struct Place<'a> {
+struct TokenScopeUrl<'a> {
     scheme: &'a str,
     authority: &'a str,
     path: &'a str,
 }
 
-impl<'a> Place<'a> {
-    fn parse(url: &'a str) -> Option<Place<'a>> {
+impl<'a> TokenScopeUrl<'a> {
+    fn parse(url: &'a str) -> Option<TokenScopeUrl<'a>> {
         let (scheme, rest) = url.split_once("://")?;
         let rest = rest.split(['?', '#']).next()?;
         let (authority, path) = rest.split_at(rest.find('/').unwrap_or(rest.len()));
@@ -336,7 +336,7 @@ impl<'a> Place<'a> {
             _ => return None,
         };
         let authority = authority.strip_suffix(port).unwrap_or(authority);
-        (!authority.is_empty()).then_some(Place {
+        (!authority.is_empty()).then_some(TokenScopeUrl {
             scheme,
             authority,
             path,
@@ -358,8 +358,8 @@ mod tests {
         Timestamp::parse(text).unwrap()
     }
 
-    fn guard<'a>(first: &'a Secret, second: &'a Secret) -> Guard<'a> {
-        Guard {
+    fn guard<'a>(first: &'a Secret, second: &'a Secret) -> TopicCredentials<'a> {
+        TopicCredentials {
             keys: [first, second],
             local_auth_disabled: false,
             url_used: URL,
@@ -390,7 +390,7 @@ mod tests {
     }
 
     /// The accepted credential, or a status, a detail code and the message.
-    type Expected<'a> = Result<Authorized<'a>, (u16, &'a str, &'a str)>;
+    type Expected<'a> = Result<AuthorizedBy<'a>, (u16, &'a str, &'a str)>;
 
     #[test]
     fn the_first_credential_decides() {
@@ -398,59 +398,60 @@ mod tests {
         let mut guard = guard(&first, &second);
         let now = at("2030-01-01T00:00:00Z");
         let shared = format!("SharedAccessSignature {PYTHON}");
-        let p = |key, token, authorization, query_key| Presented {
+        let p = |key, token, authorization, query_key| PresentedCredentials {
             key,
             token,
             authorization,
             query_key,
         };
-        let check = |guard: &Guard<'_>, presented: Presented<'_>, expected: Expected<'_>| {
-            let found = authorize(&presented, guard, now);
-            let found = found
-                .as_ref()
-                .map_err(|e| (e.status, e.detail, e.message.as_str()));
-            assert_eq!(found.copied(), expected);
-        };
+        let check =
+            |guard: &TopicCredentials<'_>, presented: PresentedCredentials<'_>, expected: Expected<'_>| {
+                let found = authorize(&presented, guard, now);
+                let found = found
+                    .as_ref()
+                    .map_err(|e| (e.status, e.detail, e.message.as_str()));
+                assert_eq!(found.copied(), expected);
+            };
         fn unauthorized(message: &str) -> Expected<'_> {
             Err((401, "Unauthorized", message))
         }
         let wrong = not_authorized("");
 
-        check(&guard, p(Some(KEY), None, None, None), Ok(Authorized::Key(1)));
+        check(&guard, p(Some(KEY), None, None, None), Ok(AuthorizedBy::Key(1)));
         check(
             &guard,
             p(Some("c2Vjb25k+/8="), None, None, None),
-            Ok(Authorized::Key(2)),
+            Ok(AuthorizedBy::Key(2)),
         );
         check(
             &guard,
             p(None, Some(DOTNET), None, None),
-            Ok(Authorized::SasToken),
+            Ok(AuthorizedBy::SasToken),
         );
         check(
             &guard,
             p(None, Some(PYTHON), None, None),
-            Ok(Authorized::SasToken),
+            Ok(AuthorizedBy::SasToken),
         );
         check(
             &guard,
             p(None, None, Some(&shared), None),
-            Ok(Authorized::SasToken),
+            Ok(AuthorizedBy::SasToken),
         );
         check(
             &guard,
             p(None, None, Some("bearer  a.b.c"), None),
-            Ok(Authorized::Bearer("a.b.c")),
+            Ok(AuthorizedBy::Bearer("a.b.c")),
         );
         check(
             &guard,
             p(None, None, None, Some("c2Vjb25k%2B%2f8%3D")),
-            Ok(Authorized::Key(2)),
+            Ok(AuthorizedBy::Key(2)),
         );
         check(
             &guard,
             p(None, None, None, Some("c2Vjb25k+/8=")),
-            Ok(Authorized::Key(2)),
+            Ok(AuthorizedBy::Key(2)),
         );
 
         // A valid credential of lower precedence does not help.
@@ -502,7 +503,7 @@ mod tests {
         check(
             &guard,
             p(None, None, Some("Bearer t"), None),
-            Ok(Authorized::Bearer("t")),
+            Ok(AuthorizedBy::Bearer("t")),
         );
     }
 
@@ -510,27 +511,27 @@ mod tests {
     fn an_unset_key_opens_nothing() {
         let (first, second) = (Secret::default(), Secret::new(KEY));
         let now = at("2030-01-01T00:00:00Z");
-        let token = Presented {
+        let token = PresentedCredentials {
             token: Some(PYTHON),
-            ..Presented::default()
+            ..PresentedCredentials::default()
         };
         assert_eq!(
             authorize(&token, &guard(&first, &second), now),
-            Ok(Authorized::SasToken)
+            Ok(AuthorizedBy::SasToken)
         );
         assert!(authorize(&token, &guard(&first, &first), now).is_err());
         // An HMAC with an empty key can be computed by anyone.
         let signed = "r=https%3A%2F%2Fmytopic.westus2-1.eventgrid.azure.net&e=2030-06-15";
         let signature = hmac::sign(&hmac::Key::new(hmac::HMAC_SHA256, b""), signed.as_bytes());
         let forged = format!("{signed}&s={}", BASE64.encode(signature));
-        let forged = Presented {
+        let forged = PresentedCredentials {
             token: Some(&forged),
-            ..Presented::default()
+            ..PresentedCredentials::default()
         };
         assert!(authorize(&forged, &guard(&first, &first), now).is_err());
-        let empty = Presented {
+        let empty = PresentedCredentials {
             key: Some(""),
-            ..Presented::default()
+            ..PresentedCredentials::default()
         };
         assert!(edge_authorize(&empty, [&first, &first]).is_err());
     }
@@ -546,20 +547,20 @@ mod tests {
         for vector in vectors {
             let text = |name: &str| vector[name].as_str().unwrap();
             let (other, key) = (Secret::new("b3RoZXI="), Secret::new(text("key")));
-            let guard = Guard {
+            let guard = TopicCredentials {
                 url_used: text("endpoint"),
                 ..guard(&other, &key)
             };
-            let presented = Presented {
+            let presented = PresentedCredentials {
                 token: Some(text("token")),
-                ..Presented::default()
+                ..PresentedCredentials::default()
             };
             // The JavaScript client drops the milliseconds.
             let expiry = at(text("expiry"));
             let second = std::time::Duration::from_secs(1);
             assert_eq!(
                 authorize(&presented, &guard, expiry - second),
-                Ok(Authorized::SasToken),
+                Ok(AuthorizedBy::SasToken),
                 "{vector}"
             );
             let expired = authorize(&presented, &guard, expiry + second).unwrap_err();
@@ -569,9 +570,9 @@ mod tests {
                 let mut bytes = text("token").as_bytes().to_vec();
                 bytes[at] ^= 1;
                 let damaged = String::from_utf8(bytes).unwrap();
-                let presented = Presented {
+                let presented = PresentedCredentials {
                     token: Some(&damaged),
-                    ..Presented::default()
+                    ..PresentedCredentials::default()
                 };
                 let found = authorize(&presented, &guard, expiry - second);
                 // Base64 has spare bits in its last character, and %2B equals %2b.
@@ -687,16 +688,16 @@ mod tests {
         let (first, second) = (Secret::new(KEY), Secret::default());
         let public = ["https://events.example.com/t1/api/events".to_string()];
         let now = at("2030-01-01T00:00:00Z");
-        let guard = Guard {
+        let guard = TopicCredentials {
             url_used: "http://10.0.0.7:8080/t1/api/events",
             also_known_as: &public,
             ..guard(&first, &second)
         };
         let check = |resource: &str, reason: Option<&str>| {
             let token = sign(resource, "2030-06-15T00:00:00Z");
-            let presented = Presented {
+            let presented = PresentedCredentials {
                 token: Some(&token),
-                ..Presented::default()
+                ..PresentedCredentials::default()
             };
             let found = authorize(&presented, &guard, now);
             assert_eq!(
@@ -719,9 +720,9 @@ mod tests {
         let (first, second) = (Secret::new(KEY), Secret::new("not base64!"));
         let guard = guard(&first, &second);
         let check = |token: &str, reason: &str| {
-            let presented = Presented {
+            let presented = PresentedCredentials {
                 token: Some(token),
-                ..Presented::default()
+                ..PresentedCredentials::default()
             };
             let error = authorize(&presented, &guard, at("2030-01-01T00:00:00Z")).unwrap_err();
             assert_eq!(error.message, not_authorized(reason), "{token}");
@@ -745,14 +746,14 @@ mod tests {
     fn the_edge_compares_its_pair_of_keys() {
         let (first, second) = (Secret::new("one"), Secret::new("two"));
         let check = |key: Option<&str>, expected: Option<u8>| {
-            let presented = Presented {
+            let presented = PresentedCredentials {
                 key,
-                ..Presented::default()
+                ..PresentedCredentials::default()
             };
             let found = edge_authorize(&presented, [&first, &second]);
             assert_eq!(
                 found.as_ref().ok(),
-                expected.map(Authorized::Key).as_ref(),
+                expected.map(AuthorizedBy::Key).as_ref(),
                 "{key:?}"
             );
             if let Err(error) = found {

@@ -1,6 +1,6 @@
 //! Errors of refused publish requests, and the error bodies of the cloud and of the edge module.
 
-use postrider_core::event::Schema;
+use postrider_core::event::EventSchema;
 use postrider_core::json;
 
 /// Characters of a publisher's value that a message quotes at most.
@@ -31,7 +31,7 @@ impl PublishError {
     }
 
     /// The body is not JSON, or not JSON of the topic's schema. `why` is a sentence, or empty.
-    pub fn nonconforming(schema: Schema, why: &str) -> PublishError {
+    pub fn nonconforming(schema: EventSchema, why: &str) -> PublishError {
         let gap = if why.is_empty() { "" } else { " " };
         let schema = schema_name(schema);
         PublishError::new(
@@ -45,22 +45,22 @@ impl PublishError {
     }
 
     /// A JSON token has another kind than the one that is required there.
-    pub fn unexpected_token(schema: Schema, expected: &str, actual: &str) -> PublishError {
+    pub fn unexpected_token(schema: EventSchema, expected: &str, actual: &str) -> PublishError {
         let why = format!("Token Expected: {expected}, Actual Token Received: {actual}.");
         PublishError::nonconforming(schema, &why)
     }
 
     /// A required property is absent, null or (where that is refused too) empty.
-    pub fn property_missing(schema: Schema, property: &str) -> PublishError {
+    pub fn property_missing(schema: EventSchema, property: &str) -> PublishError {
         PublishError::property_unset(schema, property, "to be set.")
     }
 
     /// A property has another value than the only one that is allowed.
-    pub fn property_fixed(schema: Schema, property: &str, only: &str) -> PublishError {
+    pub fn property_fixed(schema: EventSchema, property: &str, only: &str) -> PublishError {
         PublishError::property_unset(schema, property, &format!("to be set to '{only}'."))
     }
 
-    fn property_unset(schema: Schema, property: &str, how: &str) -> PublishError {
+    fn property_unset(schema: EventSchema, property: &str, how: &str) -> PublishError {
         let (schema, property) = (schema_name(schema), quoted(property));
         PublishError::new(
             400,
@@ -330,11 +330,11 @@ pub fn edge_error_body(status: u16, code: &str, message: &str) -> Vec<u8> {
 }
 
 /// A topic's input schema, as messages name it.
-pub fn schema_name(schema: Schema) -> &'static str {
+pub fn schema_name(schema: EventSchema) -> &'static str {
     match schema {
-        Schema::EventGrid => "EventGridEvent",
-        Schema::CloudEvent => "CloudEventV10",
-        Schema::Custom => "CustomEvent",
+        EventSchema::EventGrid => "EventGridEvent",
+        EventSchema::CloudEvent => "CloudEventV10",
+        EventSchema::Custom => "CustomEvent",
     }
 }
 
@@ -382,22 +382,22 @@ mod tests {
             check(error, 413, "RequestEntityTooLarge", "PayloadTooLarge", message);
         };
         bad(
-            PublishError::nonconforming(Schema::EventGrid, ""),
+            PublishError::nonconforming(EventSchema::EventGrid, ""),
             "InputJsonInvalid",
             "This resource is configured to receive event in 'EventGridEvent' schema. The JSON received does not conform to the expected schema.",
         );
         bad(
-            PublishError::unexpected_token(Schema::CloudEvent, "StartObject", "StartArray"),
+            PublishError::unexpected_token(EventSchema::CloudEvent, "StartObject", "StartArray"),
             "InputJsonInvalid",
             "This resource is configured to receive event in 'CloudEventV10' schema. The JSON received does not conform to the expected schema. Token Expected: StartObject, Actual Token Received: StartArray.",
         );
         bad(
-            PublishError::property_missing(Schema::Custom, "subject"),
+            PublishError::property_missing(EventSchema::Custom, "subject"),
             "InputJsonInvalid",
             "This resource is configured for 'CustomEvent' schema and requires 'subject' property to be set.",
         );
         bad(
-            PublishError::property_fixed(Schema::EventGrid, "metadataVersion", "1"),
+            PublishError::property_fixed(EventSchema::EventGrid, "metadataVersion", "1"),
             "InputJsonInvalid",
             "This resource is configured for 'EventGridEvent' schema and requires 'metadataVersion' property to be set to '1'.",
         );

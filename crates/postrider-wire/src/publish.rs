@@ -10,16 +10,16 @@ use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD;
 use bytes::Bytes;
 use percent_encoding::percent_decode_str;
-use postrider_core::envelope::Envelope;
-use postrider_core::event::{EventRef, Lacks, Schema, Span};
-use postrider_core::json::{self, Kind, Raw, Scanner};
-use postrider_core::subscription::{InputMapping, Mapped};
+use postrider_core::envelope::EventEnvelope;
+use postrider_core::event::{ByteSpan, EventRef, EventSchema, MissingMembers};
+use postrider_core::json::{self, JsonKind, JsonScanner, RawJson};
+use postrider_core::subscription::{InputMapping, MappedField};
 use postrider_core::time::Timestamp;
 use std::borrow::Cow;
 
 /// The API that a publish request came through; each has its own rules for events.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Road {
+pub enum PublishApi {
     Cloud,
     /// Member names compare without case.
     Edge,
@@ -27,29 +27,29 @@ pub enum Road {
 
 /// Requirements of a topic for its events.
 #[derive(Clone, Copy, Debug)]
-pub struct Rules<'a> {
-    pub road: Road,
-    pub schema: Schema,
+pub struct EventRules<'a> {
+    pub road: PublishApi,
+    pub schema: EventSchema,
     /// How the envelope of a custom event is found. Without a mapping a custom event is any object.
     pub mapping: Option<&'a InputMapping>,
     /// The full resource id of the topic or domain; at the edge the topic's name.
     pub topic_id: &'a str,
     /// Whether the topic is a domain, so that each event names a topic inside it.
     pub domain: bool,
-    pub limits: Limits,
+    pub limits: PublishLimits,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Limits {
+pub struct PublishLimits {
     pub request_bytes: usize,
     pub event_bytes: usize,
     pub events_max: usize,
 }
 
 /// Limits observed on the cloud service.
-impl Default for Limits {
-    fn default() -> Limits {
-        Limits {
+impl Default for PublishLimits {
+    fn default() -> PublishLimits {
+        PublishLimits {
             request_bytes: 1_536_000,
             event_bytes: 1_049_600,
             events_max: 5_000,
@@ -59,7 +59,7 @@ impl Default for Limits {
 
 /// Headers of a request that describe its body.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Head<'a> {
+pub struct PublishHeaders<'a> {
     pub content_type: Option<&'a str>,
     /// The headers whose names begin with `ce-`, in any case, including the prefix.
     pub ce_headers: &'a [(&'a str, &'a str)],
@@ -67,25 +67,25 @@ pub struct Head<'a> {
 
 /// A valid event, handed out while its request is still being parsed.
 #[derive(Clone, Debug)]
-pub struct Event<'e> {
+pub struct ParsedEvent<'e> {
     pub index: usize,
-    pub envelope: Envelope<'e>,
+    pub envelope: EventEnvelope<'e>,
     /// For a domain: the name of the topic inside it.
     pub domain_topic: Option<Cow<'e, str>>,
 }
 
 /// A request in which all events are valid.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Parsed {
+pub struct ParsedPublishRequest {
     /// The text that the spans of the events refer to.
     pub body: Bytes,
     pub events: Vec<EventRef>,
-    pub mode: Mode,
+    pub mode: PublishMode,
 }
 
 /// How the events were sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Mode {
+pub enum PublishMode {
     /// An array.
     Batch,
     /// A single object.
@@ -100,52 +100,52 @@ pub enum Mode {
 /// [`EventRef::matched`]. If a later event is refused, so is the request, and the caller must
 /// discard everything that `route` has done.
 pub fn parse(
-    rules: &Rules<'_>,
-    head: &Head<'_>,
+    rules: &EventRules<'_>,
+    head: &PublishHeaders<'_>,
     body: Bytes,
-    mut route: impl FnMut(&Event<'_>) -> u32,
-) -> Result<Parsed, PublishError> {
+    mut route: impl FnMut(&ParsedEvent<'_>) -> u32,
+) -> Result<ParsedPublishRequest, PublishError> {
     // Spans are 32 bits wide, and a body in binary mode grows by its headers and by base64.
     let bytes_max = rules.limits.request_bytes.min(u32::MAX as usize / 2);
     if body.len() > bytes_max {
         return Err(PublishError::request_too_large(bytes_max));
     }
-    let form = Form::of(rules, head)?;
+    let form = BodyForm::of(rules, head)?;
     let body = without_byte_order_mark(body);
     let body = match form {
-        Form::Binary => assemble(rules, head, &body)?,
+        BodyForm::Binary => assemble(rules, head, &body)?,
         _ => body,
     };
     let text = rules.text(&body)?;
-    let mut reader = Reader {
+    let mut reader = EventReader {
         rules,
         text,
-        scanner: Scanner::new(text),
+        scanner: JsonScanner::new(text),
     };
     let mode = reader.mode(form)?;
     let events = match mode {
-        Mode::Batch => reader.batch(&mut route)?,
-        Mode::Single | Mode::Binary => vec![reader.event(0, &mut route)?],
+        PublishMode::Batch => reader.batch(&mut route)?,
+        PublishMode::Single | PublishMode::Binary => vec![reader.event(0, &mut route)?],
     };
     reader.scanner.end().map_err(|e| rules.broken(e))?;
-    Ok(Parsed { body, events, mode })
+    Ok(ParsedPublishRequest { body, events, mode })
 }
 
 /// Forms of the body that the headers allow.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Form {
+enum BodyForm {
     Array,
     Object,
     Either,
     Binary,
 }
 
-impl Form {
-    fn of(rules: &Rules<'_>, head: &Head<'_>) -> Result<Form, PublishError> {
-        if rules.schema != Schema::CloudEvent {
+impl BodyForm {
+    fn of(rules: &EventRules<'_>, head: &PublishHeaders<'_>) -> Result<BodyForm, PublishError> {
+        if rules.schema != EventSchema::CloudEvent {
             // Lenient: a missing or unusual content type means JSON, and a single event needs no
             // array.
-            return Ok(Form::Either);
+            return Ok(BodyForm::Either);
         }
         let media_type = media_type(head.content_type);
         if head.ce_headers.iter().any(|(name, _)| switches_to_binary(name)) {
@@ -153,14 +153,14 @@ impl Form {
                 media_type if media_type.starts_with("application/cloudevents") => {
                     Err(PublishError::ce_modes_mixed())
                 }
-                "application/json" => Ok(Form::Binary),
-                _ if rules.road == Road::Edge => Ok(Form::Binary),
+                "application/json" => Ok(BodyForm::Binary),
+                _ if rules.road == PublishApi::Edge => Ok(BodyForm::Binary),
                 _ => Err(PublishError::content_type_unsupported()),
             };
         }
         match media_type.as_str() {
-            "application/cloudevents+json" | "application/json" => Ok(Form::Object),
-            "application/cloudevents-batch+json" => Ok(Form::Array),
+            "application/cloudevents+json" | "application/json" => Ok(BodyForm::Object),
+            "application/cloudevents-batch+json" => Ok(BodyForm::Array),
             _ => Err(PublishError::content_type_unsupported()),
         }
     }
@@ -168,7 +168,7 @@ impl Form {
 
 /// The members of an event that the rules concern.
 #[derive(Clone, Copy)]
-enum Field {
+enum EventField {
     Id,
     /// CloudEvents: `source`.
     Topic,
@@ -186,70 +186,73 @@ enum Field {
 
 const FIELDS: usize = 10;
 
-const EVENT_GRID: &[(&str, Field)] = &[
-    ("id", Field::Id),
-    ("subject", Field::Subject),
-    ("data", Field::Data),
-    ("eventType", Field::Type),
-    ("eventTime", Field::Time),
-    ("dataVersion", Field::DataVersion),
-    ("topic", Field::Topic),
-    ("metadataVersion", Field::Version),
+const EVENT_GRID: &[(&str, EventField)] = &[
+    ("id", EventField::Id),
+    ("subject", EventField::Subject),
+    ("data", EventField::Data),
+    ("eventType", EventField::Type),
+    ("eventTime", EventField::Time),
+    ("dataVersion", EventField::DataVersion),
+    ("topic", EventField::Topic),
+    ("metadataVersion", EventField::Version),
 ];
 
-const CLOUD_EVENT: &[(&str, Field)] = &[
-    ("id", Field::Id),
-    ("source", Field::Topic),
-    ("data", Field::Data),
-    ("type", Field::Type),
-    ("time", Field::Time),
-    ("specversion", Field::Version),
-    ("subject", Field::Subject),
-    ("datacontenttype", Field::DataContentType),
-    ("data_base64", Field::DataBase64),
-    ("dataschema", Field::DataVersion),
+const CLOUD_EVENT: &[(&str, EventField)] = &[
+    ("id", EventField::Id),
+    ("source", EventField::Topic),
+    ("data", EventField::Data),
+    ("type", EventField::Type),
+    ("time", EventField::Time),
+    ("specversion", EventField::Version),
+    ("subject", EventField::Subject),
+    ("datacontenttype", EventField::DataContentType),
+    ("data_base64", EventField::DataBase64),
+    ("dataschema", EventField::DataVersion),
 ];
 
 /// The members of an event by field, and the span of its `topic`.
 #[derive(Default)]
-struct Members<'b> {
-    values: [Option<Raw<'b>>; FIELDS],
-    topic: Span,
+struct EventFieldValues<'b> {
+    values: [Option<RawJson<'b>>; FIELDS],
+    topic: ByteSpan,
 }
 
-impl<'b> Members<'b> {
-    fn get(&self, field: Field) -> Option<Raw<'b>> {
+impl<'b> EventFieldValues<'b> {
+    fn get(&self, field: EventField) -> Option<RawJson<'b>> {
         self.values[field as usize]
     }
 
-    fn set(&self, field: Field) -> Option<Raw<'b>> {
+    fn set(&self, field: EventField) -> Option<RawJson<'b>> {
         set(self.get(field))
     }
 }
 
 /// Null counts as absent.
-fn set(value: Option<Raw<'_>>) -> Option<Raw<'_>> {
+fn set(value: Option<RawJson<'_>>) -> Option<RawJson<'_>> {
     value.filter(|value| !value.is_null())
 }
 
-struct Reader<'r, 'b> {
-    rules: &'r Rules<'r>,
+struct EventReader<'r, 'b> {
+    rules: &'r EventRules<'r>,
     text: &'b str,
-    scanner: Scanner<'b>,
+    scanner: JsonScanner<'b>,
 }
 
-impl<'b> Reader<'_, 'b> {
-    fn mode(&mut self, form: Form) -> Result<Mode, PublishError> {
+impl<'b> EventReader<'_, 'b> {
+    fn mode(&mut self, form: BodyForm) -> Result<PublishMode, PublishError> {
         match (form, self.scanner.peek()) {
-            (Form::Array | Form::Either, Some(b'[')) => Ok(Mode::Batch),
-            (Form::Object | Form::Either, Some(b'{')) => Ok(Mode::Single),
-            (Form::Binary, _) => Ok(Mode::Binary),
-            (Form::Object, _) => Err(self.unexpected("StartObject")),
-            (Form::Array | Form::Either, _) => Err(self.unexpected("StartArray")),
+            (BodyForm::Array | BodyForm::Either, Some(b'[')) => Ok(PublishMode::Batch),
+            (BodyForm::Object | BodyForm::Either, Some(b'{')) => Ok(PublishMode::Single),
+            (BodyForm::Binary, _) => Ok(PublishMode::Binary),
+            (BodyForm::Object, _) => Err(self.unexpected("StartObject")),
+            (BodyForm::Array | BodyForm::Either, _) => Err(self.unexpected("StartArray")),
         }
     }
 
-    fn batch(&mut self, route: &mut impl FnMut(&Event<'_>) -> u32) -> Result<Vec<EventRef>, PublishError> {
+    fn batch(
+        &mut self,
+        route: &mut impl FnMut(&ParsedEvent<'_>) -> u32,
+    ) -> Result<Vec<EventRef>, PublishError> {
         let rules = self.rules;
         let events_max = rules.limits.events_max;
         let mut events = Vec::with_capacity((self.text.len() / 1024 + 1).min(events_max));
@@ -274,7 +277,7 @@ impl<'b> Reader<'_, 'b> {
     fn event(
         &mut self,
         index: usize,
-        route: &mut impl FnMut(&Event<'_>) -> u32,
+        route: &mut impl FnMut(&ParsedEvent<'_>) -> u32,
     ) -> Result<EventRef, PublishError> {
         let rules = self.rules;
         if self.scanner.peek() != Some(b'{') {
@@ -282,65 +285,65 @@ impl<'b> Reader<'_, 'b> {
         }
         let start = self.scanner.at();
         let members = match rules.schema {
-            Schema::EventGrid => self.members(EVENT_GRID)?,
-            Schema::CloudEvent => self.members(CLOUD_EVENT)?,
-            Schema::Custom => {
+            EventSchema::EventGrid => self.members(EVENT_GRID)?,
+            EventSchema::CloudEvent => self.members(CLOUD_EVENT)?,
+            EventSchema::Custom => {
                 self.scanner.value().map_err(|e| rules.broken(e))?;
-                Members::default()
+                EventFieldValues::default()
             }
         };
         let end = self.scanner.at();
         if end - start > rules.limits.event_bytes {
             return Err(PublishError::event_too_large(index, rules.limits.event_bytes));
         }
-        let object = Raw::trusted(&self.text[start..end]);
+        let object = RawJson::trusted(&self.text[start..end]);
         let envelope = match rules.schema {
-            Schema::Custom => Envelope::read(Schema::Custom, object, rules.mapping),
-            schema => Envelope {
+            EventSchema::Custom => EventEnvelope::read(EventSchema::Custom, object, rules.mapping),
+            schema => EventEnvelope {
                 schema,
                 object,
-                id: members.get(Field::Id),
-                topic: members.get(Field::Topic),
-                subject: members.get(Field::Subject),
-                event_type: members.get(Field::Type),
-                time: members.get(Field::Time),
-                data_version: members.get(Field::DataVersion),
-                data: members.get(Field::Data),
+                id: members.get(EventField::Id),
+                topic: members.get(EventField::Topic),
+                subject: members.get(EventField::Subject),
+                event_type: members.get(EventField::Type),
+                time: members.get(EventField::Time),
+                data_version: members.get(EventField::DataVersion),
+                data: members.get(EventField::Data),
                 mapping: None,
             },
         };
         match rules.schema {
-            Schema::EventGrid => rules.check_event_grid(&members)?,
-            Schema::CloudEvent => rules.check_cloud_event(&members)?,
-            Schema::Custom => rules.check_custom(&envelope)?,
+            EventSchema::EventGrid => rules.check_event_grid(&members)?,
+            EventSchema::CloudEvent => rules.check_cloud_event(&members)?,
+            EventSchema::Custom => rules.check_custom(&envelope)?,
         }
-        let event = Event {
+        let event = ParsedEvent {
             index,
             envelope,
             domain_topic: rules.domain_topic(&envelope)?,
         };
         let mut event_ref = EventRef {
-            object: Span::new(start, end),
+            object: ByteSpan::new(start, end),
             matched: route(&event),
             ..EventRef::default()
         };
-        if rules.schema != Schema::CloudEvent {
+        if rules.schema != EventSchema::CloudEvent {
             event_ref.data_version = self.inside_quotes(envelope.data_version);
         }
-        if rules.schema == Schema::EventGrid {
+        if rules.schema == EventSchema::EventGrid {
             event_ref.topic = members.topic;
-            event_ref.lacks = Lacks {
-                topic: members.set(Field::Topic).is_none(),
-                data_version: members.get(Field::DataVersion).is_none(),
-                metadata_version: members.get(Field::Version).is_none(),
+            event_ref.lacks = MissingMembers {
+                topic: members.set(EventField::Topic).is_none(),
+                data_version: members.get(EventField::DataVersion).is_none(),
+                metadata_version: members.get(EventField::Version).is_none(),
             };
         }
         Ok(event_ref)
     }
 
-    fn members(&mut self, names: &[(&str, Field)]) -> Result<Members<'b>, PublishError> {
+    fn members(&mut self, names: &[(&str, EventField)]) -> Result<EventFieldValues<'b>, PublishError> {
         let rules = self.rules;
-        let mut members = Members::default();
+        let mut members = EventFieldValues::default();
         let mut first = true;
         self.scanner.open(b'{').map_err(|e| rules.broken(e))?;
         while let Some(name) = self.scanner.next_name(&mut first).map_err(|e| rules.broken(e))? {
@@ -353,8 +356,8 @@ impl<'b> Reader<'_, 'b> {
                 let why = format!("Property '{name_plain}' is repeated.");
                 return Err(PublishError::nonconforming(rules.schema, &why));
             }
-            if let Field::Topic = field {
-                members.topic = Span::new(offset(self.text, name) - 1, self.scanner.at());
+            if let EventField::Topic = field {
+                members.topic = ByteSpan::new(offset(self.text, name) - 1, self.scanner.at());
             }
         }
         Ok(members)
@@ -367,36 +370,36 @@ impl<'b> Reader<'_, 'b> {
         }
     }
 
-    fn inside_quotes(&self, value: Option<Raw<'b>>) -> Span {
+    fn inside_quotes(&self, value: Option<RawJson<'b>>) -> ByteSpan {
         match value {
-            Some(value) if value.kind() == Kind::String => {
+            Some(value) if value.kind() == JsonKind::String => {
                 let start = offset(self.text, value.text());
-                Span::new(start + 1, start + value.text().len() - 1)
+                ByteSpan::new(start + 1, start + value.text().len() - 1)
             }
-            _ => Span::default(),
+            _ => ByteSpan::default(),
         }
     }
 }
 
-impl Rules<'_> {
-    fn check_event_grid(&self, members: &Members<'_>) -> Result<(), PublishError> {
-        self.required(members.set(Field::Subject), "subject")?;
-        self.required_filled(members.set(Field::Id), "id")?;
-        self.required_filled(members.set(Field::Type), "eventType")?;
-        let time = self.required(members.set(Field::Time), "eventTime")?;
+impl EventRules<'_> {
+    fn check_event_grid(&self, members: &EventFieldValues<'_>) -> Result<(), PublishError> {
+        self.required(members.set(EventField::Subject), "subject")?;
+        self.required_filled(members.set(EventField::Id), "id")?;
+        self.required_filled(members.set(EventField::Type), "eventType")?;
+        let time = self.required(members.set(EventField::Time), "eventTime")?;
         self.date_time(time, "eventTime")?;
         match self.road {
-            Road::Cloud => self.optional(members.set(Field::DataVersion))?,
-            Road::Edge => {
-                self.required(members.set(Field::DataVersion), "dataVersion")?;
+            PublishApi::Cloud => self.optional(members.set(EventField::DataVersion))?,
+            PublishApi::Edge => {
+                self.required(members.set(EventField::DataVersion), "dataVersion")?;
             }
         }
-        if let Some(version) = members.set(Field::Version)
+        if let Some(version) = members.set(EventField::Version)
             && version.as_str().as_deref() != Some("1")
         {
             return Err(PublishError::property_fixed(self.schema, "metadataVersion", "1"));
         }
-        let Some(topic) = members.set(Field::Topic) else {
+        let Some(topic) = members.set(EventField::Topic) else {
             return Ok(());
         };
         self.string(topic)?;
@@ -405,41 +408,41 @@ impl Rules<'_> {
             return Ok(());
         }
         Err(match self.road {
-            Road::Cloud => PublishError::cloud_topic_mismatch(&topic),
-            Road::Edge => PublishError::edge_topic_mismatch(&topic, self.topic_id),
+            PublishApi::Cloud => PublishError::cloud_topic_mismatch(&topic),
+            PublishApi::Edge => PublishError::edge_topic_mismatch(&topic, self.topic_id),
         })
     }
 
-    fn check_cloud_event(&self, members: &Members<'_>) -> Result<(), PublishError> {
-        let version = self.required_filled(members.set(Field::Version), "specversion")?;
+    fn check_cloud_event(&self, members: &EventFieldValues<'_>) -> Result<(), PublishError> {
+        let version = self.required_filled(members.set(EventField::Version), "specversion")?;
         let version = version.as_str().unwrap_or_default();
-        if version != "1.0" && !(self.road == Road::Edge && version == "1.0-rc1") {
+        if version != "1.0" && !(self.road == PublishApi::Edge && version == "1.0-rc1") {
             return Err(PublishError::property_fixed(self.schema, "specversion", "1.0"));
         }
         // The service names the properties of its own schema here.
-        self.required_filled(members.set(Field::Type), "eventType")?;
-        self.required_filled(members.set(Field::Topic), "source")?;
-        self.required_filled(members.set(Field::Id), "id")?;
+        self.required_filled(members.set(EventField::Type), "eventType")?;
+        self.required_filled(members.set(EventField::Topic), "source")?;
+        self.required_filled(members.set(EventField::Id), "id")?;
         for field in [
-            Field::Subject,
-            Field::Time,
-            Field::DataVersion,
-            Field::DataContentType,
-            Field::DataBase64,
+            EventField::Subject,
+            EventField::Time,
+            EventField::DataVersion,
+            EventField::DataContentType,
+            EventField::DataBase64,
         ] {
             self.optional(members.set(field))?;
         }
-        if let Some(time) = members.set(Field::Time) {
+        if let Some(time) = members.set(EventField::Time) {
             self.date_time(time, "time")?;
         }
-        if members.set(Field::Data).is_some() && members.set(Field::DataBase64).is_some() {
+        if members.set(EventField::Data).is_some() && members.set(EventField::DataBase64).is_some() {
             let why = "Only one of the properties 'data' and 'data_base64' may be set.";
             return Err(PublishError::nonconforming(self.schema, why));
         }
         Ok(())
     }
 
-    fn check_custom(&self, envelope: &Envelope<'_>) -> Result<(), PublishError> {
+    fn check_custom(&self, envelope: &EventEnvelope<'_>) -> Result<(), PublishError> {
         let Some(mapping) = self.mapping else {
             return Ok(());
         };
@@ -465,7 +468,7 @@ impl Rules<'_> {
     }
 
     /// The domain topic that an event is for: its name, or `<domain id>/topics/<name>`.
-    fn domain_topic<'e>(&self, envelope: &Envelope<'e>) -> Result<Option<Cow<'e, str>>, PublishError> {
+    fn domain_topic<'e>(&self, envelope: &EventEnvelope<'e>) -> Result<Option<Cow<'e, str>>, PublishError> {
         if !self.domain {
             return Ok(None);
         }
@@ -501,14 +504,18 @@ impl Rules<'_> {
     }
 
     /// A string, which may be empty.
-    fn required<'v>(&self, value: Option<Raw<'v>>, name: &str) -> Result<Raw<'v>, PublishError> {
+    fn required<'v>(&self, value: Option<RawJson<'v>>, name: &str) -> Result<RawJson<'v>, PublishError> {
         let value = value.ok_or_else(|| PublishError::property_missing(self.schema, name))?;
         self.string(value)?;
         Ok(value)
     }
 
     /// A non-empty string.
-    fn required_filled<'v>(&self, value: Option<Raw<'v>>, name: &str) -> Result<Raw<'v>, PublishError> {
+    fn required_filled<'v>(
+        &self,
+        value: Option<RawJson<'v>>,
+        name: &str,
+    ) -> Result<RawJson<'v>, PublishError> {
         let value = self.required(value, name)?;
         match value.text() {
             "\"\"" => Err(PublishError::property_missing(self.schema, name)),
@@ -516,13 +523,13 @@ impl Rules<'_> {
         }
     }
 
-    fn optional(&self, value: Option<Raw<'_>>) -> Result<(), PublishError> {
+    fn optional(&self, value: Option<RawJson<'_>>) -> Result<(), PublishError> {
         value.map_or(Ok(()), |value| self.string(value))
     }
 
-    fn string(&self, value: Raw<'_>) -> Result<(), PublishError> {
+    fn string(&self, value: RawJson<'_>) -> Result<(), PublishError> {
         match value.kind() {
-            Kind::String => Ok(()),
+            JsonKind::String => Ok(()),
             _ => Err(PublishError::unexpected_token(
                 self.schema,
                 "String",
@@ -532,8 +539,8 @@ impl Rules<'_> {
     }
 
     /// The edge module accepts any string as a time.
-    fn date_time(&self, value: Raw<'_>, name: &str) -> Result<(), PublishError> {
-        if self.road == Road::Edge || value.as_str().is_some_and(|text| is_date_time(&text)) {
+    fn date_time(&self, value: RawJson<'_>, name: &str) -> Result<(), PublishError> {
+        if self.road == PublishApi::Edge || value.as_str().is_some_and(|text| is_date_time(&text)) {
             return Ok(());
         }
         let why = format!("Property '{name}' is not a date-time.");
@@ -542,15 +549,15 @@ impl Rules<'_> {
 
     /// Finds a field by the member's name as written. Almost every name is one of these, without
     /// escapes.
-    fn known<'n>(&self, names: &'n [(&'n str, Field)], name: &str) -> Option<&'n (&'n str, Field)> {
+    fn known<'n>(&self, names: &'n [(&'n str, EventField)], name: &str) -> Option<&'n (&'n str, EventField)> {
         let found = names.iter().find(|(plain, _)| *plain == name);
-        if found.is_some() || (self.road == Road::Cloud && !name.contains('\\')) {
+        if found.is_some() || (self.road == PublishApi::Cloud && !name.contains('\\')) {
             return found;
         }
         let name = json::unescape(name);
         names.iter().find(|(plain, _)| match self.road {
-            Road::Cloud => *plain == name,
-            Road::Edge => plain.eq_ignore_ascii_case(&name),
+            PublishApi::Cloud => *plain == name,
+            PublishApi::Edge => plain.eq_ignore_ascii_case(&name),
         })
     }
 
@@ -567,7 +574,7 @@ impl Rules<'_> {
 }
 
 /// Converts a CloudEvent in binary mode to structured mode.
-fn assemble(rules: &Rules<'_>, head: &Head<'_>, body: &[u8]) -> Result<Bytes, PublishError> {
+fn assemble(rules: &EventRules<'_>, head: &PublishHeaders<'_>, body: &[u8]) -> Result<Bytes, PublishError> {
     let mut attributes: Vec<(String, Cow<'_, str>)> = Vec::with_capacity(head.ce_headers.len());
     for &(header, value) in head.ce_headers {
         let Some(name) = ce_attribute(header) else {
@@ -606,13 +613,13 @@ fn assemble(rules: &Rules<'_>, head: &Head<'_>, body: &[u8]) -> Result<Bytes, Pu
     let media_type = media_type(head.content_type);
     let is_json =
         ["", "application/json", "text/json"].contains(&media_type.as_str()) || media_type.ends_with("+json");
-    if body.is_empty() && rules.road == Road::Cloud {
+    if body.is_empty() && rules.road == PublishApi::Cloud {
         return Err(PublishError::nonconforming(rules.schema, "The body is empty."));
     } else if body.is_empty() {
         // The CloudEvents HTTP binding allows an event without data.
     } else if is_json {
         // Parsed separately, so that the data cannot close the object and begin another member.
-        let data = Raw::parse(rules.text(body)?).map_err(|e| rules.broken(e))?;
+        let data = RawJson::parse(rules.text(body)?).map_err(|e| rules.broken(e))?;
         out.extend_from_slice(b",\"data\":");
         out.extend_from_slice(data.text().as_bytes());
     } else {
@@ -652,7 +659,7 @@ fn without_byte_order_mark(body: Bytes) -> Bytes {
 }
 
 /// The field that a publisher sends for a mapped property; without a mapping, the property itself.
-fn source_name<'m>(mapped: &'m Mapped, property: &'m str) -> &'m str {
+fn source_name<'m>(mapped: &'m MappedField, property: &'m str) -> &'m str {
     mapped.source_field.as_deref().unwrap_or(property)
 }
 
@@ -668,15 +675,15 @@ fn offset(text: &str, part: &str) -> usize {
 }
 
 /// The service's name for a JSON token of this kind.
-fn token(value: Raw<'_>) -> &'static str {
+fn token(value: RawJson<'_>) -> &'static str {
     match value.kind() {
-        Kind::Null => "Null",
-        Kind::Bool => "Boolean",
-        Kind::Number if value.text().contains(['.', 'e', 'E']) => "Float",
-        Kind::Number => "Integer",
-        Kind::String => "String",
-        Kind::Array => "StartArray",
-        Kind::Object => "StartObject",
+        JsonKind::Null => "Null",
+        JsonKind::Bool => "Boolean",
+        JsonKind::Number if value.text().contains(['.', 'e', 'E']) => "Float",
+        JsonKind::Number => "Integer",
+        JsonKind::String => "String",
+        JsonKind::Array => "StartArray",
+        JsonKind::Object => "StartObject",
     }
 }
 

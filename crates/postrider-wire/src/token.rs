@@ -34,7 +34,7 @@ struct Inner {
 
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("not a private key for ES256 in PKCS #8: {0}")]
-pub struct KeyRefused(String);
+pub struct InvalidSigningKey(String);
 
 impl SigningKey {
     /// A new random key. It is lost with the process; to store a key, use [`fresh_pkcs8`].
@@ -42,10 +42,10 @@ impl SigningKey {
         SigningKey::from_pkcs8(&fresh_pkcs8()).expect("a key that was just made is one")
     }
 
-    pub fn from_pkcs8(der: &[u8]) -> Result<SigningKey, KeyRefused> {
+    pub fn from_pkcs8(der: &[u8]) -> Result<SigningKey, InvalidSigningKey> {
         let algorithm = &signature::ECDSA_P256_SHA256_FIXED_SIGNING;
         let pair = EcdsaKeyPair::from_pkcs8(algorithm, der, &SystemRandom::new())
-            .map_err(|e| KeyRefused(e.to_string()))?;
+            .map_err(|e| InvalidSigningKey(e.to_string()))?;
         let point = pair.public_key().as_ref().to_vec();
         // An uncompressed point: a marker byte, then both coordinates.
         let (x, y) = (BASE64.encode(&point[1..33]), BASE64.encode(&point[33..]));

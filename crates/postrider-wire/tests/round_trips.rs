@@ -3,19 +3,20 @@
 //! edge API, whichever of them created the subscription.
 
 use postrider_core::envelope::KeyStyle;
-use postrider_core::event::Schema;
-use postrider_core::filter::Filter;
+use postrider_core::event::EventSchema;
+use postrider_core::filter::EventFilter;
 use postrider_core::ids::{Secret, SubscriptionId, TopicId};
-use postrider_core::json::Raw;
+use postrider_core::json::RawJson;
 use postrider_core::profile::{CLOUD_2021, EDGE, Profile};
 use postrider_core::subscription::{
-    BatchDefaults, BatchLimits, Batching, DeadLetterDestination, Destination, RetryChoice, Subscription,
-    Topic, WebHook,
+    BatchDefaults, BatchLimits, BatchSettings, DeadLetterDestination, Destination, Subscription,
+    SubscriptionRetrySettings, Topic, WebHook,
 };
 use postrider_core::time::Timestamp;
 use postrider_wire::arm::{ApiVersion, ProvisioningState, Scope, SubscriptionView};
 use postrider_wire::resources::{
-    Limits, Road, ShownSettings, SubscriptionContext, TopicContext, edge_subscription, parse_subscription,
+    EffectiveSettings, ResourceLimits, Road, SubscriptionContext, TopicContext, edge_subscription,
+    parse_subscription,
 };
 use proptest::prelude::*;
 use serde_json::{Value, json};
@@ -29,12 +30,12 @@ const ACCOUNT: &str = "/subscriptions/S/resourceGroups/G/providers/Microsoft.Sto
 #[derive(Clone, Debug)]
 struct ServerSettings {
     profile: Profile,
-    limits: Limits,
+    limits: ResourceLimits,
 }
 
 impl ServerSettings {
-    fn shown(&self, subscription: &Subscription) -> ShownSettings {
-        ShownSettings::of(subscription, &self.profile, &self.limits.batch_defaults)
+    fn shown(&self, subscription: &Subscription) -> EffectiveSettings {
+        EffectiveSettings::of(subscription, &self.profile, &self.limits.batch_defaults)
     }
 
     fn read(&self, api: Road, subscription: &Subscription) -> Value {
@@ -64,7 +65,7 @@ impl ServerSettings {
             name: "sub",
             topic: TopicContext {
                 name: "T",
-                input_schema: Schema::EventGrid,
+                input_schema: EventSchema::EventGrid,
                 mapping: None,
                 default_types: &[],
             },
@@ -74,7 +75,7 @@ impl ServerSettings {
             api_version: "2022-06-15",
             shown: Some(self.shown(previous)),
         };
-        let spec = parse_subscription(Raw::parse(&text).unwrap(), &context).map_err(|e| e.to_string())?;
+        let spec = parse_subscription(RawJson::parse(&text).unwrap(), &context).map_err(|e| e.to_string())?;
         let created = previous.created;
         Ok(spec.into_subscription(SubscriptionId(1), TopicId(1), None, created))
     }
@@ -104,17 +105,17 @@ fn server() -> impl Strategy<Value = ServerSettings> {
     ];
     (profile, defaults).prop_map(|(profile, batch_defaults)| ServerSettings {
         profile,
-        limits: Limits {
+        limits: ResourceLimits {
             batch_defaults,
-            ..Limits::default()
+            ..ResourceLimits::default()
         },
     })
 }
 
-fn filter(origin: Road) -> impl Strategy<Value = Filter> {
+fn filter(origin: Road) -> impl Strategy<Value = EventFilter> {
     let begins = proptest::option::of("/[a-z]{1,4}");
     let types = proptest::option::of(proptest::collection::vec("[A-Z][a-z]{1,4}", 1..3));
-    (begins, types, any::<bool>()).prop_map(move |(begins, included_event_types, case)| Filter {
+    (begins, types, any::<bool>()).prop_map(move |(begins, included_event_types, case)| EventFilter {
         subject_begins_with: begins,
         included_event_types,
         subject_case_sensitive: case,
@@ -122,7 +123,7 @@ fn filter(origin: Road) -> impl Strategy<Value = Filter> {
             Road::Edge => KeyStyle::Edge,
             Road::Config | Road::Azure => KeyStyle::Cloud,
         },
-        ..Filter::default()
+        ..EventFilter::default()
     })
 }
 
@@ -137,7 +138,7 @@ fn subscription_of(origin: Road) -> impl Strategy<Value = Subscription> {
     (batching, retry, filter(origin), rest).prop_map(
         move |((events_max, preferred_kilobytes), retry, filter, (cloud_events, dead_letter, labels))| {
             let hook = WebHook {
-                batching: Batching {
+                batching: BatchSettings {
                     events_max,
                     preferred_kilobytes,
                 },
@@ -147,13 +148,13 @@ fn subscription_of(origin: Road) -> impl Strategy<Value = Subscription> {
                 origin,
                 labels,
                 filter,
-                retry: RetryChoice {
+                retry: SubscriptionRetrySettings {
                     attempts_max: retry.0,
                     time_to_live_minutes: retry.1,
                 },
                 delivery_schema: match cloud_events {
-                    true => Schema::CloudEvent,
-                    false => Schema::EventGrid,
+                    true => EventSchema::CloudEvent,
+                    false => EventSchema::EventGrid,
                 },
                 dead_letter: dead_letter.then(|| DeadLetterDestination {
                     account: ACCOUNT.into(),
@@ -211,7 +212,7 @@ proptest! {
 #[test]
 fn limits_of_batches_are_read_as_they_are_in_force() {
     let limits = |origin: Road, events_max: Option<u32>, preferred_kilobytes: Option<u32>| {
-        let batching = Batching {
+        let batching = BatchSettings {
             events_max,
             preferred_kilobytes,
         };

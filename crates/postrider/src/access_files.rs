@@ -2,12 +2,12 @@
 //! JetStream where nodes share them.
 
 use crate::config::Config;
-use crate::material;
+use crate::credentials;
 use async_trait::async_trait;
 use bytes::Bytes;
 use postrider_api::access_state::AccessStore;
 use postrider_api::logins::LoginJournal;
-use postrider_jetstream::Cluster;
+use postrider_jetstream::JetStreamCluster;
 use postrider_store::seal::Keyring;
 use std::fs::OpenOptions;
 use std::io::Write;
@@ -20,9 +20,13 @@ const LOGINS_FILE: &str = "logins.jsonl";
 /// Name in JetStream of what a lone server keeps in its access file.
 const SHARED_NAME: &str = "access";
 
-pub fn store(config: &Config, keys: Arc<Keyring>, cluster: Option<&Arc<Cluster>>) -> Arc<dyn AccessStore> {
+pub fn store(
+    config: &Config,
+    keys: Arc<Keyring>,
+    cluster: Option<&Arc<JetStreamCluster>>,
+) -> Arc<dyn AccessStore> {
     match cluster {
-        Some(cluster) => Arc::new(Shared(cluster.clone())),
+        Some(cluster) => Arc::new(ClusterAccessStorage(cluster.clone())),
         None => Arc::new(AccessFile {
             data_dir: config.data_dir.clone(),
             keys,
@@ -40,22 +44,24 @@ struct AccessFile {
 #[async_trait]
 impl AccessStore for AccessFile {
     async fn read(&self) -> Result<Option<(Bytes, u64)>, String> {
-        let text = material::read_access(&self.data_dir, &self.keys).map_err(|e| format!("{e:#}"))?;
+        let text = credentials::read_access(&self.data_dir, &self.keys).map_err(|e| format!("{e:#}"))?;
         Ok(text.map(|text| (Bytes::from(text), 1)))
     }
 
     async fn swap(&self, text: Bytes, _: u64) -> Result<bool, String> {
         let text = std::str::from_utf8(&text).map_err(|e| e.to_string())?;
-        postrider_api::http::off_worker(|| material::write_access(&self.data_dir, text, &self.keys))
-            .map_err(|e| format!("{e:#}"))?;
+        postrider_api::http::compute_off_worker(|| {
+            credentials::write_access(&self.data_dir, text, &self.keys)
+        })
+        .map_err(|e| format!("{e:#}"))?;
         Ok(true)
     }
 }
 
-struct Shared(Arc<Cluster>);
+struct ClusterAccessStorage(Arc<JetStreamCluster>);
 
 #[async_trait]
-impl AccessStore for Shared {
+impl AccessStore for ClusterAccessStorage {
     async fn read(&self) -> Result<Option<(Bytes, u64)>, String> {
         let read = self.0.shared_text(SHARED_NAME).await;
         read.map_err(|e| e.to_string())
@@ -78,7 +84,7 @@ impl LoginFile {
 
 impl LoginJournal for LoginFile {
     fn read(&self) -> Result<String, String> {
-        let text = material::read_if_there(&self.0).map_err(|e| format!("{e:#}"))?;
+        let text = credentials::read_if_there(&self.0).map_err(|e| format!("{e:#}"))?;
         Ok(text.unwrap_or_default())
     }
 
@@ -92,6 +98,6 @@ impl LoginJournal for LoginFile {
     }
 
     fn replace(&self, text: &str) -> Result<(), String> {
-        material::write_private(&self.0, text).map_err(|e| format!("{e:#}"))
+        credentials::write_private(&self.0, text).map_err(|e| format!("{e:#}"))
     }
 }

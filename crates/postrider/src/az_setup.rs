@@ -1,9 +1,9 @@
 //! `postrider az-setup`: prints the shell commands that make az and the SDKs work with this server,
 //! or runs them.
 
-use crate::config::{self, Client, Config, Role, ServeFlags};
+use crate::config::{self, ClientRole, ClientSection, Config, ServeFlags};
 use crate::fetch::Fetcher;
-use crate::{material, serve};
+use crate::{credentials, serve};
 use anyhow::{Context, Result, bail, ensure};
 use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::PemObject;
@@ -36,11 +36,11 @@ pub struct AzSetupArgs {
     run: bool,
     /// Shell to print for
     #[arg(long, value_enum, value_name = "SHELL", default_value = "sh")]
-    shell: Shell,
+    shell: ShellKind,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-enum Shell {
+enum ShellKind {
     Sh,
     Powershell,
 }
@@ -62,7 +62,7 @@ pub fn run(args: &AzSetupArgs) -> Result<ExitCode> {
         ..ServeFlags::default()
     };
     let loaded = config::load(&flags, std::env::vars())?;
-    let setup = Setup::of(&loaded.config, args)?;
+    let setup = AzCommands::of(&loaded.config, args)?;
     if !args.run {
         print!("{}", setup.script(args.shell));
         return Ok(ExitCode::SUCCESS);
@@ -72,18 +72,18 @@ pub fn run(args: &AzSetupArgs) -> Result<ExitCode> {
 
 /// Everything that a login needs.
 #[derive(Debug)]
-struct Setup {
+struct AzCommands {
     cloud: String,
     url: String,
     /// `None` with the operator's own certificate.
     ca: Option<PathBuf>,
-    client: Client,
+    client: ClientSection,
     tenant: String,
     subscription: String,
 }
 
-impl Setup {
-    fn of(config: &Config, args: &AzSetupArgs) -> Result<Setup> {
+impl AzCommands {
+    fn of(config: &Config, args: &AzSetupArgs) -> Result<AzCommands> {
         let ca = match config.listen.cert_file {
             Some(_) => None,
             None => {
@@ -98,7 +98,7 @@ impl Setup {
                 Some(path.canonicalize().with_context(missing)?)
             }
         };
-        Ok(Setup {
+        Ok(AzCommands {
             cloud: args.name.clone(),
             url: url(config)?,
             ca,
@@ -150,8 +150,8 @@ impl Setup {
             .collect()
     }
 
-    fn script(&self, shell: Shell) -> String {
-        let Setup {
+    fn script(&self, shell: ShellKind) -> String {
+        let AzCommands {
             url,
             tenant,
             subscription,
@@ -166,17 +166,17 @@ impl Setup {
         for (name, path) in self.variables() {
             let path = shell.quoted(&path.to_string_lossy());
             text += &match shell {
-                Shell::Sh => format!("export {name}={path}\n"),
-                Shell::Powershell => format!("$env:{name} = {path}\n"),
+                ShellKind::Sh => format!("export {name}={path}\n"),
+                ShellKind::Powershell => format!("$env:{name} = {path}\n"),
             };
         }
         let az = |words: Vec<String>| shell.command(&words);
         let (show, update, register) = (az(self.show()), az(self.register(true)), az(self.register(false)));
         text += &match shell {
-            Shell::Sh => {
+            ShellKind::Sh => {
                 format!("if {show} >/dev/null 2>&1; then\n  {update}\nelse\n  {register}\nfi &&\n")
             }
-            Shell::Powershell => format!(
+            ShellKind::Powershell => format!(
                 "{show} 2>$null | Out-Null\n\
                  if ($LASTEXITCODE -eq 0) {{ {update} }} else {{ {register} }}\n"
             ),
@@ -184,8 +184,8 @@ impl Setup {
         let (set, forget) = (az(self.set()), az(self.forget()));
         let login = az(self.login(self.client.secret.expose()));
         text += &match shell {
-            Shell::Sh => format!("{set} &&\n{{ {forget} >/dev/null 2>&1 || true; }} &&\n{login}\n"),
-            Shell::Powershell => format!("{set}\n{forget} 2>$null | Out-Null\n{login}\n"),
+            ShellKind::Sh => format!("{set} &&\n{{ {forget} >/dev/null 2>&1 || true; }} &&\n{login}\n"),
+            ShellKind::Powershell => format!("{set}\n{forget} 2>$null | Out-Null\n{login}\n"),
         };
         text += &format!(
             "\n# Python: azure-identity and azure-mgmt-eventgrid\n\
@@ -207,23 +207,23 @@ impl Setup {
         let az = find_az(path.map(|(_, value)| value).unwrap_or_default());
         let az = az.context("az is not on the PATH: install the Azure CLI, or \"pip install azure-cli\"")?;
         self.check_server()?;
-        let known = self.az(&az, &self.show(), &self.show(), Output::Discarded)? == 0;
+        let known = self.az(&az, &self.show(), &self.show(), AzOutput::Discarded)? == 0;
         let masked = self.login(MASK);
         let login = self.login(self.client.secret.expose());
         for words in [self.register(known), self.set()] {
-            let code = self.az(&az, &words, &words, Output::Shown)?;
+            let code = self.az(&az, &words, &words, AzOutput::Shown)?;
             if code != 0 {
                 return Ok(ExitCode::from(code));
             }
         }
         // A failure to log out is ignored: there may have been no login.
-        self.az(&az, &self.forget(), &self.forget(), Output::Discarded)?;
-        let code = self.az(&az, &login, &masked, Output::Shown)?;
+        self.az(&az, &self.forget(), &self.forget(), AzOutput::Discarded)?;
+        let code = self.az(&az, &login, &masked, AzOutput::Shown)?;
         if code != 0 {
             return Ok(ExitCode::from(code));
         }
         for (name, path) in self.variables() {
-            println!("export {name}={}", Shell::Sh.quoted(&path.to_string_lossy()));
+            println!("export {name}={}", ShellKind::Sh.quoted(&path.to_string_lossy()));
         }
         if self.ca.is_some() {
             eprintln!("az is logged in. Every shell that uses it needs the variables above.");
@@ -251,14 +251,14 @@ impl Setup {
     }
 
     /// Prints the command line and runs az. Exit codes above 255 are reduced to one byte.
-    fn az(&self, az: &Path, words: &[String], shown: &[String], output: Output) -> Result<u8> {
-        eprintln!("+ {}", Shell::Sh.command(shown));
+    fn az(&self, az: &Path, words: &[String], shown: &[String], output: AzOutput) -> Result<u8> {
+        eprintln!("+ {}", ShellKind::Sh.command(shown));
         let mut command = Command::new(az);
         command.args(words).envs(self.variables()).stdin(Stdio::null());
         match output {
             // stdout is reserved for the variables.
-            Output::Shown => command.stdout(std::io::stderr()),
-            Output::Discarded => command.stdout(Stdio::null()).stderr(Stdio::null()),
+            AzOutput::Shown => command.stdout(std::io::stderr()),
+            AzOutput::Discarded => command.stdout(Stdio::null()).stderr(Stdio::null()),
         };
         let status = command.status();
         let status = status.with_context(|| format!("running {}", az.display()))?;
@@ -267,7 +267,7 @@ impl Setup {
     }
 }
 
-enum Output {
+enum AzOutput {
     Shown,
     Discarded,
 }
@@ -305,15 +305,16 @@ fn url(config: &Config) -> Result<String> {
     ))
 }
 
-fn client(config: &Config, wanted: Option<&str>) -> Result<Client> {
-    let clients = match material::credentials_path(config) {
-        Some(path) => vec![material::read_generated_client(&path)?],
+fn client(config: &Config, wanted: Option<&str>) -> Result<ClientSection> {
+    let clients = match credentials::credentials_path(config) {
+        Some(path) => vec![credentials::read_generated_client(&path)?],
         None => config.clients.clone(),
     };
     let found = match wanted {
         Some(id) => clients.iter().find(|client| client.id.eq_ignore_ascii_case(id)),
         None => {
-            let manages = |client: &&Client| matches!(client.role, Role::Owner | Role::Contributor);
+            let manages =
+                |client: &&ClientSection| matches!(client.role, ClientRole::Owner | ClientRole::Contributor);
             clients.iter().find(manages).or(clients.first())
         }
     };
@@ -326,7 +327,7 @@ fn find_az(path: OsString) -> Option<PathBuf> {
     places.find(|file| file.is_file())
 }
 
-impl Shell {
+impl ShellKind {
     fn command(self, words: &[String]) -> String {
         let words: Vec<_> = words.iter().map(|word| self.quoted(word)).collect();
         format!("az {}", words.join(" "))
@@ -336,13 +337,13 @@ impl Shell {
     fn quoted(self, text: &str) -> String {
         let plain = |c: char| c.is_ascii_alphanumeric() || "-_./:=".contains(c);
         // PowerShell splits an unquoted word at ":" and "=".
-        let plain = |c: char| plain(c) && (self == Shell::Sh || !":=".contains(c));
+        let plain = |c: char| plain(c) && (self == ShellKind::Sh || !":=".contains(c));
         if !text.is_empty() && text.chars().all(plain) {
             return text.to_owned();
         }
         match self {
-            Shell::Sh => format!("'{}'", text.replace('\'', r"'\''")),
-            Shell::Powershell => format!("'{}'", text.replace('\'', "''")),
+            ShellKind::Sh => format!("'{}'", text.replace('\'', r"'\''")),
+            ShellKind::Powershell => format!("'{}'", text.replace('\'', "''")),
         }
     }
 }
@@ -350,17 +351,17 @@ impl Shell {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::Secret;
+    use crate::config::ConfigSecret;
 
-    fn setup() -> Setup {
-        Setup {
+    fn setup() -> AzCommands {
+        AzCommands {
             cloud: "Postrider".into(),
             url: "https://127.0.0.1:4438".into(),
             ca: Some("/data dir/it's/ca.pem".into()),
-            client: Client {
+            client: ClientSection {
                 id: "me".into(),
-                secret: Secret::new("-$e'cret \"x\" `y`"),
-                role: Role::Owner,
+                secret: ConfigSecret::new("-$e'cret \"x\" `y`"),
+                role: ClientRole::Owner,
             },
             tenant: "t".into(),
             subscription: "s".into(),
@@ -375,7 +376,7 @@ mod tests {
             name: "Postrider".into(),
             client: None,
             run: false,
-            shell: Shell::Sh,
+            shell: ShellKind::Sh,
         }
     }
 
@@ -402,7 +403,7 @@ mod tests {
 
     #[test]
     fn a_shell_that_evaluates_the_script_calls_az_with_the_very_secret() {
-        let script = setup().script(Shell::Sh);
+        let script = setup().script(ShellKind::Sh);
         let told =
             r#"for word in "$@"; do printf '<%s>' "$word"; done; printf ' %s\n' "$REQUESTS_CA_BUNDLE""#;
         let login = "<login><--service-principal><--username=me><--password=-$e'cret \"x\" `y`><--tenant=t>";
@@ -423,7 +424,7 @@ mod tests {
 
     #[test]
     fn a_trusted_certificate_needs_no_variables() {
-        let script = Setup { ca: None, ..setup() }.script(Shell::Sh);
+        let script = AzCommands { ca: None, ..setup() }.script(ShellKind::Sh);
         assert!(
             !script.contains("CA_BUNDLE") && !script.contains("export"),
             "{script}"
@@ -433,7 +434,7 @@ mod tests {
 
     #[test]
     fn powershell_has_its_own_quotes() {
-        let script = setup().script(Shell::Powershell);
+        let script = setup().script(ShellKind::Powershell);
         for line in [
             "$env:REQUESTS_CA_BUNDLE = '/data dir/it''s/ca.pem'",
             "az login --service-principal '--username=me' '--password=-$e''cret \"x\" `y`' '--tenant=t'",
@@ -474,12 +475,15 @@ mod tests {
     #[test]
     fn the_client_is_one_that_may_manage_unless_it_is_named() {
         let mut config = Config::default();
-        let of = |id: &str, role| Client {
+        let of = |id: &str, role| ClientSection {
             id: id.into(),
-            secret: Secret::new("x"),
+            secret: ConfigSecret::new("x"),
             role,
         };
-        config.clients = vec![of("sender", Role::DataSender), of("boss", Role::Contributor)];
+        config.clients = vec![
+            of("sender", ClientRole::DataSender),
+            of("boss", ClientRole::Contributor),
+        ];
         assert_eq!(client(&config, None).unwrap().id, "boss");
         assert_eq!(client(&config, Some("SENDER")).unwrap().id, "sender");
         let refused = client(&config, Some("nobody")).unwrap_err().to_string();
@@ -491,7 +495,7 @@ mod tests {
             refused.starts_with("/nonexistent/credentials.toml is not there"),
             "{refused}"
         );
-        let refused = Setup::of(&config, &args()).unwrap_err().to_string();
+        let refused = AzCommands::of(&config, &args()).unwrap_err().to_string();
         assert!(
             refused.starts_with("/nonexistent/tls/ca.pem is not there"),
             "{refused}"

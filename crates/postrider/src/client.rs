@@ -1,7 +1,7 @@
 //! Client of a running server's own API, for the commands that talk to one.
 
-use crate::config::Secret;
-use crate::contexts::{self, Contexts};
+use crate::config::ConfigSecret;
+use crate::contexts::{self, ContextsFile};
 use crate::terminal::harmless;
 use anyhow::{Context, Result, bail, ensure};
 use bytes::Bytes;
@@ -60,10 +60,10 @@ pub struct ClientFlags {
         value_name = "SECRET",
         env = "POSTRIDER_SECRET",
         hide_env_values = true,
-        value_parser = |text: &str| Ok::<_, Infallible>(Secret::new(text)),
+        value_parser = |text: &str| Ok::<_, Infallible>(ConfigSecret::new(text)),
         global = true, help_heading = "Server"
     )]
-    pub secret: Option<Secret>,
+    pub secret: Option<ConfigSecret>,
     /// The server's data directory, if it is on this machine [default: ./postrider-data]
     #[arg(
         long,
@@ -90,9 +90,9 @@ pub struct ClientFlags {
 
 /// Address and credentials that follow from flags, environment and contexts.
 #[derive(Debug)]
-struct Target {
+struct ServerTarget {
     url: String,
-    secret: Option<Secret>,
+    secret: Option<ConfigSecret>,
     ca: Option<PathBuf>,
     group: Option<String>,
     /// Name of the context that the values come from.
@@ -102,7 +102,7 @@ struct Target {
 impl ClientFlags {
     /// The command line and the environment win over a context. A context is used only if it is
     /// named, or if neither says where the server is: its secret must not go to another server.
-    fn target(&self, contexts: &Contexts) -> Result<Target> {
+    fn target(&self, contexts: &ContextsFile) -> Result<ServerTarget> {
         let context = match &self.context {
             Some(name) => Some((name.as_str(), contexts.named(name)?)),
             None if self.server.is_some() || self.data_dir.is_some() => None,
@@ -110,7 +110,7 @@ impl ClientFlags {
         };
         let secret = self.secret.clone().filter(|secret| !secret.expose().is_empty());
         let Some((name, context)) = context else {
-            return Ok(Target {
+            return Ok(ServerTarget {
                 url: self.server.clone().unwrap_or_else(|| DEFAULT_SERVER.into()),
                 secret,
                 ca: self.ca.clone(),
@@ -122,7 +122,7 @@ impl ClientFlags {
             Some(secret) => Some(secret),
             None => context.secret().with_context(|| format!("context {name:?}"))?,
         };
-        Ok(Target {
+        Ok(ServerTarget {
             url: self.server.clone().unwrap_or_else(|| context.url.clone()),
             secret,
             ca: self.ca.clone().or_else(|| context.ca.clone()),
@@ -134,34 +134,34 @@ impl ClientFlags {
 
 /// A server's answer with any status.
 #[derive(Clone, Debug)]
-pub struct Answer {
+pub struct ApiAnswer {
     pub status: u16,
     pub headers: HeaderMap,
     pub body: Bytes,
 }
 
-impl Answer {
+impl ApiAnswer {
     pub fn header(&self, name: &str) -> Option<&str> {
         self.headers.get(name)?.to_str().ok()
     }
 }
 
 /// Client of one server that opens a connection for each request.
-pub struct Client {
-    url: Url,
+pub struct ApiClient {
+    url: ServerUrl,
     tls: Option<TlsConnector>,
-    secret: Secret,
+    secret: ConfigSecret,
     /// Resource group that the context names.
     pub group: Option<String>,
     /// Whether the user has been told that some nodes do not answer.
     incomplete: AtomicBool,
 }
 
-impl Client {
-    pub fn new(flags: &ClientFlags) -> Result<Client> {
-        let contexts = Contexts::read(&contexts::path(flags.contexts.as_deref())?)?;
+impl ApiClient {
+    pub fn new(flags: &ClientFlags) -> Result<ApiClient> {
+        let contexts = ContextsFile::read(&contexts::path(flags.contexts.as_deref())?)?;
         let target = flags.target(&contexts)?;
-        let url = Url::read(&target.url)?;
+        let url = ServerUrl::read(&target.url)?;
         let data_dir = flags.data_dir.as_deref().unwrap_or(Path::new("postrider-data"));
         let secret = match (target.secret, &target.context) {
             (Some(secret), _) => secret,
@@ -174,7 +174,7 @@ impl Client {
             true => Some(connector(target.ca.as_deref(), &data_dir.join("tls/ca.pem"))?),
             false => None,
         };
-        Ok(Client {
+        Ok(ApiClient {
             url,
             tls,
             secret,
@@ -211,7 +211,7 @@ impl Client {
         with_secret: bool,
         headers: &[(&str, &str)],
         body: Bytes,
-    ) -> Result<Answer> {
+    ) -> Result<ApiAnswer> {
         let request = self.request(method, path, with_secret, headers, body)?;
         let asking = || format!("asking {}", self.url.authority);
         let answer = self.answer(request).await.with_context(asking)?;
@@ -246,26 +246,31 @@ impl Client {
         request.body(Full::new(body)).context("a header is not valid")
     }
 
-    async fn answer(&self, request: Request<Full<Bytes>>) -> Result<Answer> {
+    async fn answer(&self, request: Request<Full<Bytes>>) -> Result<ApiAnswer> {
         let answered = exchange(self.connect().await?, request).await;
         answered.map_err(|e| self.explained(e))
     }
 
     /// Opens a connection for several requests, or for a streamed answer.
-    pub async fn keep(&self) -> Result<Kept> {
+    pub async fn keep(&self) -> Result<KeptConnection> {
         let stream = self.connect().await?;
         let (sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream)).await?;
         let mut driver = JoinSet::new();
         // Connection errors also surface at the request, which reports them.
         driver.spawn(async move { drop(connection.await) });
-        Ok(Kept {
+        Ok(KeptConnection {
             sender,
             _driver: driver,
         })
     }
 
     /// Posts JSON over a kept connection. Returns before the body of the answer has been read.
-    pub async fn post_over(&self, kept: &mut Kept, path: &str, body: Bytes) -> Result<Response<Incoming>> {
+    pub async fn post_on_connection(
+        &self,
+        kept: &mut KeptConnection,
+        path: &str,
+        body: Bytes,
+    ) -> Result<Response<Incoming>> {
         let json = [("content-type", "application/json")];
         let request = self.request(Method::POST, path, true, &json, body)?;
         let answered = timeout(ANSWER_TIMEOUT, kept.sender.send_request(request)).await;
@@ -285,7 +290,7 @@ impl Client {
         anyhow::anyhow!("{authority} does not speak plain http; if it speaks https, use https://{authority}")
     }
 
-    async fn connect(&self) -> Result<Box<dyn Stream>> {
+    async fn connect(&self) -> Result<Box<dyn ApiStream>> {
         let connecting = TcpStream::connect((&*self.url.host, self.url.port));
         let stream = timeout(CONNECT_TIMEOUT, connecting).await;
         let stream = stream.context("no connection in time")?;
@@ -312,16 +317,16 @@ impl Client {
 }
 
 /// A connection, with or without TLS.
-trait Stream: AsyncRead + AsyncWrite + Unpin + Send {}
-impl<S: AsyncRead + AsyncWrite + Unpin + Send> Stream for S {}
+trait ApiStream: AsyncRead + AsyncWrite + Unpin + Send {}
+impl<S: AsyncRead + AsyncWrite + Unpin + Send> ApiStream for S {}
 
 /// A connection that outlives a request; dropping it closes it.
-pub struct Kept {
+pub struct KeptConnection {
     sender: SendRequest<Full<Bytes>>,
     _driver: JoinSet<()>,
 }
 
-async fn exchange(stream: Box<dyn Stream>, request: Request<Full<Bytes>>) -> Result<Answer> {
+async fn exchange(stream: Box<dyn ApiStream>, request: Request<Full<Bytes>>) -> Result<ApiAnswer> {
     let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream)).await?;
     let asking = async move {
         let response = sender.send_request(request).await?;
@@ -330,7 +335,7 @@ async fn exchange(stream: Box<dyn Stream>, request: Request<Full<Bytes>>) -> Res
         let body = body.map_err(|e| anyhow::anyhow!(e))?.to_bytes();
         // Dropping the sender ends the connection.
         drop(sender);
-        Ok(Answer {
+        Ok(ApiAnswer {
             status: head.status.as_u16(),
             headers: head.headers,
             body,
@@ -349,12 +354,12 @@ fn speaks_no_tls(error: &std::io::Error) -> bool {
 /// Nodes of a cluster that did not contribute to an answer.
 fn missing(body: &[u8]) -> Option<Vec<String>> {
     #[derive(Deserialize)]
-    struct Incomplete {
+    struct IncompleteAnswer {
         missing: Vec<String>,
     }
     // Most answers lack none: the search avoids parsing them twice.
     memchr::memmem::find(body, b"\"missing\"")?;
-    let answer: Incomplete = serde_json::from_slice(body).ok()?;
+    let answer: IncompleteAnswer = serde_json::from_slice(body).ok()?;
     Some(answer.missing).filter(|nodes| !nodes.is_empty())
 }
 
@@ -379,19 +384,19 @@ pub fn encoded(value: &str) -> String {
 
 /// Refuses text that is no server's URL.
 pub fn check_url(text: &str) -> Result<()> {
-    Url::read(text).map(|_| ())
+    ServerUrl::read(text).map(|_| ())
 }
 
 #[derive(Debug, PartialEq, Eq)]
-struct Url {
+struct ServerUrl {
     secure: bool,
     host: String,
     port: u16,
     authority: String,
 }
 
-impl Url {
-    fn read(text: &str) -> Result<Url> {
+impl ServerUrl {
+    fn read(text: &str) -> Result<ServerUrl> {
         let refused = || format!("{text:?} is not a server's address such as http://127.0.0.1:5888");
         let whole = match text {
             text if text.contains("://") => text.to_owned(),
@@ -414,7 +419,7 @@ impl Url {
             "https" => true,
             _ => bail!(refused()),
         };
-        Ok(Url {
+        Ok(ServerUrl {
             secure,
             host: authority.host().trim_matches(['[', ']']).to_owned(),
             port: authority.port_u16().unwrap_or(if secure { 443 } else { 80 }),
@@ -424,7 +429,7 @@ impl Url {
 }
 
 /// Reads the secret from a `credentials.toml` that the server wrote.
-fn read_secret(path: &Path) -> Result<Secret> {
+fn read_secret(path: &Path) -> Result<ConfigSecret> {
     let reading = || {
         format!(
             "no secret: give --secret or POSTRIDER_SECRET, or --data-dir; reading {}",
@@ -438,7 +443,7 @@ fn read_secret(path: &Path) -> Result<Secret> {
         .as_ref()
         .and_then(|table| table.get("client_secret")?.as_str());
     let missing = || format!("{} holds no client_secret", path.display());
-    Ok(Secret::new(secret.with_context(missing)?))
+    Ok(ConfigSecret::new(secret.with_context(missing)?))
 }
 
 /// Trusts the system's CAs and the server's own.
@@ -488,13 +493,13 @@ mod tests {
     #[test]
     fn addresses_are_read() {
         let check = |text: &str, secure: bool, host: &str, port: u16, authority: &str| {
-            let expected = Url {
+            let expected = ServerUrl {
                 secure,
                 host: host.into(),
                 port,
                 authority: authority.into(),
             };
-            assert_eq!(Url::read(text).unwrap(), expected, "{text}");
+            assert_eq!(ServerUrl::read(text).unwrap(), expected, "{text}");
         };
         check(
             "http://127.0.0.1:5888",
@@ -531,14 +536,14 @@ mod tests {
             "http://x/?a=b",
             "http://u:p@x",
         ] {
-            let refused = Url::read(bad).unwrap_err().to_string();
+            let refused = ServerUrl::read(bad).unwrap_err().to_string();
             assert!(refused.contains("is not a server's address"), "{bad}: {refused}");
         }
     }
 
     #[test]
     fn flags_come_before_contexts_and_contexts_before_what_is_local() {
-        let contexts: Contexts = toml::from_str(
+        let contexts: ContextsFile = toml::from_str(
             "current = 'prod'\n\
              [context.prod]\nurl = 'https://prod:1'\nsecret = 'p'\ngroup = 'live'\nca = '/prod.pem'\n\
              [context.lab]\nurl = 'http://lab:1'\nsecret = 'l'\n",
@@ -546,7 +551,7 @@ mod tests {
         .unwrap();
         let check = |flags: ClientFlags, expected: [Option<&str>; 4]| {
             let target = flags.target(&contexts).unwrap();
-            let secret = target.secret.as_ref().map(Secret::expose);
+            let secret = target.secret.as_ref().map(ConfigSecret::expose);
             let ca = target.ca.as_ref().map(|path| path.to_str().unwrap());
             let got = [Some(target.url.as_str()), secret, ca, target.group.as_deref()];
             assert_eq!(got, expected, "{flags:?}");
@@ -565,7 +570,7 @@ mod tests {
         check(
             ClientFlags {
                 server: some("http://tunnel"),
-                secret: Some(Secret::new("mine")),
+                secret: Some(ConfigSecret::new("mine")),
                 ..lab
             },
             [Some("http://tunnel"), Some("mine"), None, None],
@@ -594,7 +599,7 @@ mod tests {
             refused,
             "context \"prd\" does not exist, only lab, prod; did you mean \"prod\"?"
         );
-        let none = ClientFlags::default().target(&Contexts::default()).unwrap();
+        let none = ClientFlags::default().target(&ContextsFile::default()).unwrap();
         assert_eq!((none.url.as_str(), none.secret.is_none()), (DEFAULT_SERVER, true));
     }
 

@@ -2,7 +2,7 @@
 //! owner can read.
 
 use crate::client::ClientFlags;
-use crate::config::{Secret, nearest};
+use crate::config::{ConfigSecret, nearest};
 use crate::output::OutputFlags;
 use crate::private_files;
 use crate::terminal::{harmless, print, table};
@@ -17,24 +17,24 @@ use std::path::{Path, PathBuf};
 /// Content of the contexts file.
 #[derive(Debug, Default, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
-pub struct Contexts {
+pub struct ContextsFile {
     /// Name of the context that is used where none is named.
     #[serde(skip_serializing_if = "Option::is_none")]
     current: Option<String>,
     #[serde(default, rename = "context")]
-    contexts: BTreeMap<String, Context>,
+    contexts: BTreeMap<String, ServerContext>,
 }
 
 /// A server and how to reach it.
 #[derive(Clone, Debug, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
-pub struct Context {
+pub struct ServerContext {
     pub url: String,
     /// Certificates to trust besides the system's.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ca: Option<PathBuf>,
     #[serde(skip_serializing_if = "Option::is_none", serialize_with = "in_clear")]
-    secret: Option<Secret>,
+    secret: Option<ConfigSecret>,
     /// File that holds nothing but the secret, or a `credentials.toml`.
     #[serde(skip_serializing_if = "Option::is_none")]
     secret_file: Option<PathBuf>,
@@ -44,12 +44,12 @@ pub struct Context {
 }
 
 /// Secrets are not masked in this file: it is where they are kept.
-fn in_clear<S: serde::Serializer>(secret: &Option<Secret>, to: S) -> Result<S::Ok, S::Error> {
-    secret.as_ref().map(Secret::expose).serialize(to)
+fn in_clear<S: serde::Serializer>(secret: &Option<ConfigSecret>, to: S) -> Result<S::Ok, S::Error> {
+    secret.as_ref().map(ConfigSecret::expose).serialize(to)
 }
 
-impl Context {
-    pub fn secret(&self) -> Result<Option<Secret>> {
+impl ServerContext {
+    pub fn secret(&self) -> Result<Option<ConfigSecret>> {
         if let Some(secret) = &self.secret {
             return Ok(Some(secret.clone()));
         }
@@ -67,7 +67,7 @@ impl Context {
             "{} must hold a secret on one line, or client_secret = \"…\"",
             path.display()
         );
-        Ok(Some(Secret::new(secret)))
+        Ok(Some(ConfigSecret::new(secret)))
     }
 }
 
@@ -87,15 +87,15 @@ pub fn path(given: Option<&Path>) -> Result<PathBuf> {
     Ok(base.join("postrider/contexts.toml"))
 }
 
-impl Contexts {
+impl ContextsFile {
     /// Reads the file; a missing file has no contexts.
-    pub fn read(path: &Path) -> Result<Contexts> {
+    pub fn read(path: &Path) -> Result<ContextsFile> {
         if path.as_os_str().is_empty() {
-            return Ok(Contexts::default());
+            return Ok(ContextsFile::default());
         }
         let text = match std::fs::read_to_string(path) {
             Ok(text) => text,
-            Err(e) if e.kind() == ErrorKind::NotFound => return Ok(Contexts::default()),
+            Err(e) if e.kind() == ErrorKind::NotFound => return Ok(ContextsFile::default()),
             Err(e) => return Err(e).with_context(|| format!("reading {}", path.display())),
         };
         toml::from_str(&text).map_err(|e| {
@@ -126,7 +126,7 @@ impl Contexts {
         Ok(())
     }
 
-    pub fn named(&self, name: &str) -> Result<&Context> {
+    pub fn named(&self, name: &str) -> Result<&ServerContext> {
         if let Some(context) = self.contexts.get(name) {
             return Ok(context);
         }
@@ -142,7 +142,7 @@ impl Contexts {
     }
 
     /// Context that is used where none is named.
-    pub fn in_use(&self) -> Result<Option<(&str, &Context)>> {
+    pub fn in_use(&self) -> Result<Option<(&str, &ServerContext)>> {
         let Some(name) = self.current.as_deref() else {
             return Ok(None);
         };
@@ -192,7 +192,7 @@ enum Command {
 
 pub fn run(args: &ContextArgs) -> Result<()> {
     let path = path(args.client.contexts.as_deref())?;
-    let mut contexts = Contexts::read(&path)?;
+    let mut contexts = ContextsFile::read(&path)?;
     match &args.command {
         Command::Add {
             name,
@@ -230,7 +230,11 @@ pub fn run(args: &ContextArgs) -> Result<()> {
     }
 }
 
-fn added(flags: &ClientFlags, secret_file: &Option<PathBuf>, group: &Option<String>) -> Result<Context> {
+fn added(
+    flags: &ClientFlags,
+    secret_file: &Option<PathBuf>,
+    group: &Option<String>,
+) -> Result<ServerContext> {
     let Some(url) = &flags.server else {
         bail!("give the server's address with --server");
     };
@@ -240,7 +244,7 @@ fn added(flags: &ClientFlags, secret_file: &Option<PathBuf>, group: &Option<Stri
         "give --secret or --secret-file, not both"
     );
     let absolute = |path: &Option<PathBuf>| path.as_ref().map(std::path::absolute).transpose();
-    let context = Context {
+    let context = ServerContext {
         url: url.clone(),
         ca: absolute(&flags.ca)?,
         secret: flags.secret.clone(),
@@ -252,8 +256,8 @@ fn added(flags: &ClientFlags, secret_file: &Option<PathBuf>, group: &Option<Stri
     Ok(context)
 }
 
-impl Contexts {
-    fn add(&mut self, name: &str, context: Context, in_use: bool) -> Result<()> {
+impl ContextsFile {
+    fn add(&mut self, name: &str, context: ServerContext, in_use: bool) -> Result<()> {
         let word = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
         ensure!(
             !name.is_empty() && name.chars().all(word),
@@ -302,7 +306,7 @@ impl Contexts {
     }
 
     /// A context as JSON, without its secret.
-    fn json_of(&self, name: &str, context: &Context) -> Value {
+    fn json_of(&self, name: &str, context: &ServerContext) -> Value {
         json!({
             "name": name,
             "current": self.current.as_deref() == Some(name),
@@ -314,7 +318,7 @@ impl Contexts {
         })
     }
 
-    fn named_or_in_use<'a>(&'a self, name: Option<&'a str>) -> Result<(&'a str, &'a Context)> {
+    fn named_or_in_use<'a>(&'a self, name: Option<&'a str>) -> Result<(&'a str, &'a ServerContext)> {
         match name {
             Some(name) => Ok((name, self.named(name)?)),
             None => self
@@ -347,11 +351,11 @@ impl Contexts {
 mod tests {
     use super::*;
 
-    fn context(url: &str) -> Context {
-        Context {
+    fn context(url: &str) -> ServerContext {
+        ServerContext {
             url: url.into(),
             ca: None,
-            secret: Some(Secret::new("s3cret")),
+            secret: Some(ConfigSecret::new("s3cret")),
             secret_file: None,
             group: Some("rg1".into()),
         }
@@ -362,14 +366,14 @@ mod tests {
         use std::os::unix::fs::PermissionsExt;
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("deep/contexts.toml");
-        assert!(Contexts::read(&path).unwrap().contexts.is_empty());
-        let mut contexts = Contexts::default();
+        assert!(ContextsFile::read(&path).unwrap().contexts.is_empty());
+        let mut contexts = ContextsFile::default();
         contexts.add("a", context("http://a"), false).unwrap();
         contexts.add("b", context("http://b"), false).unwrap();
         contexts.write(&path).unwrap();
         let mode = std::fs::metadata(&path).unwrap().permissions().mode();
         assert_eq!(mode & 0o777, 0o600);
-        let mut read = Contexts::read(&path).unwrap();
+        let mut read = ContextsFile::read(&path).unwrap();
         assert_eq!(read.in_use().unwrap().unwrap().0, "a");
         let secret = read.named("b").unwrap().secret().unwrap().unwrap();
         assert_eq!(secret.expose(), "s3cret");
@@ -403,7 +407,7 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("c.toml");
         std::fs::write(&path, "current = 'a'\n[context.a]\nurl = 'x'\nsecrt = 's3cret'\n").unwrap();
-        let refused = Contexts::read(&path).unwrap_err().to_string();
+        let refused = ContextsFile::read(&path).unwrap_err().to_string();
         assert!(
             refused.contains("line 4") && refused.contains("secrt"),
             "{refused}"

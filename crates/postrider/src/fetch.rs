@@ -7,7 +7,7 @@ use bytes::Bytes;
 use http::{Request, Uri, header};
 use http_body_util::{BodyExt, Empty, Limited};
 use hyper_util::rt::TokioIo;
-use postrider_api::issuer::Fetch;
+use postrider_api::issuer::HttpFetch;
 use postrider_engine::clock::SystemClock;
 use postrider_transport::{Connection, Connector};
 use std::sync::Arc;
@@ -63,7 +63,7 @@ async fn exchange(stream: Connection, request: Request<Empty<Bytes>>) -> Result<
 }
 
 #[async_trait]
-impl Fetch for Fetcher {
+impl HttpFetch for Fetcher {
     async fn get(&self, url: &str) -> Result<Bytes, String> {
         let fetched = self.fetch(url).await;
         fetched.map_err(|e| format!("{url}: {e:#}"))

@@ -4,14 +4,14 @@ mod config;
 mod profiles;
 mod private_files;
 mod secrets;
-mod material;
+mod credentials;
 mod access_files;
-mod numbers_file;
+mod counts_file;
 mod test_clock;
 mod traces;
 mod outgoing;
 mod cluster;
-mod scrubbing;
+mod scrub;
 mod serve;
 mod offline_audit;
 mod stop_watchdog;
@@ -28,8 +28,8 @@ mod output;
 mod examples;
 mod contexts;
 mod client;
-mod deadletters;
-mod grid;
+mod dead_letters;
+mod cli;
 
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 
@@ -70,9 +70,9 @@ enum Command {
     AzSetup(az_setup::AzSetupArgs),
     /// List dead letters, look at them, replay or purge them
     #[command(name = "deadletters")]
-    DeadLetters(deadletters::DeadLettersArgs),
+    DeadLetters(dead_letters::DeadLettersArgs),
     #[command(flatten)]
-    Grid(grid::Command),
+    Grid(cli::Command),
     /// Name servers, and choose the one that the other commands use
     Context(contexts::ContextArgs),
     /// Print webhook deliveries as they arrive
@@ -119,11 +119,11 @@ fn main() -> std::process::ExitCode {
             Ok(code) => return code,
             Err(e) => Err(e),
         },
-        Command::DeadLetters(args) => match deadletters::run(&args) {
+        Command::DeadLetters(args) => match dead_letters::run(&args) {
             Ok(code) => return code,
             Err(e) => Err(e),
         },
-        Command::Grid(command) => return grid::run(command),
+        Command::Grid(command) => return cli::run(command),
         Command::Context(args) => contexts::run(&args),
         Command::Receiver(args) => receiver::run(args),
         Command::Demo(args) => demo::run(&args),
@@ -140,6 +140,6 @@ fn main() -> std::process::ExitCode {
     };
     match result {
         Ok(()) => std::process::ExitCode::SUCCESS,
-        Err(e) => grid::failed(&e),
+        Err(e) => cli::failed(&e),
     }
 }

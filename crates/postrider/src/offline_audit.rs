@@ -2,7 +2,7 @@
 
 use crate::serve::AUDIT_DIRECTORY;
 use anyhow::Result;
-use postrider_audit::{Actor, AuditLog, Config, Entry, Outcome, Verdict};
+use postrider_audit::{ActionResult, Actor, AuditEntry, AuditLog, AuditOutcome, Config};
 use postrider_engine::clock::SystemClock;
 use serde_json::{Map, Value, json};
 use std::path::Path;
@@ -32,7 +32,7 @@ pub fn record<T>(data_dir: &Path, action: &str, details: Value, result: &Result<
         _ => Map::new(),
     };
     details.insert("user".into(), json!(rustix::process::getuid().as_raw()));
-    let entry = Entry {
+    let entry = AuditEntry {
         actor: Actor {
             id: COMMAND.into(),
             roles: Vec::new(),
@@ -40,17 +40,17 @@ pub fn record<T>(data_dir: &Path, action: &str, details: Value, result: &Result<
         },
         action: action.into(),
         resource: data_dir.display().to_string(),
-        outcome: Outcome {
+        outcome: AuditOutcome {
             result: if result.is_ok() {
-                Verdict::Done
+                ActionResult::Done
             } else {
-                Verdict::Failed
+                ActionResult::Failed
             },
             status: None,
             error: result.as_ref().err().map(|error| format!("{error:#}")),
         },
         details,
-        ..Entry::default()
+        ..AuditEntry::default()
     };
     let trouble = match AuditLog::open(config, Arc::new(SystemClock)) {
         Ok(log) => {
@@ -72,7 +72,7 @@ pub fn record<T>(data_dir: &Path, action: &str, details: Value, result: &Result<
 mod tests {
     use super::*;
     use anyhow::anyhow;
-    use postrider_audit::{Order, Query, verify};
+    use postrider_audit::{AuditQuery, LineOrder, verify};
 
     #[test]
     fn commands_get_lines_in_the_log_of_the_directory_and_make_none() {
@@ -98,10 +98,10 @@ mod tests {
             node: String::new(),
         };
         let log = AuditLog::open(config, Arc::new(SystemClock)).unwrap();
-        let query = Query {
-            order: Order::OldestFirst,
+        let query = AuditQuery {
+            order: LineOrder::OldestFirst,
             limit: 10,
-            ..Query::default()
+            ..AuditQuery::default()
         };
         let rows = log.read(&query).unwrap().rows;
         let lines: Vec<Value> = rows

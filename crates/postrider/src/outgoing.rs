@@ -7,7 +7,7 @@ use crate::serve::extra_roots;
 use anyhow::Result;
 use async_trait::async_trait;
 use http::Uri;
-use postrider_blobs::{Connect, Stream};
+use postrider_blobs::{StoreConnect, StoreStream};
 use postrider_core::time::Clock;
 use postrider_transport::{Config as Outgoing, Connector};
 use std::sync::Arc;
@@ -32,8 +32,8 @@ impl StoreConnector {
 }
 
 #[async_trait]
-impl Connect for StoreConnector {
-    async fn connect(&self, url: &Uri) -> Result<Box<dyn Stream>, String> {
+impl StoreConnect for StoreConnector {
+    async fn connect(&self, url: &Uri) -> Result<Box<dyn StoreStream>, String> {
         match self.0.connect(url).await {
             Ok(stream) => Ok(Box::new(stream)),
             Err(failure) => Err(failure.detail),

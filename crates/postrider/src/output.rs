@@ -18,14 +18,14 @@ pub struct OutputFlags {
         default_value = "text",
         global = true
     )]
-    output: Output,
+    output: OutputFormat,
     /// Earlier name of "--output json" in some commands.
     #[arg(long, global = true, hide = true, conflicts_with = "output")]
     json: bool,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
-pub enum Output {
+pub enum OutputFormat {
     /// Tables and lines
     #[default]
     #[value(alias = "table")]
@@ -35,15 +35,15 @@ pub enum Output {
 }
 
 impl OutputFlags {
-    pub fn form(self) -> Output {
+    pub fn form(self) -> OutputFormat {
         match self.json {
-            true => Output::Json,
+            true => OutputFormat::Json,
             false => self.output,
         }
     }
 
     pub fn is_json(self) -> bool {
-        self.form() == Output::Json
+        self.form() == OutputFormat::Json
     }
 }
 
@@ -64,7 +64,7 @@ mod tests {
     use clap::Parser;
 
     #[derive(Parser)]
-    struct Line {
+    struct OutputTestLine {
         #[command(flatten)]
         output: OutputFlags,
     }
@@ -73,13 +73,15 @@ mod tests {
     fn earlier_names_still_work() {
         let form = |flags: &[&str]| {
             let words = ["x"].iter().chain(flags);
-            Line::try_parse_from(words).map(|line| line.output.form()).ok()
+            OutputTestLine::try_parse_from(words)
+                .map(|line| line.output.form())
+                .ok()
         };
-        assert_eq!(form(&[]), Some(Output::Text));
-        assert_eq!(form(&["-o", "table"]), Some(Output::Text));
-        assert_eq!(form(&["--output", "text"]), Some(Output::Text));
-        assert_eq!(form(&["--output=json"]), Some(Output::Json));
-        assert_eq!(form(&["--json"]), Some(Output::Json));
+        assert_eq!(form(&[]), Some(OutputFormat::Text));
+        assert_eq!(form(&["-o", "table"]), Some(OutputFormat::Text));
+        assert_eq!(form(&["--output", "text"]), Some(OutputFormat::Text));
+        assert_eq!(form(&["--output=json"]), Some(OutputFormat::Json));
+        assert_eq!(form(&["--json"]), Some(OutputFormat::Json));
         assert_eq!(form(&["--json", "-o", "text"]), None);
         assert_eq!(form(&["-o", "yaml"]), None);
     }

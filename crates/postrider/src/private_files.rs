@@ -70,7 +70,7 @@ pub fn tighten(data_dir: &Path) -> Result<Vec<String>> {
             "data directory {shown} has mode {mode:04o}, so other users of this machine can reach it: run \"chmod 700 {shown}\""
         ));
     }
-    let mut left = Left::default();
+    let mut left = UnchangedPaths::default();
     below(data_dir, &mut left).with_context(reading)?;
     if let Some((path, mode)) = left.first {
         let (count, shown) = (left.count, path.display());
@@ -87,12 +87,12 @@ pub fn tighten(data_dir: &Path) -> Result<Vec<String>> {
 
 /// Paths whose rights could not be changed.
 #[derive(Default)]
-struct Left {
+struct UnchangedPaths {
     count: usize,
     first: Option<(PathBuf, u32)>,
 }
 
-fn below(directory: &Path, left: &mut Left) -> io::Result<()> {
+fn below(directory: &Path, left: &mut UnchangedPaths) -> io::Result<()> {
     for entry in fs::read_dir(directory)? {
         let entry = entry?;
         let path = entry.path();

@@ -66,11 +66,11 @@ fn show(text: &str) -> std::io::Result<()> {
 }
 
 /// Prints a received request.
-type Show = fn(&str) -> std::io::Result<()>;
+type PrintRequest = fn(&str) -> std::io::Result<()>;
 
 /// Serves until printing fails. Needs a `LocalSet`.
-async fn serve(listener: TcpListener, args: ReceiverArgs, show: Show) -> Result<()> {
-    let receiver = Rc::new(Receiver {
+async fn serve(listener: TcpListener, args: ReceiverArgs, show: PrintRequest) -> Result<()> {
+    let receiver = Rc::new(WebhookReceiver {
         failures_left: Cell::new(args.fail_first),
         args,
         show,
@@ -98,16 +98,16 @@ async fn serve(listener: TcpListener, args: ReceiverArgs, show: Show) -> Result<
     }
 }
 
-struct Receiver {
+struct WebhookReceiver {
     args: ReceiverArgs,
     failures_left: Cell<u64>,
-    show: Show,
+    show: PrintRequest,
 }
 
-type Answer = Response<Full<Bytes>>;
+type ReceiverAnswer = Response<Full<Bytes>>;
 
-impl Receiver {
-    async fn receive(self: Rc<Self>, request: Request<Incoming>) -> std::io::Result<Answer> {
+impl WebhookReceiver {
+    async fn receive(self: Rc<Self>, request: Request<Incoming>) -> std::io::Result<ReceiverAnswer> {
         let (head, body) = request.into_parts();
         let Ok(body) = Limited::new(body, BODY_BYTES_MAX).collect().await else {
             (self.show)(&format!(
@@ -144,28 +144,28 @@ impl Receiver {
     }
 }
 
-fn answer(status: StatusCode) -> Answer {
+fn answer(status: StatusCode) -> ReceiverAnswer {
     let mut answer = Response::default();
     *answer.status_mut() = status;
     answer
 }
 
 /// The answer to a handshake; `None` for any other request.
-pub fn handshake(head: &request::Parts, body: &[u8]) -> Option<Answer> {
+pub fn handshake(head: &request::Parts, body: &[u8]) -> Option<ReceiverAnswer> {
     if head.method == Method::OPTIONS {
         return Some(allow_deliveries(head));
     }
     if head.headers.get("aeg-event-type")? != "SubscriptionValidation" {
         return None;
     }
-    let mut answer = Answer::new(Full::from(validation_response(body)?));
+    let mut answer = ReceiverAnswer::new(Full::from(validation_response(body)?));
     let json = HeaderValue::from_static("application/json");
     answer.headers_mut().insert(CONTENT_TYPE, json);
     Some(answer)
 }
 
 /// CloudEvents abuse protection: agrees to the origin and rate of the request.
-fn allow_deliveries(head: &request::Parts) -> Answer {
+fn allow_deliveries(head: &request::Parts) -> ReceiverAnswer {
     let anything = HeaderValue::from_static("*");
     let asked = |name| head.headers.get(name).unwrap_or(&anything).clone();
     let (origin, rate) = (asked("webhook-request-origin"), asked("webhook-request-rate"));
@@ -180,15 +180,15 @@ fn allow_deliveries(head: &request::Parts) -> Answer {
 /// The body that answers an Event Grid `SubscriptionValidation` event; `None` for any other body.
 pub fn validation_response(body: &[u8]) -> Option<String> {
     #[derive(Deserialize)]
-    struct Event {
-        data: Data,
+    struct ValidationEvent {
+        data: ValidationData,
     }
     #[derive(Deserialize)]
     #[serde(rename_all = "camelCase")]
-    struct Data {
+    struct ValidationData {
         validation_code: String,
     }
-    let [event]: [Event; 1] = serde_json::from_slice(body).ok()?;
+    let [event]: [ValidationEvent; 1] = serde_json::from_slice(body).ok()?;
     let answer = serde_json::json!({ "validationResponse": event.data.validation_code });
     Some(answer.to_string())
 }

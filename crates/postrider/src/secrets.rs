@@ -1,7 +1,7 @@
 //! Keys that seal stored secrets: their sources, and the commands that change them.
 
 use crate::config::{self, Config, ServeFlags, StoreKind};
-use crate::material::{self, read_if_there, write_private};
+use crate::credentials::{self, read_if_there, write_private};
 use crate::private_files::{make_directory, restrict_new_files};
 use crate::{offline_audit, serve, terminal};
 use anyhow::{Context, Result, bail};
@@ -71,7 +71,7 @@ pub fn keys_of_directory(data_dir: &Path) -> Result<Option<Keyring>> {
 
 /// The keys of this installation. The first start makes one if none is configured.
 pub fn keyring(config: &Config) -> Result<Keyring> {
-    material::remove_unfinished(&default_file(config))?;
+    credentials::remove_unfinished(&default_file(config))?;
     if let Some(keys) = existing(config, &catalog(&config.data_dir))? {
         return Ok(keys);
     }
@@ -170,7 +170,7 @@ fn existing(config: &Config, catalog: &Path) -> Result<Option<Keyring>> {
 /// The key that the data directory needs, and a file sealed under it. `looked_at` is the catalog's
 /// file to read, which may be a copy.
 fn needed(data_dir: &Path, looked_at: &Path) -> Result<Option<(KeyId, PathBuf)>> {
-    let token_key = material::token_key_path(data_dir);
+    let token_key = credentials::token_key_path(data_dir);
     if let Some(id) = token_key_id(data_dir)? {
         return Ok(Some((id, token_key)));
     }
@@ -178,7 +178,7 @@ fn needed(data_dir: &Path, looked_at: &Path) -> Result<Option<(KeyId, PathBuf)>>
 }
 
 fn token_key_id(data_dir: &Path) -> Result<Option<KeyId>> {
-    let text = read_if_there(&material::token_key_path(data_dir))?;
+    let text = read_if_there(&credentials::token_key_path(data_dir))?;
     Ok(text.and_then(|text| key_of(text.trim_end().as_bytes())))
 }
 
@@ -216,7 +216,7 @@ fn seal_anew(config: &Config) -> Result<String> {
     let path = default_file(config);
     if let Some(keys) = configured(config)? {
         let before = match own(config)? {
-            Some(made) => keys.and_opens_with(made),
+            Some(made) => keys.with_opening_keys(made),
             None => keys,
         };
         if let Some((id, sealed)) = needed(&config.data_dir, &catalog(&config.data_dir))? {
@@ -275,7 +275,7 @@ fn reseal(config: &Config, keys: &Keyring) -> Result<()> {
     if catalog.exists() {
         rewrite_catalog(&catalog, keys)?;
     }
-    material::reseal_files(&config.data_dir, keys)
+    credentials::reseal_files(&config.data_dir, keys)
 }
 
 /// `postrider compact`: rewrites the databases of a stopped server.

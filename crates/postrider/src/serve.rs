@@ -1,41 +1,41 @@
 //! `postrider serve`: builds the server from its parts, runs it, and stops it.
 
 use crate::config::{
-    self, AccountKind, Config, DeclaredSubscription, Loaded, LogFormat, MetricsReporter, ServeFlags,
-    StorageAccount,
+    self, AccountKind, Config, DeclaredSubscription, LoadedConfig, LogFormat, MetricsReporter, ServeFlags,
+    StorageAccountConfig,
 };
+use crate::counts_file::CountsFile;
+use crate::credentials::{self, ServerCredentials};
 use crate::fetch::Fetcher;
-use crate::material::{self, Material};
-use crate::numbers_file::NumbersFile;
 use crate::outgoing::{self, StoreConnector};
-use crate::scrubbing::{self, ScrubPace};
+use crate::scrub::{self, ScrubPace};
 use crate::stop_watchdog::{STOP_MARGIN, StopProgress, StopWatchdog, tell_and_exit};
 use crate::{access_files, cluster, migrate, private_files, profiles, secrets, test_clock, traces};
 use anyhow::{Context, Result, bail};
 use postrider_api::access;
-use postrider_api::health::Certificate;
-use postrider_api::http::Wire;
-use postrider_api::issuer::{Issuer, Trust};
-use postrider_api::listen::Listeners;
+use postrider_api::health::ListenerCertificate;
+use postrider_api::http::ListenerProtocol;
+use postrider_api::issuer::{IssuerConfig, TokenIssuer};
+use postrider_api::listen::ListenSessions;
 use postrider_api::peers::Peers;
 use postrider_api::{EdgeAccess, LocalSignInPage, Server, declare};
 use postrider_audit::AuditLog;
-use postrider_blobs::{Account, ObjectStores, Place};
+use postrider_blobs::{AccountLocation, BlobAccountConfig, ObjectStores};
 use postrider_core::ids::Secret;
-use postrider_core::json::Raw;
+use postrider_core::json::RawJson;
 use postrider_core::subscription::DeadLetterDestination;
 use postrider_core::time::{Clock, Timestamp};
 use postrider_embedded::generations::Generations;
 use postrider_embedded::{EmbeddedArchive, EmbeddedCatalog, EmbeddedLog, Scrub};
-use postrider_engine::catalogue::observed;
 use postrider_engine::clock::SystemClock;
-use postrider_engine::dead_letters::DeadLetters;
-use postrider_engine::deliver::Transport;
-use postrider_engine::destinations::{Destinations, QueueAccount, Resource};
-use postrider_engine::node::Node;
+use postrider_engine::dead_letters::DeadLetterService;
+use postrider_engine::deliver::DeliveryTransport;
+use postrider_engine::destinations::{ConfiguredDestinations, ConfiguredResource, QueueAccount};
+use postrider_engine::node::NodeIdentity;
+use postrider_engine::observed_catalog::with_observer;
 use postrider_engine::virtual_time::{VirtualTime, WatchedTransport};
-use postrider_engine::{Engine, Parts, dispatch, handshake};
-use postrider_jetstream::Cluster;
+use postrider_engine::{Engine, EngineParts, dispatch, handshake};
+use postrider_jetstream::JetStreamCluster;
 use postrider_otlp::Exporter;
 use postrider_recorder::FlightRecorder;
 use postrider_store::seal::Keyring;
@@ -83,15 +83,15 @@ pub fn run(flags: &ServeFlags) -> Result<()> {
         let mut interrupt = signal(SignalKind::interrupt()).context("listening for SIGINT")?;
         let grace = loaded.config.shutdown.grace;
         let time = if flags.test_clock {
-            Time::Test
+            TimeSource::Test
         } else {
-            Time::Of(Arc::new(SystemClock))
+            TimeSource::Of(Arc::new(SystemClock))
         };
         let running = tokio::select! {
             biased;
             _ = stop.recv() => None,
             _ = interrupt.recv() => None,
-            running = Running::start(&loaded, time) => Some(running?),
+            running = RunningServer::start(&loaded, time) => Some(running?),
         };
         let Some(running) = running else {
             // An interrupted start leaves what a crash would have left.
@@ -235,32 +235,32 @@ fn log_to_terminal(config: &Config) {
 }
 
 /// Source of the server's time.
-pub enum Time {
+pub enum TimeSource {
     Of(Arc<dyn Clock>),
     /// A clock that moves only by the API.
     Test,
 }
 
 /// A running server.
-pub struct Running {
+pub struct RunningServer {
     pub server: Arc<Server>,
     pub http: Option<SocketAddr>,
     pub https: Option<SocketAddr>,
-    material: Material,
+    material: ServerCredentials,
     recorder: Option<Arc<FlightRecorder>>,
     spans: Option<Arc<Exporter>>,
     listeners: TaskTracker,
     /// `Some` on a node of a cluster.
-    pub cluster: Option<Arc<Cluster>>,
+    pub cluster: Option<Arc<JetStreamCluster>>,
     stop: CancellationToken,
-    numbers: Arc<NumbersFile>,
+    numbers: Arc<CountsFile>,
     _lock: File,
 }
 
-impl Running {
+impl RunningServer {
     /// Opens the store, recovers deliveries, applies the declared configuration, and starts to
     /// listen.
-    pub async fn start(loaded: &Loaded, time: Time) -> Result<Running> {
+    pub async fn start(loaded: &LoadedConfig, time: TimeSource) -> Result<RunningServer> {
         let config = &loaded.config;
         // The lock comes first: a second server in the same directory must not even renew a
         // certificate.
@@ -269,7 +269,7 @@ impl Running {
             tracing::warn!("{warning}");
         }
         let keys = Arc::new(secrets::keyring(config)?);
-        let mut material = material::prepare(config, &keys, SystemClock.now())?;
+        let mut material = credentials::prepare(config, &keys, SystemClock.now())?;
         // The listeners are bound before anything is started: a second server on the same address
         // must change nothing.
         let http = listen(config.listen.http).await?;
@@ -277,28 +277,28 @@ impl Running {
         let http_address = http.as_ref().map(TcpListener::local_addr).transpose()?;
         let https_address = https.as_ref().map(TcpListener::local_addr).transpose()?;
         let (clock, test_clock): (Arc<dyn Clock>, _) = match time {
-            Time::Of(clock) => {
+            TimeSource::Of(clock) => {
                 test_clock::check_unused(&config.data_dir, SystemClock.now())?;
                 (clock, None)
             }
-            Time::Test => {
+            TimeSource::Test => {
                 let clock = Arc::new(test_clock::open(&config.data_dir, SystemClock.now())?);
                 (clock.clone(), Some(clock))
             }
         };
         let store = match cluster::settings(config) {
-            None => Store::embedded(config, keys.clone()).await?,
+            None => ServerStores::embedded(config, keys.clone()).await?,
             Some(settings) => {
                 cluster::check_clock(test_clock.is_some())?;
                 let url = cluster::url(config, http_address, https_address);
-                Store::clustered(cluster::join(config, settings, url).await?)
+                ServerStores::clustered(cluster::join(config, settings, url).await?)
             }
         };
         if let Some(cluster) = &store.cluster
             && cluster::share_secrets(cluster, config, &keys).await?
         {
             let created = std::mem::take(&mut material.created);
-            material = material::prepare(config, &keys, SystemClock.now())?;
+            material = credentials::prepare(config, &keys, SystemClock.now())?;
             material.created.splice(0..0, created);
         }
         let wall = Arc::new(SystemClock);
@@ -310,12 +310,12 @@ impl Running {
             ..transport(loaded, rules.clone())
         };
         let network = HttpTransport::new(delivering, clock.clone())?;
-        let event_listeners = Arc::new(Listeners::new(Arc::new(network)));
-        let others = store.cluster.as_deref().map(cluster::peers::Others::new);
+        let event_listeners = Arc::new(ListenSessions::new(Arc::new(network)));
+        let others = store.cluster.as_deref().map(cluster::peers::ClusterPeers::new);
         if let Some(others) = &others {
-            event_listeners.among(others.clone());
+            event_listeners.set_peers(others.clone());
         }
-        let mut transport: Arc<dyn Transport> = event_listeners.clone();
+        let mut transport: Arc<dyn DeliveryTransport> = event_listeners.clone();
         let mut watched = None;
         if test_clock.is_some() {
             let watching = Arc::new(WatchedTransport::new(transport, Arc::new(SystemClock)));
@@ -327,13 +327,13 @@ impl Running {
         let naming_key = material.token_key.naming.clone();
         let (node, share) = match store.cluster.as_deref().map(cluster::node) {
             Some((node, share)) => (node, Some(share)),
-            None => (Node::alone(), None),
+            None => (NodeIdentity::alone(), None),
         };
         let profiles = profiles::of(loaded);
         for line in profiles::overruled_waits(loaded, &profiles) {
             tracing::warn!("{line}");
         }
-        let engine = Engine::start(Parts {
+        let engine = Engine::start(EngineParts {
             log: store.log,
             catalog: store.catalog,
             transport,
@@ -358,19 +358,19 @@ impl Running {
                 spans: traces::share(config),
             },
             dead_letters,
-            handshake: handshake::Rules {
+            handshake: handshake::HandshakeRules {
                 enabled: config.validation.enabled,
                 // Operation ids are derived from a stored key, so that a finished operation is
                 // recognized after a restart.
                 operations: Arc::new(move || postrider_wire::arm::fresh_operation(naming_key.as_bytes())),
-                ..handshake::Rules::default()
+                ..handshake::HandshakeRules::default()
             },
             recorder: traces::told(recorder.as_ref(), spans.as_ref()),
             node,
         })
         .await
         .context("starting the engine")?;
-        let numbers = NumbersFile::restore(&config.data_dir, store.identity, engine.clone());
+        let numbers = CountsFile::restore(&config.data_dir, store.identity, engine.clone());
         let mut server = Server::new(
             engine.clone(),
             api_config(loaded, &material),
@@ -379,19 +379,19 @@ impl Running {
         );
         let mut cluster_view = None;
         if let Some(cluster) = &store.cluster {
-            let view = cluster::view::View::new(cluster.clone());
-            view.greet().await;
+            let view = cluster::view::JetStreamClusterView::new(cluster.clone());
+            view.log_guarantee().await;
             server.cluster = Some(view.clone());
             cluster_view = Some(view);
         }
         let access = access_files::store(config, keys.clone(), store.cluster.as_ref());
         server
-            .keep_access_in(access)
+            .use_access_store(access)
             .await
             .map_err(|reason| anyhow::anyhow!("reading revoked sessions and the keys of tokens: {reason}"))?;
         let journal = Arc::new(access_files::LoginFile::new(&config.data_dir));
         server
-            .keep_logins_in(journal)
+            .use_login_journal(journal)
             .map_err(|reason| anyhow::anyhow!("reading the list of logins: {reason}"))?;
         server.peers = others.map(|others| others as Arc<dyn Peers>);
         server.proxy = rules.proxy.as_ref().map(|proxy| proxy.health());
@@ -403,7 +403,7 @@ impl Running {
         server.issuer = issuer(config, rules)?;
         server.metric_names = metric_names(loaded);
         if config.listen.https.is_some() {
-            server.certificate = material.expires.map(|expires| Certificate {
+            server.certificate = material.expires.map(|expires| ListenerCertificate {
                 expires,
                 ours: material.ca_path.is_some(),
             });
@@ -427,15 +427,15 @@ impl Running {
         let server = Arc::new(server);
         server.begin_audit();
         if let Some(cluster) = &store.cluster {
-            cluster::peers::answer_with(cluster, &server);
+            cluster::peers::serve_peer_requests(cluster, &server);
         }
-        postrider_api::listen::delete_left_over(&server).await;
-        observed(
-            server.unasked_changes("configuration"),
+        postrider_api::listen::delete_orphaned_subscriptions(&server).await;
+        with_observer(
+            server.unrequested_change_observer("configuration"),
             declare_all(&server, config),
         )
         .await?;
-        let running = Running {
+        let running = RunningServer {
             http: http_address,
             https: https_address,
             server,
@@ -454,42 +454,45 @@ impl Running {
             .keep_until(running.stop.clone(), SystemClock);
         running.listeners.spawn(keeping);
         if let (Some(scrub), Some(pace)) = (store.scrub, ScrubPace::configured(&config.store)) {
-            let scrubbing = scrubbing::run(scrub, pace, Arc::new(SystemClock), running.stop.clone());
+            let scrubbing = scrub::run(scrub, pace, Arc::new(SystemClock), running.stop.clone());
             running.listeners.spawn(scrubbing);
         }
         if let (Some(cluster), Some(share)) = (&running.cluster, share) {
             cluster::view::report(cluster, &running.server);
             let (cluster, engine) = (cluster.clone(), running.server.engine.clone());
-            let listening =
-                cluster::peers::tend_listeners(cluster.clone(), running.server.clone(), running.stop.clone());
+            let listening = cluster::peers::delete_orphaned_listen_sessions(
+                cluster.clone(),
+                running.server.clone(),
+                running.stop.clone(),
+            );
             running.listeners.spawn(listening);
-            let following = running.server.clone().follow_access(running.stop.clone());
+            let following = running.server.clone().run_access_refresh(running.stop.clone());
             running.listeners.spawn(following);
-            let tending = cluster::tend(cluster, engine, share, running.stop.clone());
+            let tending = cluster::run_membership_tasks(cluster, engine, share, running.stop.clone());
             running.listeners.spawn(tending);
         }
         if let Some(cluster) = &running.cluster {
-            cluster::settle_in(cluster, &SystemClock).await;
+            cluster::wait_until_accepting(cluster, &SystemClock).await;
         }
         if let Some(view) = cluster_view {
             view.forget().await;
         }
         if let Some(listener) = http {
-            running.serve(listener, Wire::Plain);
+            running.serve(listener, ListenerProtocol::Plain);
         }
         if let Some(listener) = https {
             let acceptor = TlsAcceptor::from(Arc::new(running.material.server_config.clone()));
-            running.serve(listener, Wire::Tls(acceptor));
+            running.serve(listener, ListenerProtocol::Tls(acceptor));
         }
         Ok(running)
     }
 
-    fn serve(&self, listener: TcpListener, wire: Wire) {
+    fn serve(&self, listener: TcpListener, wire: ListenerProtocol) {
         let serving = postrider_api::http::serve(self.server.clone(), listener, wire, self.stop.clone());
         self.listeners.spawn(serving);
     }
 
-    fn greet(&self, loaded: &Loaded) {
+    fn greet(&self, loaded: &LoadedConfig) {
         // Paths are absolute because readers of the log may be in another directory.
         let absolute = |path: &Path| std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
         for path in &self.material.created {
@@ -665,19 +668,19 @@ pub fn lock(data_dir: &Path) -> Result<File> {
 }
 
 /// The stores, of whichever kind.
-struct Store {
+struct ServerStores {
     log: Arc<dyn EventLog>,
     catalog: Arc<dyn Catalog>,
     archive: Arc<dyn Archive>,
     identity: u64,
-    cluster: Option<Arc<Cluster>>,
+    cluster: Option<Arc<JetStreamCluster>>,
     /// Scrub of the files on this machine; `None` without an embedded store.
     scrub: Option<Scrub>,
 }
 
-impl Store {
-    async fn embedded(config: &Config, keys: Arc<Keyring>) -> Result<Store> {
-        migrate::marks::check(&config.data_dir)?;
+impl ServerStores {
+    async fn embedded(config: &Config, keys: Arc<Keyring>) -> Result<ServerStores> {
+        migrate::markers::check(&config.data_dir)?;
         let generations = Generations::check(&config.data_dir)?;
         let log = EmbeddedLog::open_with(&config.data_dir, random(), generations.clone())
             .await
@@ -686,7 +689,7 @@ impl Store {
         let path = config.data_dir.join("archive.redb");
         let archive = EmbeddedArchive::open_with(&path, generations)
             .with_context(|| format!("opening {}", path.display()))?;
-        Ok(Store {
+        Ok(ServerStores {
             scrub: Some(log.scrub(&catalog, &archive)),
             identity: log.identity(),
             log: Arc::new(log),
@@ -696,8 +699,8 @@ impl Store {
         })
     }
 
-    fn clustered(cluster: Arc<Cluster>) -> Store {
-        Store {
+    fn clustered(cluster: Arc<JetStreamCluster>) -> ServerStores {
+        ServerStores {
             identity: cluster.log.identity(),
             log: cluster.log.clone(),
             catalog: cluster.catalog.clone(),
@@ -764,37 +767,37 @@ fn dead_letters(
     archive: Arc<dyn Archive>,
     wall: Arc<dyn Clock>,
     rules: postrider_transport::Config,
-) -> Result<DeadLetters> {
+) -> Result<DeadLetterService> {
     let accounts = config.all_storage_accounts();
     let accounts = accounts.into_iter().map(account).collect::<Result<_>>()?;
     let connector = StoreConnector::new(rules, wall.clone())?;
     let blobs = ObjectStores::new(accounts, wall, connector)?;
     let fallback = config
-        .safety_net()
+        .default_dead_letter_container()
         .map(|(account, container)| DeadLetterDestination {
             account: account.to_owned(),
             container: container.to_owned(),
         });
-    Ok(DeadLetters::new(Arc::new(blobs), archive, fallback))
+    Ok(DeadLetterService::new(Arc::new(blobs), archive, fallback))
 }
 
-pub fn account(configured: StorageAccount) -> Result<Account> {
+pub fn account(configured: StorageAccountConfig) -> Result<BlobAccountConfig> {
     let create_containers = configured.creates_containers();
     let needed = "loading refuses an account without it";
-    let secret = |secret: Option<config::Secret>| Secret::new(secret.expect(needed).expose());
+    let secret = |secret: Option<config::ConfigSecret>| Secret::new(secret.expect(needed).expose());
     let name = configured.name;
     let place = match configured.kind {
-        AccountKind::Directory => Place::Directory {
+        AccountKind::Directory => AccountLocation::Directory {
             root: configured.path.expect(needed),
         },
-        AccountKind::Azure => Place::Azure {
+        AccountKind::Azure => AccountLocation::Azure {
             account: name.clone(),
             endpoint: configured
                 .blob_endpoint
                 .unwrap_or_else(|| format!("https://{name}.blob.core.windows.net")),
             key: secret(configured.key),
         },
-        AccountKind::S3 => Place::S3 {
+        AccountKind::S3 => AccountLocation::S3 {
             endpoint: configured.endpoint,
             region: configured.region.unwrap_or_else(|| "us-east-1".to_owned()),
             bucket: configured.bucket,
@@ -807,14 +810,14 @@ pub fn account(configured: StorageAccount) -> Result<Account> {
                 let file = file.display();
                 format!("service_account_file of storage account \"{name}\": reading {file}")
             })?;
-            Place::Gcs {
+            AccountLocation::Gcs {
                 endpoint: configured.endpoint,
                 bucket: configured.bucket,
                 service_account: Secret::new(text),
             }
         }
     };
-    Ok(Account {
+    Ok(BlobAccountConfig {
         name,
         place,
         create_containers,
@@ -822,7 +825,7 @@ pub fn account(configured: StorageAccount) -> Result<Account> {
 }
 
 /// Addresses of destinations that subscriptions name only by resource id.
-pub fn destinations(config: &Config) -> Destinations {
+pub fn destinations(config: &Config) -> ConfiguredDestinations {
     let accounts = config
         .all_storage_accounts()
         .into_iter()
@@ -836,13 +839,13 @@ pub fn destinations(config: &Config) -> Destinations {
                 create_queues,
             })
         });
-    let resources = config.destinations.iter().map(|configured| Resource {
+    let resources = config.destinations.iter().map(|configured| ConfiguredResource {
         id: configured.resource.clone(),
         url: Secret::new(configured.url.expose()),
         key_name: configured.key_name.clone(),
         key: configured.key.as_ref().map(|key| Secret::new(key.expose())),
     });
-    Destinations::new(accounts.collect(), resources.collect())
+    ConfiguredDestinations::new(accounts.collect(), resources.collect())
 }
 
 async fn listen(address: Option<SocketAddr>) -> Result<Option<TcpListener>> {
@@ -858,7 +861,7 @@ pub fn random() -> u64 {
 }
 
 /// Configuration of the delivery transport, based on the rules for all outgoing requests.
-pub fn transport(loaded: &Loaded, rules: postrider_transport::Config) -> postrider_transport::Config {
+pub fn transport(loaded: &LoadedConfig, rules: postrider_transport::Config) -> postrider_transport::Config {
     postrider_transport::Config {
         accept_invalid_certs: loaded.edge.webhook.skip_server_cert_validation,
         user_agent: loaded.config.transport.user_agent.clone(),
@@ -878,7 +881,7 @@ pub fn extra_roots(config: &Config) -> Result<Vec<CertificateDer<'static>>> {
     Ok(roots)
 }
 
-fn metric_names(loaded: &Loaded) -> postrider_api::MetricNames {
+fn metric_names(loaded: &LoadedConfig) -> postrider_api::MetricNames {
     let metrics = &loaded.config.metrics;
     let asked = loaded.edge.metrics_reporter == MetricsReporter::Prometheus;
     postrider_api::MetricNames {
@@ -892,7 +895,7 @@ fn credentials_page(path: &Path) -> LocalSignInPage {
     LocalSignInPage::new(&std::path::absolute(path).unwrap_or_else(|_| path.to_owned()))
 }
 
-fn api_config(loaded: &Loaded, material: &Material) -> postrider_api::Config {
+fn api_config(loaded: &LoadedConfig, material: &ServerCredentials) -> postrider_api::Config {
     let (config, edge) = (&loaded.config, &loaded.edge);
     let mut host_names: Vec<String> = ["localhost", "127.0.0.1", "::1"].map(str::to_owned).into();
     host_names.extend(config.listen.names.iter().cloned());
@@ -904,9 +907,9 @@ fn api_config(loaded: &Loaded, material: &Material) -> postrider_api::Config {
         .as_deref()
         .and_then(|url| url.parse::<http::Uri>().ok());
     host_names.extend(public_host.and_then(|uri| uri.host().map(str::to_owned)));
-    let key = |key: &Option<config::Secret>| Secret::new(key.as_ref().map_or("", |k| k.expose()));
+    let key = |key: &Option<config::ConfigSecret>| Secret::new(key.as_ref().map_or("", |k| k.expose()));
     postrider_api::Config {
-        limits: postrider_wire::publish::Limits {
+        limits: postrider_wire::publish::PublishLimits {
             request_bytes: config.limits.request_bytes_max,
             event_bytes: config.limits.event_bytes_max,
             events_max: config.limits.events_per_request_max,
@@ -920,7 +923,7 @@ fn api_config(loaded: &Loaded, material: &Material) -> postrider_api::Config {
             streams_max: config.limits.streams_max,
             streams_per_client_max: config.limits.streams_per_client_max,
         },
-        resource_limits: resources::Limits {
+        resource_limits: resources::ResourceLimits {
             edge_batch_events_max: edge.limits.max_events_per_batch,
             edge_batch_kilobytes_max: edge.limits.max_preferred_batch_size_in_kilobytes,
             web_hook_https_only: edge.webhook.https_only,
@@ -971,29 +974,29 @@ fn api_config(loaded: &Loaded, material: &Material) -> postrider_api::Config {
     }
 }
 
-fn client(configured: &config::Client) -> access::Client {
-    access::Client {
+fn client(configured: &config::ClientSection) -> access::ConfiguredClient {
+    access::ConfiguredClient {
         id: configured.id.clone(),
         secret: Secret::new(configured.secret.expose()),
         role: role(configured.role),
     }
 }
 
-fn role(configured: config::Role) -> access::Role {
+fn role(configured: config::ClientRole) -> access::Role {
     match configured {
-        config::Role::Owner => access::Role::Owner,
-        config::Role::Contributor => access::Role::Contributor,
-        config::Role::Reader => access::Role::Reader,
-        config::Role::DataSender => access::Role::DataSender,
+        config::ClientRole::Owner => access::Role::Owner,
+        config::ClientRole::Contributor => access::Role::Contributor,
+        config::ClientRole::Reader => access::Role::Reader,
+        config::ClientRole::DataSender => access::Role::DataSender,
     }
 }
 
 /// The external token issuer. Its keys are fetched when its first token arrives.
-fn issuer(config: &Config, rules: postrider_transport::Config) -> Result<Option<Arc<Issuer>>> {
+fn issuer(config: &Config, rules: postrider_transport::Config) -> Result<Option<Arc<TokenIssuer>>> {
     let Some(oidc) = config.oidc.clone() else {
         return Ok(None);
     };
-    let trust = Trust {
+    let trust = IssuerConfig {
         issuer: oidc.issuer,
         audience: oidc.audience,
         jwks_url: oidc.jwks_url,
@@ -1002,11 +1005,11 @@ fn issuer(config: &Config, rules: postrider_transport::Config) -> Result<Option<
         roles: oidc.roles.into_iter().map(|(word, r)| (word, role(r))).collect(),
     };
     let fetcher = Fetcher::new(rules)?;
-    Ok(Some(Issuer::new(trust, Arc::new(fetcher))))
+    Ok(Some(TokenIssuer::new(trust, Arc::new(fetcher))))
 }
 
 /// A storage account as the management API shows it.
-fn shown_account(configured: StorageAccount) -> postrider_api::StorageAccount {
+fn shown_account(configured: StorageAccountConfig) -> postrider_api::StorageAccount {
     let name = configured.name;
     let azure = |service: &str| {
         (configured.kind == AccountKind::Azure).then(|| format!("https://{name}.{service}.core.windows.net"))
@@ -1050,7 +1053,14 @@ async fn declare_once(server: &Server, config: &Config) -> Result<()> {
     for topic in &config.topics {
         let keys = [&topic.key1, &topic.key2].map(|k| k.as_ref().map(|k| k.expose().to_owned()));
         let text = body(&topic.name, &topic.properties);
-        let made = declare::topic(server, Raw::trusted(&text), Road::Config, &topic.name, Some(keys)).await;
+        let made = declare::topic(
+            server,
+            RawJson::trusted(&text),
+            Road::Config,
+            &topic.name,
+            Some(keys),
+        )
+        .await;
         made.with_context(|| format!("topic {:?} in the configuration", topic.name))?;
     }
     let now = server.engine.clock.now();
@@ -1061,7 +1071,7 @@ async fn declare_once(server: &Server, config: &Config) -> Result<()> {
         let text = body(&subscription.name, &subscription.properties);
         let made = declare::subscription(
             server,
-            Raw::trusted(&text),
+            RawJson::trusted(&text),
             Road::Config,
             topic,
             &subscription.name,
@@ -1079,7 +1089,7 @@ async fn declare_once(server: &Server, config: &Config) -> Result<()> {
         let text = body(&domain.name, &domain.properties);
         let made = declare::domain(
             server,
-            Raw::trusted(&text),
+            RawJson::trusted(&text),
             Road::Config,
             &domain.name,
             Some(keys),
@@ -1100,7 +1110,7 @@ async fn declare_once(server: &Server, config: &Config) -> Result<()> {
                 continue;
             }
             let text = body(&subscription.name, &subscription.properties);
-            let raw = Raw::trusted(&text);
+            let raw = RawJson::trusted(&text);
             let made = declare::domain_subscription(
                 server,
                 raw,
@@ -1128,14 +1138,14 @@ async fn declare_system_topics(server: &Server, config: &Config, now: Timestamp)
         properties["source"] = json!(config.source_of(topic));
         properties["topicType"] = json!(topic.topic_type);
         let text = body(name, &properties);
-        let made = declare::system_topic(server, Raw::trusted(&text), Road::Config, name).await;
+        let made = declare::system_topic(server, RawJson::trusted(&text), Road::Config, name).await;
         made.with_context(|| format!("system topic {name:?} in the configuration"))?;
         for subscription in &topic.subscriptions {
             if has_expired(subscription, now) {
                 continue;
             }
             let text = body(&subscription.name, &subscription.properties);
-            let raw = Raw::trusted(&text);
+            let raw = RawJson::trusted(&text);
             let made =
                 declare::system_subscription(server, raw, Road::Config, name, &subscription.name).await;
             made.with_context(|| {

@@ -19,10 +19,10 @@ const WHOLE_WORD_MAX: usize = 24;
 
 /// Terminal of the standard output. Unset for a pipe or a file, where nothing is wrapped or
 /// shortened.
-static SCREEN: OnceLock<Screen> = OnceLock::new();
+static SCREEN: OnceLock<TerminalScreen> = OnceLock::new();
 
 #[derive(Debug)]
-struct Screen {
+struct TerminalScreen {
     columns: Option<u16>,
     zone: TimeZone,
 }
@@ -35,7 +35,7 @@ pub fn adapt() {
     }
     let size = rustix::termios::tcgetwinsize(&out).ok();
     let columns = size.map(|size| size.ws_col).filter(|columns| *columns > 0);
-    let _ = SCREEN.set(Screen {
+    let _ = SCREEN.set(TerminalScreen {
         columns: columns.map(|columns| columns.max(COLUMNS_MIN)),
         zone: TimeZone::system(),
     });

@@ -5,7 +5,7 @@
 use crate::private_files;
 use anyhow::{Context, Result, bail};
 use postrider_core::time::Timestamp;
-use postrider_engine::virtual_time::TestClock;
+use postrider_engine::virtual_time::SteppedClock;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -14,7 +14,7 @@ fn file(data_dir: &Path) -> PathBuf {
 }
 
 /// Opens the clock at the stored position, or at `now`.
-pub fn open(data_dir: &Path, now: Timestamp) -> Result<TestClock> {
+pub fn open(data_dir: &Path, now: Timestamp) -> Result<SteppedClock> {
     // The time is rounded to milliseconds, the precision of the API, so that a time read there
     // compares equal.
     let now = Timestamp::from_nanos(now.nanos() / 1_000_000 * 1_000_000);
@@ -26,7 +26,7 @@ pub fn open(data_dir: &Path, now: Timestamp) -> Result<TestClock> {
             tracing::error!(file = %path.display(), error = %e, "cannot keep the test clock's time");
         }
     };
-    Ok(TestClock::new(stood, Box::new(keep)))
+    Ok(SteppedClock::new(stood, Box::new(keep)))
 }
 
 /// Refuses a directory whose events lie in the future of the machine's clock.
@@ -44,7 +44,7 @@ pub fn check_unused(data_dir: &Path, now: Timestamp) -> Result<()> {
 }
 
 /// Stored position of the last test clock in this directory.
-pub fn stood(data_dir: &Path) -> Result<Option<Timestamp>> {
+pub fn stored_position(data_dir: &Path) -> Result<Option<Timestamp>> {
     read(data_dir)
 }
 

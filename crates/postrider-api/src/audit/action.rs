@@ -1,26 +1,26 @@
 //! Classification of requests for the audit log: which are recorded, and under which name.
 
-use crate::http::{Segments, decoded};
+use crate::http::{PathSegments, decoded};
 use crate::{azure, login};
 use hyper::Method;
 use serde_json::Value;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub enum ActionKind {
     /// Changes something, or shows a secret: always recorded.
     Change,
     /// A login or logout: always recorded, but allowed even if it cannot be recorded.
     Login,
     /// Read access: recorded only when refused for lack of permission.
-    Look,
+    Read,
 }
 
 /// Action of a request, as the audit log names it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Action {
+pub struct AuditedAction {
     pub name: String,
     pub resource: String,
-    pub kind: Kind,
+    pub kind: ActionKind,
     /// Whether the answer is recorded too: it says what was done, and holds no secret.
     pub shows_answer: bool,
 }
@@ -42,7 +42,7 @@ const CHECK_NAME: &str = "checkNameAvailability";
 
 /// The action of a request; none if requests like it are never recorded, such as publishing. An
 /// unknown path counts as a change.
-pub fn of(method: &Method, path: &str, segments: &Segments<'_>) -> Option<Action> {
+pub fn of(method: &Method, path: &str, segments: &PathSegments<'_>) -> Option<AuditedAction> {
     let is = |at: usize, word: &str| segments.get(at).eq_ignore_ascii_case(word);
     let count = segments.count();
     let looks = matches!(*method, Method::GET | Method::HEAD | Method::OPTIONS);
@@ -62,8 +62,8 @@ pub fn of(method: &Method, path: &str, segments: &Segments<'_>) -> Option<Action
     if cloud || edge || listener || test || served {
         return None;
     }
-    let action = |name: String, kind: Kind| {
-        Some(Action {
+    let action = |name: String, kind: ActionKind| {
+        Some(AuditedAction {
             shows_answer: name.starts_with("deadletters."),
             name,
             resource: decoded(path).into_owned(),
@@ -72,30 +72,44 @@ pub fn of(method: &Method, path: &str, segments: &Segments<'_>) -> Option<Action
     };
     if count == 3 && is(0, "eventsubscriptions") && is(2, "validate") {
         // A visit with the token in the query puts the subscription in force.
-        return action("subscription.validate".into(), Kind::Change);
+        return action("subscription.validate".into(), ActionKind::Change);
     }
     if is(0, "portal") {
         return match *method {
             _ if looks => None,
-            Method::POST if is(1, "session") => action("login".into(), Kind::Login),
-            Method::DELETE if is(1, "session") => action("logout".into(), Kind::Login),
-            _ => action(format!("portal.{}", verb_of(method)), Kind::Change),
+            Method::POST if is(1, "session") => action("login".into(), ActionKind::Login),
+            Method::DELETE if is(1, "session") => action("logout".into(), ActionKind::Login),
+            _ => action(format!("portal.{}", verb_of(method)), ActionKind::Change),
         };
     }
     if is(0, "postrider") {
         let name = own(method, segments);
-        return action(name, if looks { Kind::Look } else { Kind::Change });
+        return action(
+            name,
+            if looks {
+                ActionKind::Read
+            } else {
+                ActionKind::Change
+            },
+        );
     }
     if is(0, "topics") {
         let of = if count > 2 { "subscription" } else { "topic" };
         let name = format!("{of}.{}", verb_of(method));
-        return action(name, if looks { Kind::Look } else { Kind::Change });
+        return action(
+            name,
+            if looks {
+                ActionKind::Read
+            } else {
+                ActionKind::Change
+            },
+        );
     }
     if azure::is_path(path) {
         return managed(method, path, looks);
     }
-    if login::gives_tokens(segments) {
-        return action("login".into(), Kind::Login);
+    if login::issues_tokens(segments) {
+        return action("login".into(), ActionKind::Login);
     }
     None
 }
@@ -111,8 +125,8 @@ fn verb_of(method: &Method) -> &'static str {
 
 /// The name of the action of `/postrider/v1/<resource>/…/<verb>`. Segments between them name a
 /// resource.
-fn own(method: &Method, segments: &Segments<'_>) -> String {
-    let count = segments.count().min(Segments::MAX);
+fn own(method: &Method, segments: &PathSegments<'_>) -> String {
+    let count = segments.count().min(PathSegments::MAX);
     let thing = match segments.get(2).to_ascii_lowercase().as_str() {
         "" => "postrider".to_owned(),
         "subscriptions" => "subscription".to_owned(),
@@ -135,7 +149,7 @@ fn own(method: &Method, segments: &Segments<'_>) -> String {
 }
 
 /// The action of a management API path.
-fn managed(method: &Method, path: &str, looks: bool) -> Option<Action> {
+fn managed(method: &Method, path: &str, looks: bool) -> Option<AuditedAction> {
     let path = decoded(path);
     let mut parts: Vec<&str> = path.split('/').filter(|part| !part.is_empty()).collect();
     let mut verb = verb_of(method).to_owned();
@@ -165,13 +179,13 @@ fn managed(method: &Method, path: &str, looks: bool) -> Option<Action> {
     } else {
         "resource"
     };
-    Some(Action {
+    Some(AuditedAction {
         name: format!("{kind}.{verb}"),
         resource: format!("/{}", parts.join("/")),
         kind: if looks || verb == CHECK_NAME {
-            Kind::Look
+            ActionKind::Read
         } else {
-            Kind::Change
+            ActionKind::Change
         },
         shows_answer: false,
     })
@@ -191,17 +205,17 @@ mod tests {
 
     #[test]
     fn every_way_to_change_something_has_a_name() {
-        let check = |method: Method, path: &str, expected: Option<(&str, Kind)>| {
-            let found = of(&method, path, &Segments::of(path));
+        let check = |method: Method, path: &str, expected: Option<(&str, ActionKind)>| {
+            let found = of(&method, path, &PathSegments::of(path));
             let found = found.as_ref().map(|action| (action.name.as_str(), action.kind));
             assert_eq!(found, expected, "{method} {path}");
         };
-        let changes = |name: &'static str| Some((name, Kind::Change));
+        let changes = |name: &'static str| Some((name, ActionKind::Change));
         let arm = "/subscriptions/s/resourceGroups/g/providers/Microsoft.EventGrid/topics/t";
         check(Method::PUT, arm, changes("topic.write"));
         check(Method::PATCH, arm, changes("topic.write"));
         check(Method::DELETE, arm, changes("topic.delete"));
-        check(Method::GET, arm, Some(("topic.read", Kind::Look)));
+        check(Method::GET, arm, Some(("topic.read", ActionKind::Read)));
         check(
             Method::POST,
             &format!("{arm}/listkeys"),
@@ -243,7 +257,7 @@ mod tests {
         check(
             Method::POST,
             "/subscriptions/s/providers/Microsoft.Storage/checknameavailability",
-            Some(("provider.checkNameAvailability", Kind::Look)),
+            Some(("provider.checkNameAvailability", ActionKind::Read)),
         );
 
         check(Method::PUT, "/topics/t", changes("topic.write"));
@@ -253,7 +267,7 @@ mod tests {
             "/topics/t/eventSubscriptions/s",
             changes("subscription.write"),
         );
-        check(Method::GET, "/topics/t", Some(("topic.read", Kind::Look)));
+        check(Method::GET, "/topics/t", Some(("topic.read", ActionKind::Read)));
 
         for (path, name) in [
             ("subscriptions/pause", "subscription.pause"),
@@ -281,7 +295,7 @@ mod tests {
         check(
             Method::GET,
             "/postrider/v1/stats",
-            Some(("stats.read", Kind::Look)),
+            Some(("stats.read", ActionKind::Read)),
         );
         check(
             Method::GET,
@@ -289,9 +303,13 @@ mod tests {
             changes("subscription.validate"),
         );
 
-        let logs_in = Some(("login", Kind::Login));
+        let logs_in = Some(("login", ActionKind::Login));
         check(Method::POST, "/portal/session", logs_in);
-        check(Method::DELETE, "/portal/session", Some(("logout", Kind::Login)));
+        check(
+            Method::DELETE,
+            "/portal/session",
+            Some(("logout", ActionKind::Login)),
+        );
         check(Method::POST, "/common/oauth2/v2.0/token", logs_in);
         check(Method::POST, "/adfs/oauth2/token", logs_in);
         check(Method::GET, "/metadata/identity/oauth2/token", logs_in);

@@ -3,12 +3,12 @@
 
 use crate::Server;
 use crate::dead_letters::{read_query, read_since};
-use crate::http::{Answer, Call, json as json_answer};
-use crate::ours::{Problem, body, nothing_here};
+use crate::http::{Answer, ApiCall, json as json_answer};
+use crate::own_api::{Problem, body, nothing_here};
 use crate::peers::{gather, note_missing};
 use hyper::header::{CONTENT_TYPE, HeaderName, HeaderValue};
 use hyper::{Method, StatusCode};
-use postrider_audit::{AuditLog, Order, Position, Query};
+use postrider_audit::{AuditLog, AuditQuery, LineOrder, LinePosition};
 use postrider_core::time::Timestamp;
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
@@ -25,7 +25,7 @@ const CURSOR: HeaderName = HeaderName::from_static("x-postrider-cursor");
 
 /// Peer request for a page of audit log lines.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
-pub(crate) struct Asked {
+pub(crate) struct AuditPageRequest {
     since: Option<i64>,
     until: Option<i64>,
     actor: Option<String>,
@@ -38,18 +38,18 @@ pub(crate) struct Asked {
 
 /// An audit log line with its sort key among the lines of all nodes.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub(crate) struct Found {
+pub(crate) struct AuditPageLine {
     at: (i64, String, u64),
     text: String,
 }
 
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
-pub(crate) struct Told {
-    rows: Vec<Found>,
+pub(crate) struct AuditPageReply {
+    rows: Vec<AuditPageLine>,
     next: Option<(i64, String, u64)>,
 }
 
-pub(crate) async fn answer(server: &Server, call: &Call, path: &[&str]) -> Result<Answer, Problem> {
+pub(crate) async fn answer(server: &Server, call: &ApiCall, path: &[&str]) -> Result<Answer, Problem> {
     if !matches!(call.method, Method::GET | Method::HEAD) {
         return Err(Problem::method("GET"));
     }
@@ -68,10 +68,10 @@ pub(crate) async fn answer(server: &Server, call: &Call, path: &[&str]) -> Resul
     }
 }
 
-fn read(query: &str, now: Timestamp) -> Result<Asked, Problem> {
-    let mut asked = Asked {
+fn read(query: &str, now: Timestamp) -> Result<AuditPageRequest, Problem> {
+    let mut asked = AuditPageRequest {
         limit: LIMIT,
-        ..Asked::default()
+        ..AuditPageRequest::default()
     };
     for (name, value) in read_query(query, &KNOWN)? {
         match name {
@@ -119,21 +119,21 @@ fn cursor((time, node, seq): &(i64, String, u64)) -> String {
 }
 
 /// Lines of this node's audit log.
-pub(crate) async fn own(server: &Server, asked: Asked) -> Result<Told, String> {
+pub(crate) async fn own(server: &Server, asked: AuditPageRequest) -> Result<AuditPageReply, String> {
     let Some(audit) = server.audit.clone() else {
-        return Ok(Told::default());
+        return Ok(AuditPageReply::default());
     };
-    let query = Query {
+    let query = AuditQuery {
         since: asked.since.map(Timestamp::from_nanos),
         until: asked.until.map(Timestamp::from_nanos),
         actor: asked.actor,
         action: asked.action,
         resource: asked.resource,
         order: match asked.oldest_first {
-            true => Order::OldestFirst,
-            false => Order::NewestFirst,
+            true => LineOrder::OldestFirst,
+            false => LineOrder::NewestFirst,
         },
-        after: asked.after.map(|(time, node, seq)| Position {
+        after: asked.after.map(|(time, node, seq)| LinePosition {
             time: Timestamp::from_nanos(time),
             node,
             seq,
@@ -143,11 +143,11 @@ pub(crate) async fn own(server: &Server, asked: Asked) -> Result<Told, String> {
     let node = server.peers.as_ref().map_or("", |peers| peers.name()).to_owned();
     let page = tokio::task::spawn_blocking(move || audit.read(&query)).await;
     let page = page.map_err(|e| e.to_string())?.map_err(|e| e.to_string())?;
-    let rows = page.rows.into_iter().map(|row| Found {
+    let rows = page.rows.into_iter().map(|row| AuditPageLine {
         at: (row.time.nanos(), node.clone(), row.seq),
         text: row.text,
     });
-    Ok(Told {
+    Ok(AuditPageReply {
         rows: rows.collect(),
         next: page.next.map(|next| (next.time.nanos(), next.node, next.seq)),
     })
@@ -155,7 +155,7 @@ pub(crate) async fn own(server: &Server, asked: Asked) -> Result<Told, String> {
 
 /// Merges the lines of all nodes in order. Lines beyond the point where some node's page ended are
 /// left for the next page.
-fn join(pages: Vec<Told>, oldest_first: bool, limit: usize) -> Told {
+fn join(pages: Vec<AuditPageReply>, oldest_first: bool, limit: usize) -> AuditPageReply {
     let before = |one: &(i64, String, u64), other: &(i64, String, u64)| match oldest_first {
         true => one.cmp(other),
         false => other.cmp(one),
@@ -164,7 +164,7 @@ fn join(pages: Vec<Told>, oldest_first: bool, limit: usize) -> Told {
         .iter()
         .filter_map(|page| page.next.clone())
         .min_by(|a, b| before(a, b));
-    let mut rows: Vec<Found> = pages.into_iter().flat_map(|page| page.rows).collect();
+    let mut rows: Vec<AuditPageLine> = pages.into_iter().flat_map(|page| page.rows).collect();
     rows.sort_by(|a, b| before(&a.at, &b.at));
     if let Some(left_off) = &left_off {
         rows.retain(|row| before(&row.at, left_off).is_le());
@@ -175,10 +175,10 @@ fn join(pages: Vec<Told>, oldest_first: bool, limit: usize) -> Told {
         true => rows.last().map(|row| row.at.clone()),
         false => left_off,
     };
-    Told { rows, next }
+    AuditPageReply { rows, next }
 }
 
-async fn list(server: &Server, call: &Call, query: &str) -> Result<Answer, Problem> {
+async fn list(server: &Server, call: &ApiCall, query: &str) -> Result<Answer, Problem> {
     let asked = read(query, server.wall.now())?;
     let mut missing = Vec::new();
     let pages = match &server.peers {
@@ -187,7 +187,7 @@ async fn list(server: &Server, call: &Call, query: &str) -> Result<Answer, Probl
             vec![own.map_err(|why| Problem::new(503, format!("reading the audit log: {why}")))?]
         }
         Some(peers) => {
-            let heard = gather::<Told>(&**peers, "audit", &asked).await;
+            let heard = gather::<AuditPageReply>(&**peers, "audit", &asked).await;
             missing = heard.missing;
             heard.answers.into_iter().map(|(_, told)| told).collect()
         }
@@ -233,7 +233,7 @@ pub(crate) async fn own_verify(audit: Arc<AuditLog>) -> Result<Value, String> {
     serde_json::to_value(found).map_err(|e| e.to_string())
 }
 
-async fn verify(server: &Server, call: &Call, audit: Arc<AuditLog>) -> Result<Answer, Problem> {
+async fn verify(server: &Server, call: &ApiCall, audit: Arc<AuditLog>) -> Result<Answer, Problem> {
     let Some(peers) = &server.peers else {
         let found = own_verify(audit).await;
         let found = found.map_err(|why| Problem::new(503, format!("reading the audit log: {why}")))?;
@@ -254,12 +254,12 @@ async fn verify(server: &Server, call: &Call, audit: Arc<AuditLog>) -> Result<An
 mod tests {
     use super::*;
 
-    fn page(node: &str, times: &[i64], next: bool) -> Told {
+    fn page(node: &str, times: &[i64], next: bool) -> AuditPageReply {
         let at = |time: &i64| (*time, node.to_owned(), *time as u64);
-        Told {
+        AuditPageReply {
             rows: times
                 .iter()
-                .map(|time| Found {
+                .map(|time| AuditPageLine {
                     at: at(time),
                     text: String::new(),
                 })

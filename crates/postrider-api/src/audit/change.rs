@@ -3,15 +3,15 @@
 
 use crate::Server;
 use crate::declare::shown_settings;
-use crate::named;
+use crate::lookup;
 use postrider_core::subscription::{
-    AttributeValue, Broker, Destination, DomainTopic, Subscription, Topic, TopicKind,
+    AttributeValue, BrokerAddress, Destination, DomainTopic, Subscription, Topic, TopicKind,
 };
-use postrider_engine::catalogue::{Before, CommittedChange};
 use postrider_engine::directory::TopicEntry;
-use postrider_store::Change;
+use postrider_engine::observed_catalog::{CommittedChange, ResourceBeforeChange};
+use postrider_store::CatalogChange;
 use postrider_wire::arm::{
-    ApiVersion, ProvisioningState, Scope, SubscriptionView, View, domain_topic_body, domain_topic_id,
+    ApiVersion, ProvisioningState, Scope, SubscriptionView, TopicView, domain_topic_body, domain_topic_id,
     parse_scope, topic_body, topic_id,
 };
 use serde_json::{Map, Value, json};
@@ -19,7 +19,7 @@ use serde_json::{Map, Value, json};
 /// The API version whose resource bodies are compared.
 const API_VERSION: &str = "2022-06-15";
 
-pub struct Described {
+pub struct ChangeDescription {
     /// `topic`, `domain`, `systemTopic`, `domainTopic` or `subscription`.
     kind: &'static str,
     operation: &'static str,
@@ -29,7 +29,7 @@ pub struct Described {
     pub body: Value,
 }
 
-impl Described {
+impl ChangeDescription {
     pub fn action(&self) -> String {
         let verb = if self.operation == "delete" {
             "delete"
@@ -41,25 +41,35 @@ impl Described {
 }
 
 /// Describes a committed change; none if it is not about a resource.
-pub fn describe(server: &Server, committed: &CommittedChange) -> Option<Described> {
+pub fn describe(server: &Server, committed: &CommittedChange) -> Option<ChangeDescription> {
     let entry = committed.topic.as_deref();
     let before = match &committed.before {
-        Before::Nothing => None,
-        Before::Topic(entry) => Some(Shown::topic(server, &entry.topic)),
-        Before::DomainTopic(topic) => Some(Shown::domain_topic(server, topic, entry?)),
-        Before::Subscription(one) => Some(Shown::subscription(server, one, entry?)),
+        ResourceBeforeChange::Nothing => None,
+        ResourceBeforeChange::Topic(entry) => Some(AuditedResource::topic(server, &entry.topic)),
+        ResourceBeforeChange::DomainTopic(topic) => {
+            Some(AuditedResource::domain_topic(server, topic, entry?))
+        }
+        ResourceBeforeChange::Subscription(one) => Some(AuditedResource::subscription(server, one, entry?)),
     };
     let mut pending = false;
     let after = match &committed.change {
-        Change::PutTopic(topic) => Some(Shown::topic(server, topic)),
-        Change::PutDomainTopic(topic) => Some(Shown::domain_topic(server, topic, entry?)),
-        Change::PutSubscription(one) => Some(Shown::subscription(server, one, entry?)),
-        Change::PutHandshake(handshake) => {
+        CatalogChange::PutTopic(topic) => Some(AuditedResource::topic(server, topic)),
+        CatalogChange::PutDomainTopic(topic) => Some(AuditedResource::domain_topic(server, topic, entry?)),
+        CatalogChange::PutSubscription(one) => Some(AuditedResource::subscription(server, one, entry?)),
+        CatalogChange::PutHandshake(handshake) => {
             pending = true;
-            Some(Shown::subscription(server, &handshake.subscription, entry?))
+            Some(AuditedResource::subscription(
+                server,
+                &handshake.subscription,
+                entry?,
+            ))
         }
-        Change::DeleteTopic(_) | Change::DeleteDomainTopic(..) | Change::DeleteSubscription(_) => None,
-        Change::DeleteHandshake(_) | Change::PutEndpointDelay(_) | Change::DeleteEndpointDelay(_) => {
+        CatalogChange::DeleteTopic(_)
+        | CatalogChange::DeleteDomainTopic(..)
+        | CatalogChange::DeleteSubscription(_) => None,
+        CatalogChange::DeleteHandshake(_)
+        | CatalogChange::PutEndpointDelay(_)
+        | CatalogChange::DeleteEndpointDelay(_) => {
             return None;
         }
     };
@@ -86,7 +96,7 @@ pub fn describe(server: &Server, committed: &CommittedChange) -> Option<Describe
     );
     body["before"] = before;
     body["after"] = after;
-    Some(Described {
+    Some(ChangeDescription {
         kind,
         operation,
         id,
@@ -96,7 +106,7 @@ pub fn describe(server: &Server, committed: &CommittedChange) -> Option<Describe
 }
 
 /// A resource's body without secrets, and its secrets separately.
-struct Shown {
+struct AuditedResource {
     kind: &'static str,
     id: String,
     body: Value,
@@ -104,9 +114,9 @@ struct Shown {
     secrets: Vec<(String, String)>,
 }
 
-impl Shown {
-    fn view<'a>(server: &'a Server, version: &'a ApiVersion) -> View<'a> {
-        View {
+impl AuditedResource {
+    fn view<'a>(server: &'a Server, version: &'a ApiVersion) -> TopicView<'a> {
+        TopicView {
             account: &server.config.account,
             tenant: &server.config.tenant,
             base_url: "",
@@ -115,7 +125,7 @@ impl Shown {
         }
     }
 
-    fn topic(server: &Server, topic: &Topic) -> Shown {
+    fn topic(server: &Server, topic: &Topic) -> AuditedResource {
         let kind = match &topic.kind {
             TopicKind::Custom => "topic",
             TopicKind::Domain { .. } => "domain",
@@ -127,27 +137,27 @@ impl Shown {
         };
         let names = ["key1", "key2"].map(str::to_owned);
         let keys = topic.keys.iter().map(|key| key.expose().to_owned());
-        Shown {
+        AuditedResource {
             kind,
             id,
-            body: topic_body(topic, &Shown::view(server, &version())),
+            body: topic_body(topic, &AuditedResource::view(server, &version())),
             secrets: names.into_iter().zip(keys).collect(),
         }
     }
 
-    fn domain_topic(server: &Server, topic: &DomainTopic, domain: &TopicEntry) -> Shown {
-        Shown {
+    fn domain_topic(server: &Server, topic: &DomainTopic, domain: &TopicEntry) -> AuditedResource {
+        AuditedResource {
             kind: "domainTopic",
             id: domain_topic_id(&server.config.account, &domain.topic, &topic.name),
-            body: domain_topic_body(&domain.topic, topic, &Shown::view(server, &version())),
+            body: domain_topic_body(&domain.topic, topic, &AuditedResource::view(server, &version())),
             secrets: Vec::new(),
         }
     }
 
-    fn subscription(server: &Server, one: &Subscription, entry: &TopicEntry) -> Shown {
+    fn subscription(server: &Server, one: &Subscription, entry: &TopicEntry) -> AuditedResource {
         let scope_id = match &one.domain_topic {
             Some(name) => domain_topic_id(&server.config.account, &entry.topic, name),
-            None => named::id(server, entry),
+            None => lookup::id(server, entry),
         };
         let scope = parse_scope(&scope_id, &server.config.account);
         let view = SubscriptionView {
@@ -161,7 +171,7 @@ impl Shown {
         };
         let mut body = view.body();
         body["properties"]["paused"] = json!(one.pauses.is_paused());
-        Shown {
+        AuditedResource {
             kind: "subscription",
             id: view.id(),
             body,
@@ -188,7 +198,7 @@ fn secrets_of(destination: &Destination) -> Vec<(String, String)> {
         | Destination::HybridConnection { resource, .. }
         | Destination::ServiceBusQueue { resource, .. }
         | Destination::ServiceBusTopic { resource, .. } => {
-            if let Broker::Connection(connection) = resource {
+            if let BrokerAddress::Connection(connection) = resource {
                 put("connectionString", connection.expose());
             }
         }
@@ -210,8 +220,8 @@ fn secrets_of(destination: &Destination) -> Vec<(String, String)> {
 }
 
 /// The names of secrets that were added, removed or changed.
-fn changed_secrets(before: Option<&Shown>, after: Option<&Shown>) -> Vec<String> {
-    let of = |shown: Option<&Shown>| shown.map(|one| one.secrets.clone()).unwrap_or_default();
+fn changed_secrets(before: Option<&AuditedResource>, after: Option<&AuditedResource>) -> Vec<String> {
+    let of = |shown: Option<&AuditedResource>| shown.map(|one| one.secrets.clone()).unwrap_or_default();
     let (before, after) = (of(before), of(after));
     let mut names: Vec<String> = before
         .iter()
@@ -258,7 +268,7 @@ mod tests {
     #[test]
     fn every_secret_of_a_destination_is_compared_by_its_name() {
         let hub = |connection: &str| Destination::EventHub {
-            resource: Broker::Connection(Secret::new(connection)),
+            resource: BrokerAddress::Connection(Secret::new(connection)),
             attributes: Vec::new(),
         };
         let queue = |connection: &str| Destination::StorageQueue {
@@ -274,7 +284,7 @@ mod tests {
         };
         let hook = |query: &str| Destination::WebHook(WebHook::new(format!("https://hook.example/x{query}")));
         let check = |before: Destination, after: Destination, name: &str| {
-            let shown = |one: &Destination| Shown {
+            let shown = |one: &Destination| AuditedResource {
                 kind: "subscription",
                 id: String::new(),
                 body: Value::Null,

@@ -1,23 +1,26 @@
 use super::*;
 use crate::EdgeAccess;
-use crate::azure::subscriptions::tests::lab::{Lab, Still, web_hook};
-use postrider_audit::{Config, Order, Query};
+use crate::azure::subscriptions::tests::test_server::{ApiTestServer, LabClock, web_hook};
+use postrider_audit::{AuditQuery, Config, LineOrder};
 use postrider_core::ids::Secret;
 use std::time::Duration;
 
 /// A server with an audit log in this directory.
-async fn recording(directory: &tempfile::TempDir, change: impl FnOnce(&mut Server)) -> (Lab, Arc<AuditLog>) {
+async fn recording(
+    directory: &tempfile::TempDir,
+    change: impl FnOnce(&mut Server),
+) -> (ApiTestServer, Arc<AuditLog>) {
     let config = Config {
         directory: directory.path().to_owned(),
         keep: Duration::from_secs(86_400),
         bytes_max: 1 << 30,
         node: String::new(),
     };
-    let log = AuditLog::open(config, Arc::new(Still)).unwrap();
+    let log = AuditLog::open(config, Arc::new(LabClock)).unwrap();
     let kept = log.clone();
-    let lab = Lab::with(false, |server| {
+    let lab = ApiTestServer::with(false, |server| {
         server.audit = Some(kept);
-        server.wall = Arc::new(Still);
+        server.wall = Arc::new(LabClock);
         change(server);
     });
     (lab.await, log)
@@ -25,10 +28,10 @@ async fn recording(directory: &tempfile::TempDir, change: impl FnOnce(&mut Serve
 
 /// The lines of the log, the oldest first.
 fn lines(log: &AuditLog) -> Vec<Value> {
-    let query = Query {
-        order: Order::OldestFirst,
+    let query = AuditQuery {
+        order: LineOrder::OldestFirst,
         limit: 1000,
-        ..Query::default()
+        ..AuditQuery::default()
     };
     let rows = log.read(&query).unwrap().rows;
     rows.iter()
@@ -145,7 +148,7 @@ fn refusals_of_strangers_are_counted_beyond_so_many_a_minute() {
 
 #[test]
 fn long_parameters_are_left_out() {
-    let notes = Notes::default();
+    let notes = AuditNotes::default();
     let mut members = Map::new();
     members.insert("x".into(), json!("y".repeat(DETAIL_BYTES_MAX)));
     notes.parameters(&members);

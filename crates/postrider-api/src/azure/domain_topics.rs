@@ -1,35 +1,35 @@
 //! Topics inside domains.
 
-use super::lists::{self, Asked, Item, ListPosition};
+use super::lists::{self, ListItem, ListPosition, ListRequest};
 use super::topics::{self, view};
 use super::{
-    Context, Result, check_preconditions, empty_answer, etag, json_answer, not_allowed, operations, put_etag,
-    unavailable,
+    ArmContext, Result, check_preconditions, empty_answer, etag, json_answer, not_allowed, operations,
+    put_etag, unavailable,
 };
 use crate::Server;
-use crate::declare::{self, Kind};
-use crate::http::Call;
+use crate::declare::{self, TopicResourceKind};
+use crate::http::ApiCall;
 use hyper::{Method, StatusCode};
 use postrider_core::subscription::DomainTopic;
 use postrider_engine::directory::TopicEntry;
-use postrider_wire::arm::{ArmError, GridId, domain_topic_body};
+use postrider_wire::arm::{ArmError, EventGridId, domain_topic_body};
 use postrider_wire::resources::validate::check_name;
 use std::sync::Arc;
 
 pub(super) async fn answer(
     server: &Arc<Server>,
-    call: &mut Call,
-    domain: &GridId,
+    call: &mut ApiCall,
+    domain: &EventGridId,
     name: &str,
     rest: &[&str],
-    context: &Context,
+    context: &ArmContext,
 ) -> Result {
     if !rest.is_empty() {
         return Err(super::nothing_here(call));
     }
     match call.method {
         Method::GET | Method::HEAD => {
-            let entry = topics::find(server, Kind::Domain, domain)?;
+            let entry = topics::find(server, TopicResourceKind::Domain, domain)?;
             let Some(topic) = server.engine.directory.domain_topic(entry.topic.id, name) else {
                 let kind = format!("Microsoft.EventGrid/domains/{}/topics", domain.name);
                 return Err(ArmError::not_found(&kind, name, &domain.group));
@@ -52,10 +52,10 @@ pub(super) async fn answer(
 
 fn shown(
     server: &Server,
-    call: &Call,
+    call: &ApiCall,
     domain: &TopicEntry,
     topic: &DomainTopic,
-    context: &Context,
+    context: &ArmContext,
     status: StatusCode,
     state: &str,
 ) -> crate::http::Answer {
@@ -66,19 +66,25 @@ fn shown(
 }
 
 /// Makes a domain topic. Clients send no body; one that is sent is ignored.
-async fn put(server: &Arc<Server>, call: &Call, domain: &GridId, name: &str, context: &Context) -> Result {
+async fn put(
+    server: &Arc<Server>,
+    call: &ApiCall,
+    domain: &EventGridId,
+    name: &str,
+    context: &ArmContext,
+) -> Result {
     check_name(name)?;
-    let entry = topics::find(server, Kind::Domain, domain)?;
+    let entry = topics::find(server, TopicResourceKind::Domain, domain)?;
     let known = server.engine.directory.domain_topic(entry.topic.id, name);
     check_preconditions(call, known.as_ref().map(|topic| etag(server, topic)).as_deref())?;
     let _place = match &known {
         Some(_) => None,
-        None => Some(declare::domain_topic_place(server, &entry.topic).map_err(topics::over_quota)?),
+        None => Some(declare::reserve_domain_topic_quota(server, &entry.topic).map_err(topics::over_quota)?),
     };
     let made = server.engine.put_domain_topic(entry.topic.id, name).await;
     let made = made.map_err(|e| match e {
         // The domain was deleted during the await.
-        postrider_engine::Error::Gone => topics::find(server, Kind::Domain, domain)
+        postrider_engine::Error::Gone => topics::find(server, TopicResourceKind::Domain, domain)
             .err()
             .unwrap_or_else(|| unavailable(&e)),
         e => unavailable(&e),
@@ -90,8 +96,14 @@ async fn put(server: &Arc<Server>, call: &Call, domain: &GridId, name: &str, con
     Ok(answer)
 }
 
-async fn delete(server: &Arc<Server>, call: &Call, domain: &GridId, name: &str, context: &Context) -> Result {
-    let Ok(entry) = topics::find(server, Kind::Domain, domain) else {
+async fn delete(
+    server: &Arc<Server>,
+    call: &ApiCall,
+    domain: &EventGridId,
+    name: &str,
+    context: &ArmContext,
+) -> Result {
+    let Ok(entry) = topics::find(server, TopicResourceKind::Domain, domain) else {
         return Ok(empty_answer(call, StatusCode::NO_CONTENT));
     };
     let known = server.engine.directory.domain_topic(entry.topic.id, name);
@@ -110,12 +122,12 @@ async fn delete(server: &Arc<Server>, call: &Call, domain: &GridId, name: &str, 
     }
 }
 
-pub(super) fn list(server: &Server, call: &Call, domain: &GridId, context: &Context) -> Result {
+pub(super) fn list(server: &Server, call: &ApiCall, domain: &EventGridId, context: &ArmContext) -> Result {
     if call.method != Method::GET {
         return Err(not_allowed(call, "GET"));
     }
-    let entry = topics::find(server, Kind::Domain, domain)?;
-    let asked = Asked::read(call)?;
+    let entry = topics::find(server, TopicResourceKind::Domain, domain)?;
+    let asked = ListRequest::read(call)?;
     let limit = if asked.filter.is_none() {
         asked.top + 1
     } else {
@@ -127,7 +139,7 @@ pub(super) fn list(server: &Server, call: &Call, domain: &GridId, context: &Cont
         .as_ref()
         .map(|last| (last.created, last.rank.as_str()));
     let found = directory.domain_topics_after(entry.topic.id, after, limit);
-    let items = found.into_iter().map(|topic| Item {
+    let items = found.into_iter().map(|topic| ListItem {
         position: ListPosition {
             created: topic.created,
             rank: topic.name.to_lowercase(),

@@ -1,16 +1,16 @@
 //! Management API around the resources: tenants, the Azure subscription, resource groups,
 //! locations, providers, and the list of all resources.
 
-use super::lists::{self, Asked, Item, ListPosition};
+use super::lists::{self, ListItem, ListPosition, ListRequest};
 use super::{
-    Context, Result, empty_answer, json_answer, not_allowed, operations, parse_json, read_bytes, storage,
+    ArmContext, Result, empty_answer, json_answer, not_allowed, operations, parse_json, read_bytes, storage,
     unavailable,
 };
 use crate::Server;
-use crate::declare::Kind;
-use crate::http::{Call, decoded};
+use crate::declare::TopicResourceKind;
+use crate::http::{ApiCall, decoded};
 use hyper::{Method, StatusCode};
-use postrider_core::event::Schema;
+use postrider_core::event::EventSchema;
 use postrider_core::ids::{Secret, TopicId};
 use postrider_core::subscription::{Topic, TopicKind};
 use postrider_core::time::Timestamp;
@@ -43,7 +43,7 @@ const LOCATIONS: [(&str, &str); 12] = [
 
 /// A resource group's stored properties.
 #[derive(Clone, Debug, PartialEq)]
-struct Group {
+struct ResourceGroup {
     name: String,
     location: String,
     tags: BTreeMap<String, String>,
@@ -67,7 +67,7 @@ fn account_body(server: &Server) -> Value {
     })
 }
 
-fn get_only(call: &Call) -> Result<()> {
+fn get_only(call: &ApiCall) -> Result<()> {
     match call.method {
         Method::GET | Method::HEAD => Ok(()),
         _ => Err(not_allowed(call, "GET")),
@@ -75,20 +75,20 @@ fn get_only(call: &Call) -> Result<()> {
 }
 
 /// `/subscriptions`
-pub fn accounts(server: &Server, call: &Call) -> Result {
+pub fn accounts(server: &Server, call: &ApiCall) -> Result {
     get_only(call)?;
     let body = json!({"value": [account_body(server)], "count": {"type": "Total", "value": 1}});
     Ok(json_answer(call, StatusCode::OK, &body))
 }
 
 /// `/subscriptions/{id}`
-pub fn account(server: &Server, call: &Call) -> Result {
+pub fn account(server: &Server, call: &ApiCall) -> Result {
     get_only(call)?;
     Ok(json_answer(call, StatusCode::OK, &account_body(server)))
 }
 
 /// `/tenants`
-pub fn tenants(server: &Server, call: &Call) -> Result {
+pub fn tenants(server: &Server, call: &ApiCall) -> Result {
     get_only(call)?;
     let tenant = &server.config.tenant;
     let body = json!({"value": [{
@@ -122,7 +122,7 @@ pub fn location_display_names(server: &Server) -> Vec<&str> {
 }
 
 /// `/subscriptions/{id}/locations`
-pub fn locations(server: &Server, call: &Call) -> Result {
+pub fn locations(server: &Server, call: &ApiCall) -> Result {
     get_only(call)?;
     let account = &server.config.account;
     let shown = |name: &&str| {
@@ -150,9 +150,9 @@ fn record(server: &Server, name: &str) -> Option<Arc<TopicEntry>> {
 
 /// All groups: the server's own, those that were created, and those that contain a resource. By
 /// name in lower case, each with the creation of the first resource that is known of it.
-fn all(server: &Server) -> BTreeMap<String, (Group, CreationKey)> {
+fn all(server: &Server) -> BTreeMap<String, (ResourceGroup, CreationKey)> {
     let (config, directory) = (&server.config, &server.engine.directory);
-    let group = |name: &str| Group {
+    let group = |name: &str| ResourceGroup {
         name: name.to_owned(),
         location: config.location.clone(),
         tags: BTreeMap::new(),
@@ -188,15 +188,15 @@ fn is_record(topic: &Topic) -> bool {
     matches!(&topic.kind, TopicKind::Scope { topic_type, .. } if topic_type == GROUP_TYPE)
 }
 
-fn of_record(topic: &Topic) -> Group {
-    Group {
+fn of_record(topic: &Topic) -> ResourceGroup {
+    ResourceGroup {
         name: topic.name.clone(),
         location: topic.location.clone(),
         tags: topic.tags.clone(),
     }
 }
 
-fn find(server: &Server, name: &str) -> Option<Group> {
+fn find(server: &Server, name: &str) -> Option<ResourceGroup> {
     if let Some(record) = record(server, name) {
         return Some(of_record(&record.topic));
     }
@@ -211,7 +211,7 @@ pub fn location(server: &Server, group: &str) -> String {
     )
 }
 
-fn body(server: &Server, group: &Group) -> Value {
+fn body(server: &Server, group: &ResourceGroup) -> Value {
     json!({
         "id": format!("/subscriptions/{}/resourceGroups/{}", server.config.account, group.name),
         "name": group.name,
@@ -228,12 +228,12 @@ fn missing(name: &str) -> ArmError {
 }
 
 /// `/subscriptions/{id}/resourcegroups`
-pub fn list(server: &Server, call: &Call, context: &Context) -> Result {
+pub fn list(server: &Server, call: &ApiCall, context: &ArmContext) -> Result {
     get_only(call)?;
     let filter = query(call, "$filter");
     let wanted = filter.as_deref().map(conditions).transpose()?;
     let wanted = wanted.unwrap_or_default();
-    let takes = |group: &Group| {
+    let takes = |group: &ResourceGroup| {
         wanted.iter().all(|(field, value)| match field.as_str() {
             "name" => group.name.eq_ignore_ascii_case(value),
             "location" => group.location.eq_ignore_ascii_case(value),
@@ -247,13 +247,13 @@ pub fn list(server: &Server, call: &Call, context: &Context) -> Result {
     {
         return Err(bad_filter(&format!("cannot be about {field}")));
     }
-    let asked = Asked {
+    let asked = ListRequest {
         top: usize::MAX - 1,
         filter: None,
         after: None,
     };
     let groups = all(server).into_values().filter(|(group, _)| takes(group));
-    let items = groups.map(|(group, made)| Item {
+    let items = groups.map(|(group, made)| ListItem {
         position: made.into(),
         name: group.name.clone(),
         of: group,
@@ -264,7 +264,7 @@ pub fn list(server: &Server, call: &Call, context: &Context) -> Result {
 }
 
 /// `/subscriptions/{id}/resourcegroups/{name}`
-pub async fn answer(server: &Arc<Server>, call: &mut Call, name: &str, context: &Context) -> Result {
+pub async fn answer(server: &Arc<Server>, call: &mut ApiCall, name: &str, context: &ArmContext) -> Result {
     match call.method {
         Method::HEAD => match find(server, name) {
             Some(_) => Ok(empty_answer(call, StatusCode::NO_CONTENT)),
@@ -292,7 +292,7 @@ fn check_name(name: &str) -> Result<()> {
     Err(FieldError::new("name", reason).into())
 }
 
-async fn put(server: &Arc<Server>, call: &mut Call, name: &str) -> Result {
+async fn put(server: &Arc<Server>, call: &mut ApiCall, name: &str) -> Result {
     check_name(name)?;
     let bytes = read_bytes(call).await?;
     let sent: Value = serde_json::from_str(parse_json(&bytes)?.text()).unwrap_or_default();
@@ -300,7 +300,7 @@ async fn put(server: &Arc<Server>, call: &mut Call, name: &str) -> Result {
         return Err(FieldError::new("", "must be an object").into());
     }
     let _one_at_a_time = server
-        .declaring
+        .resource_locks
         .hold(format!("group/{}", name.to_lowercase()))
         .await;
     let previous = find(server, name);
@@ -309,7 +309,7 @@ async fn put(server: &Arc<Server>, call: &mut Call, name: &str) -> Result {
         return Err(missing(name));
     }
     let created = previous.is_none();
-    let mut group = previous.unwrap_or_else(|| Group {
+    let mut group = previous.unwrap_or_else(|| ResourceGroup {
         name: name.to_owned(),
         location: server.config.location.clone(),
         tags: BTreeMap::new(),
@@ -345,7 +345,7 @@ async fn put(server: &Arc<Server>, call: &mut Call, name: &str) -> Result {
 }
 
 /// Stores the location and tags of a group, in a hidden topic that no resource uses.
-async fn keep(server: &Server, group: &Group) -> Result<()> {
+async fn keep(server: &Server, group: &ResourceGroup) -> Result<()> {
     let known = record(server, &group.name);
     let (id, created) = match &known {
         Some(known) => (known.topic.id, known.topic.created),
@@ -364,7 +364,7 @@ async fn keep(server: &Server, group: &Group) -> Result<()> {
         resource_group: String::new(),
         location: group.location.clone(),
         tags: group.tags.clone(),
-        input_schema: Schema::EventGrid,
+        input_schema: EventSchema::EventGrid,
         mapping: None,
         keys: [Secret::new(""), Secret::new("")],
         local_auth_disabled: true,
@@ -378,30 +378,30 @@ async fn keep(server: &Server, group: &Group) -> Result<()> {
     if known.as_ref().is_some_and(|known| *known.topic == topic) {
         return Ok(());
     }
-    let put = server.engine.put_topic_over(topic, known).await;
+    let put = server.engine.replace_topic_if_unchanged(topic, known).await;
     put.map(|_| ()).map_err(|e| unavailable(&e))
 }
 
 /// Deletes the resources in a group and the group's stored properties. The server's own group
 /// stays, empty.
-async fn delete(server: &Arc<Server>, call: &Call, name: &str, context: &Context) -> Result {
+async fn delete(server: &Arc<Server>, call: &ApiCall, name: &str, context: &ArmContext) -> Result {
     let _one_at_a_time = server
-        .declaring
+        .resource_locks
         .hold(format!("group/{}", name.to_lowercase()))
         .await;
     let group = find(server, name).ok_or_else(|| missing(name))?;
     let directory = &server.engine.directory;
     let kinds = [
-        (Kind::Topic, directory.topics()),
-        (Kind::Domain, directory.domains()),
-        (Kind::SystemTopic, directory.system_topics()),
+        (TopicResourceKind::Topic, directory.topics()),
+        (TopicResourceKind::Domain, directory.domains()),
+        (TopicResourceKind::SystemTopic, directory.system_topics()),
     ];
     for (kind, entries) in kinds {
         for entry in entries {
             let topic = &entry.topic;
             if topic.resource_group.eq_ignore_ascii_case(name) {
                 let lock = kind.lock(&topic.resource_group, &topic.name);
-                let _one_at_a_time = server.declaring.hold(lock).await;
+                let _one_at_a_time = server.resource_locks.hold(lock).await;
                 let deleted = server.engine.delete_topic(topic.id).await;
                 deleted.map_err(|e| unavailable(&e))?;
             }
@@ -425,7 +425,7 @@ async fn delete(server: &Arc<Server>, call: &Call, name: &str, context: &Context
     Ok(operations::accepted(server, call, context, Some(&group.location)))
 }
 
-fn query(call: &Call, name: &str) -> Option<String> {
+fn query(call: &ApiCall, name: &str) -> Option<String> {
     let given = call.query(name).filter(|given| !given.is_empty())?;
     Some(decoded(&given.replace('+', " ")).into_owned())
 }
@@ -473,7 +473,7 @@ fn conditions(filter: &str) -> Result<Vec<(String, String)>> {
 }
 
 /// `…/resources`: all resources that belong to a group.
-pub fn resources(server: &Server, call: &Call, group: Option<&str>, context: &Context) -> Result {
+pub fn resources(server: &Server, call: &ApiCall, group: Option<&str>, context: &ArmContext) -> Result {
     get_only(call)?;
     let wanted = query(call, "$filter").as_deref().map(conditions).transpose()?;
     let wanted = wanted.unwrap_or_default();
@@ -495,8 +495,8 @@ pub fn resources(server: &Server, call: &Call, group: Option<&str>, context: &Co
             return Err(ArmError::new(400, "InvalidRequest", "$top must be between 1 and 1000").at("$top"));
         }
     };
-    let token = Asked::read_token(call)?;
-    let asked = Asked {
+    let token = ListRequest::read_token(call)?;
+    let asked = ListRequest {
         top,
         filter: None,
         after: token,
@@ -537,11 +537,14 @@ pub fn resources(server: &Server, call: &Call, group: Option<&str>, context: &Co
                     .is_some_and(|tags| tags.values().any(|tag| is(tag, value))),
             })
     };
-    let items = stores.chain(ours).filter(takes).map(|(position, _, body)| Item {
-        position,
-        name: body["name"].as_str().unwrap_or_default().to_owned(),
-        of: body,
-    });
+    let items = stores
+        .chain(ours)
+        .filter(takes)
+        .map(|(position, _, body)| ListItem {
+            position,
+            name: body["name"].as_str().unwrap_or_default().to_owned(),
+            of: body,
+        });
     Ok(lists::page(call, context, &asked, items, Value::clone))
 }
 
@@ -622,7 +625,7 @@ fn provider_body(server: &Server, namespace: &str) -> Value {
 
 /// `…/providers[/{namespace}[/register]]`. Providers need no registration: every one that is asked
 /// for is registered.
-pub fn providers(server: &Server, call: &Call, rest: &[&str]) -> Result {
+pub fn providers(server: &Server, call: &ApiCall, rest: &[&str]) -> Result {
     match rest {
         [] => {
             get_only(call)?;

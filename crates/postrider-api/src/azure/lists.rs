@@ -1,7 +1,7 @@
 //! Pages of lists in order of creation: `$top`, `$filter`, `$skiptoken`.
 
-use super::{Context, Result, json_answer};
-use crate::http::{Answer, Call, decoded};
+use super::{ArmContext, Result, json_answer};
+use crate::http::{Answer, ApiCall, decoded};
 use base64::Engine as _;
 use base64::prelude::BASE64_URL_SAFE_NO_PAD;
 use hyper::StatusCode;
@@ -23,7 +23,7 @@ const QUERY: &AsciiSet = &NON_ALPHANUMERIC
 
 /// Parameters of a list request.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Asked {
+pub struct ListRequest {
     pub top: usize,
     pub filter: Option<NameFilter>,
     /// Position of the last item on the previous page.
@@ -92,14 +92,14 @@ fn unknown_token() -> ArmError {
     ArmError::new(400, "InvalidRequest", message).at("$skiptoken")
 }
 
-impl Asked {
+impl ListRequest {
     /// Position to continue from, in a list whose items have an id.
     pub fn after_key(&self) -> Result<Option<CreationKey>> {
         self.after.as_ref().map(ListPosition::creation_key).transpose()
     }
 
     /// Reads the parameters. Pages have 20 items unless the client asks for another number.
-    pub fn read(call: &Call) -> Result<Asked> {
+    pub fn read(call: &ApiCall) -> Result<ListRequest> {
         let query = |name: &str| {
             let given = call.query(name).filter(|given| !given.is_empty())?;
             Some(decoded(&given.replace('+', " ")).into_owned())
@@ -108,13 +108,13 @@ impl Asked {
     }
 
     /// Reads only `$skiptoken`, for lists with other rules about the remaining parameters.
-    pub fn read_token(call: &Call) -> Result<Option<ListPosition>> {
+    pub fn read_token(call: &ApiCall) -> Result<Option<ListPosition>> {
         let token = call.query("$skiptoken").filter(|given| !given.is_empty());
         Ok(read(None, None, token.map(|token| decoded(token).into_owned()))?.after)
     }
 }
 
-fn read(top: Option<String>, filter: Option<String>, token: Option<String>) -> Result<Asked> {
+fn read(top: Option<String>, filter: Option<String>, token: Option<String>) -> Result<ListRequest> {
     let refused = |name: &str, reason: String| {
         Err(ArmError::new(400, "InvalidRequest", format!("{name} {reason}")).at(name))
     };
@@ -130,11 +130,11 @@ fn read(top: Option<String>, filter: Option<String>, token: Option<String>) -> R
         .map(|token| ListPosition::from_token(&token).ok_or_else(unknown_token))
         .transpose()?;
     let filter = filter.map(|filter| NameFilter::parse(&filter)).transpose()?;
-    Ok(Asked { top, filter, after })
+    Ok(ListRequest { top, filter, after })
 }
 
 /// An item of a list with its position and name.
-pub struct Item<T> {
+pub struct ListItem<T> {
     pub position: ListPosition,
     pub name: String,
     pub of: T,
@@ -142,10 +142,10 @@ pub struct Item<T> {
 
 /// Answers with one page. `show` is called only for items on that page.
 pub fn page<T>(
-    call: &Call,
-    context: &Context,
-    asked: &Asked,
-    items: impl IntoIterator<Item = Item<T>>,
+    call: &ApiCall,
+    context: &ArmContext,
+    asked: &ListRequest,
+    items: impl IntoIterator<Item = ListItem<T>>,
     show: impl Fn(&T) -> Value,
 ) -> Answer {
     let (items, more) = cut(asked, items);
@@ -158,8 +158,8 @@ pub fn page<T>(
 }
 
 /// The items of the page in order, and whether more follow.
-fn cut<T>(asked: &Asked, items: impl IntoIterator<Item = Item<T>>) -> (Vec<Item<T>>, bool) {
-    let mut found: Vec<Item<T>> = items
+fn cut<T>(asked: &ListRequest, items: impl IntoIterator<Item = ListItem<T>>) -> (Vec<ListItem<T>>, bool) {
+    let mut found: Vec<ListItem<T>> = items
         .into_iter()
         .filter(|item| asked.after.as_ref().is_none_or(|after| item.position > *after))
         .filter(|item| {
@@ -180,7 +180,7 @@ fn cut<T>(asked: &Asked, items: impl IntoIterator<Item = Item<T>>) -> (Vec<Item<
 }
 
 /// URL of the next page: the same request, continuing after `last`.
-fn next_link(call: &Call, context: &Context, last: &ListPosition) -> String {
+fn next_link(call: &ApiCall, context: &ArmContext, last: &ListPosition) -> String {
     let mut query = format!("api-version={}", context.api_version);
     for name in ["$top", "$filter", "$expand"] {
         if let Some(given) = call.query(name).filter(|given| !given.is_empty()) {
@@ -204,16 +204,16 @@ mod tests {
         ListPosition::new(Timestamp::from_secs(seconds), id)
     }
 
-    fn asked(top: usize, after: Option<(i64, u64)>) -> Asked {
-        Asked {
+    fn asked(top: usize, after: Option<(i64, u64)>) -> ListRequest {
+        ListRequest {
             top,
             filter: None,
             after: after.map(|(seconds, id)| position(seconds, id)),
         }
     }
 
-    fn items(made: &[(&str, i64, u64)]) -> Vec<Item<()>> {
-        let item = |(name, seconds, id): &(&str, i64, u64)| Item {
+    fn items(made: &[(&str, i64, u64)]) -> Vec<ListItem<()>> {
+        let item = |(name, seconds, id): &(&str, i64, u64)| ListItem {
             position: position(*seconds, *id),
             name: (*name).to_owned(),
             of: (),
@@ -223,7 +223,7 @@ mod tests {
 
     #[test]
     fn pages_go_on_where_the_one_before_ended() {
-        let check = |asked: &Asked, made: &[(&str, i64, u64)], expected: (&[&str], bool)| {
+        let check = |asked: &ListRequest, made: &[(&str, i64, u64)], expected: (&[&str], bool)| {
             let (found, more) = cut(asked, items(made));
             let found: Vec<_> = found.iter().map(|item| item.name.as_str()).collect();
             assert_eq!((&*found, more), expected);
@@ -239,7 +239,7 @@ mod tests {
         check(&asked(4, None), &all, (&["B", "c", "a", "d"], false));
         check(&asked(2, Some((30, 4))), &all, (&[], false));
         let filter = NameFilter::parse("name ne 'b'").ok();
-        let asked = Asked {
+        let asked = ListRequest {
             filter,
             ..asked(2, None)
         };
@@ -248,7 +248,7 @@ mod tests {
 
     #[test]
     fn parameters() {
-        let none = Asked { ..asked(20, None) };
+        let none = ListRequest { ..asked(20, None) };
         assert_eq!(read(None, None, None), Ok(none));
         assert_eq!(
             read(Some("100".into()), None, Some(position(7, 8).token())),
@@ -256,7 +256,7 @@ mod tests {
         );
         let key = asked(1, Some((7, 8))).after_key().unwrap().unwrap();
         assert_eq!((key.created, key.id), (Timestamp::from_secs(7), 8));
-        let target = |asked: Result<Asked>| asked.unwrap_err().target;
+        let target = |asked: Result<ListRequest>| asked.unwrap_err().target;
         for top in ["0", "101", "-1", "x", "1.5", "99999999999999999999"] {
             assert_eq!(
                 target(read(Some(top.into()), None, None)).as_deref(),

@@ -12,9 +12,9 @@ pub mod lists;
 pub mod subscriptions;
 
 use crate::Server;
-use crate::access::{Caller, Need, NoAccess};
-use crate::declare::Kind;
-use crate::http::{Answer, Call, CutShort, decoded, empty, json as json_bytes, status};
+use crate::access::{AccessRefusal, Caller, RequiredPermission};
+use crate::declare::TopicResourceKind;
+use crate::http::{Answer, ApiCall, BodyReadError, decoded, empty, json as json_bytes, status};
 use crate::own_address::{answer_base, validation_base};
 use bytes::Bytes;
 use hyper::header::{
@@ -22,9 +22,9 @@ use hyper::header::{
     X_CONTENT_TYPE_OPTIONS,
 };
 use hyper::{Method, StatusCode};
-use postrider_core::json::Raw;
-use postrider_store::record::Record;
-use postrider_wire::arm::{ApiVersion, ArmError, Found, IdError, Scope, parse_path, stable_guid};
+use postrider_core::json::RawJson;
+use postrider_store::record::StoredRecord;
+use postrider_wire::arm::{ApiVersion, ArmError, ArmPath, IdError, Scope, parse_path, stable_guid};
 use postrider_wire::resources::read_body;
 use serde_json::{Value, json};
 use std::sync::Arc;
@@ -39,7 +39,7 @@ pub type Result<T = Answer> = std::result::Result<T, ArmError>;
 
 /// Facts about a management request that all handlers need.
 #[derive(Clone, Debug)]
-pub struct Context {
+pub struct ArmContext {
     pub api_version: ApiVersion,
     /// Prefix of URLs in answers: `https://host:port`.
     pub base_url: String,
@@ -67,7 +67,7 @@ fn segments(path: &str) -> Vec<String> {
     parts.map(str::to_owned).collect()
 }
 
-pub async fn answer(server: &Arc<Server>, call: &mut Call) -> Answer {
+pub async fn answer(server: &Arc<Server>, call: &mut ApiCall) -> Answer {
     let base_url = answer_base(server, call);
     let outcome = route(server, call, &base_url).await;
     let mut answer = outcome.unwrap_or_else(|error| error_answer(call, &error));
@@ -82,7 +82,7 @@ pub async fn answer(server: &Arc<Server>, call: &mut Call) -> Answer {
     answer
 }
 
-fn put_headers(call: &Call, headers: &mut HeaderMap) {
+fn put_headers(call: &ApiCall, headers: &mut HeaderMap) {
     // Keys and full URLs are requested with POST, so answers to POST must not be stored.
     let kept = if call.method == Method::POST {
         "no-store"
@@ -100,7 +100,7 @@ fn put_headers(call: &Call, headers: &mut HeaderMap) {
     }
 }
 
-fn error_answer(call: &Call, error: &ArmError) -> Answer {
+fn error_answer(call: &ApiCall, error: &ArmError) -> Answer {
     let mut answer = json_bytes(status(error.status), error.body(), &call.id);
     insert(answer.headers_mut(), ERROR_CODE, error.code);
     if matches!(error.status, 429 | 503) {
@@ -109,14 +109,14 @@ fn error_answer(call: &Call, error: &ArmError) -> Answer {
     answer
 }
 
-async fn route(server: &Arc<Server>, call: &mut Call, base_url: &str) -> Result {
+async fn route(server: &Arc<Server>, call: &mut ApiCall, base_url: &str) -> Result {
     let need = match call.method {
-        Method::GET | Method::HEAD => Need::Read,
+        Method::GET | Method::HEAD => RequiredPermission::Read,
         // Keys and full URLs are requested with POST and are not for readers.
-        _ => Need::Write,
+        _ => RequiredPermission::Write,
     };
     let caller = server.caller(call, need).map_err(no_access)?;
-    let context = Context {
+    let context = ArmContext {
         api_version: api_version(call)?,
         base_url: base_url.to_owned(),
         validation_base: validation_base(server, call),
@@ -132,10 +132,10 @@ async fn route(server: &Arc<Server>, call: &mut Call, base_url: &str) -> Result 
         _ => {}
     }
     match parse_path(&segments, &server.config.account) {
-        Ok(Found::Accounts) => groups::accounts(server, call),
-        Ok(Found::Provider(rest)) => provider(server, call, &rest, &context).await,
-        Ok(Found::Scope { scope, rest }) => resource(server, call, &scope, &rest, &context).await,
-        Ok(Found::EventSubscriptions {
+        Ok(ArmPath::Accounts) => groups::accounts(server, call),
+        Ok(ArmPath::Provider(rest)) => provider(server, call, &rest, &context).await,
+        Ok(ArmPath::Scope { scope, rest }) => resource(server, call, &scope, &rest, &context).await,
+        Ok(ArmPath::EventSubscriptions {
             scope,
             nested,
             name,
@@ -153,7 +153,7 @@ async fn route(server: &Arc<Server>, call: &mut Call, base_url: &str) -> Result 
 }
 
 /// Requests below `/providers/Microsoft.EventGrid`.
-async fn provider(server: &Server, call: &Call, sent: &[String], context: &Context) -> Result {
+async fn provider(server: &Server, call: &ApiCall, sent: &[String], context: &ArmContext) -> Result {
     let rest = words(sent);
     let rest: Vec<&str> = rest.iter().map(String::as_str).collect();
     match &*rest {
@@ -169,10 +169,10 @@ async fn provider(server: &Server, call: &Call, sent: &[String], context: &Conte
 /// its original casing, for messages.
 async fn grid_wide(
     server: &Server,
-    call: &Call,
+    call: &ApiCall,
     rest: &[&str],
     sent: &[String],
-    context: &Context,
+    context: &ArmContext,
 ) -> Option<Result> {
     Some(match rest {
         ["operationsstatus", guid] | ["locations", _, "operationsstatus", guid] => {
@@ -191,23 +191,32 @@ async fn grid_wide(
 
 async fn resource(
     server: &Arc<Server>,
-    call: &mut Call,
+    call: &mut ApiCall,
     scope: &Scope,
     sent: &[String],
-    context: &Context,
+    context: &ArmContext,
 ) -> Result {
     let lower = words(sent);
     let rest: Vec<&str> = lower.iter().map(String::as_str).collect();
     let (group, rest) = match (scope, &*rest) {
         (Scope::Topic(id), rest) => {
-            return topics::answer(server, call, Kind::Topic, id, rest, sent, context).await;
+            return topics::answer(server, call, TopicResourceKind::Topic, id, rest, sent, context).await;
         }
         (Scope::Domain(id), ["topics"]) => return domain_topics::list(server, call, id, context),
         (Scope::Domain(id), rest) => {
-            return topics::answer(server, call, Kind::Domain, id, rest, sent, context).await;
+            return topics::answer(server, call, TopicResourceKind::Domain, id, rest, sent, context).await;
         }
         (Scope::SystemTopic(id), rest) => {
-            return topics::answer(server, call, Kind::SystemTopic, id, rest, sent, context).await;
+            return topics::answer(
+                server,
+                call,
+                TopicResourceKind::SystemTopic,
+                id,
+                rest,
+                sent,
+                context,
+            )
+            .await;
         }
         (Scope::DomainTopic { domain, name }, rest) => {
             return domain_topics::answer(server, call, domain, name, rest, context).await;
@@ -294,19 +303,19 @@ fn as_sent<'a>(sent: &'a [String], rest: &[&str]) -> &'a [String] {
 /// Lists of a group or of the whole subscription, and errors for resources that do not exist.
 async fn of_grid(
     server: &Server,
-    call: &Call,
+    call: &ApiCall,
     group: Option<&str>,
     rest: &[&str],
     sent: &[String],
-    context: &Context,
+    context: &ArmContext,
 ) -> Result {
     if let Some(answer) = grid_wide(server, call, rest, sent, context).await {
         return answer;
     }
     match rest {
-        ["topics"] => topics::list(server, call, Kind::Topic, group, context),
-        ["domains"] => topics::list(server, call, Kind::Domain, group, context),
-        ["systemtopics"] => topics::list(server, call, Kind::SystemTopic, group, context),
+        ["topics"] => topics::list(server, call, TopicResourceKind::Topic, group, context),
+        ["domains"] => topics::list(server, call, TopicResourceKind::Domain, group, context),
+        ["systemtopics"] => topics::list(server, call, TopicResourceKind::SystemTopic, group, context),
         [word] if foreign(word).is_some() => empty_list(call),
         [word, _, ..] if foreign(word).is_some() => {
             let kind = format!("Microsoft.EventGrid/{}", foreign(word).unwrap_or_default());
@@ -329,7 +338,7 @@ async fn of_grid(
     }
 }
 
-fn empty_list(call: &Call) -> Result {
+fn empty_list(call: &ApiCall) -> Result {
     match call.method {
         Method::GET => Ok(json_answer(call, StatusCode::OK, &json!({"value": []}))),
         _ => Err(not_allowed(call, "GET")),
@@ -341,18 +350,18 @@ fn words(rest: &[String]) -> Vec<String> {
     rest.iter().map(|word| word.to_lowercase()).collect()
 }
 
-fn no_access(refused: NoAccess) -> ArmError {
+fn no_access(refused: AccessRefusal) -> ArmError {
     match refused {
-        NoAccess::Unknown(reason) => {
+        AccessRefusal::Unknown(reason) => {
             let message = format!("Authentication failed: {reason}.");
             ArmError::new(401, "AuthenticationFailed", message)
         }
-        NoAccess::Forbidden(message) => ArmError::new(403, "AuthorizationFailed", message),
-        NoAccess::LockedOut(message) => ArmError::new(429, "TooManyRequests", message),
+        AccessRefusal::Forbidden(message) => ArmError::new(403, "AuthorizationFailed", message),
+        AccessRefusal::LockedOut(message) => ArmError::new(429, "TooManyRequests", message),
     }
 }
 
-fn api_version(call: &Call) -> Result<ApiVersion> {
+fn api_version(call: &ApiCall) -> Result<ApiVersion> {
     let Some(given) = call.query("api-version").filter(|given| !given.is_empty()) else {
         let message = "The api-version query parameter (?api-version=) is required for all requests.";
         return Err(ArmError::new(400, "MissingApiVersionParameter", message).at("api-version"));
@@ -366,13 +375,13 @@ fn api_version(call: &Call) -> Result<ApiVersion> {
     })
 }
 
-pub fn nothing_here(call: &Call) -> ArmError {
+pub fn nothing_here(call: &ApiCall) -> ArmError {
     let message = format!("No resource was found at '{}'.", call.uri.path());
     ArmError::new(404, "NotFound", message)
 }
 
 /// Error 405. `allowed` lists the methods of this path.
-pub fn not_allowed(call: &Call, allowed: &str) -> ArmError {
+pub fn not_allowed(call: &ApiCall, allowed: &str) -> ArmError {
     let message = format!(
         "The requested resource does not support http method '{}'; it supports {allowed}.",
         call.method
@@ -386,7 +395,7 @@ pub fn unavailable(error: &postrider_engine::Error) -> ArmError {
 }
 
 /// Reads the whole body, which may be empty.
-pub async fn read_bytes(call: &mut Call) -> Result<Bytes> {
+pub async fn read_bytes(call: &mut ApiCall) -> Result<Bytes> {
     match call.read_body(BODY_MAX).await {
         Ok(Some(body)) => Ok(body),
         Ok(None) => {
@@ -395,9 +404,9 @@ pub async fn read_bytes(call: &mut Call) -> Result<Bytes> {
         }
         Err(cut) => {
             let code = match cut {
-                CutShort::Broken => "InvalidRequestContent",
-                CutShort::TooSlow(_) => "RequestTimeout",
-                CutShort::NoRoom => "TooManyRequests",
+                BodyReadError::Broken => "InvalidRequestContent",
+                BodyReadError::TooSlow(_) => "RequestTimeout",
+                BodyReadError::NoRoom => "TooManyRequests",
             };
             let message = format!("The request content could not be read: {}.", cut.reason());
             Err(ArmError::new(cut.status(), code, message))
@@ -406,7 +415,7 @@ pub async fn read_bytes(call: &mut Call) -> Result<Bytes> {
 }
 
 /// Checks that a body is present and is JSON.
-pub fn parse_json(bytes: &[u8]) -> Result<Raw<'_>> {
+pub fn parse_json(bytes: &[u8]) -> Result<RawJson<'_>> {
     if bytes.iter().all(u8::is_ascii_whitespace) {
         let message = "The request content was invalid: a body is required.";
         return Err(ArmError::new(400, "InvalidRequestContent", message));
@@ -417,11 +426,11 @@ pub fn parse_json(bytes: &[u8]) -> Result<Raw<'_>> {
     })
 }
 
-pub fn json_answer(call: &Call, status: StatusCode, body: &Value) -> Answer {
+pub fn json_answer(call: &ApiCall, status: StatusCode, body: &Value) -> Answer {
     json_bytes(status, body.to_string(), &call.id)
 }
 
-pub fn empty_answer(call: &Call, status: StatusCode) -> Answer {
+pub fn empty_answer(call: &ApiCall, status: StatusCode) -> Answer {
     empty(status, &call.id)
 }
 
@@ -434,7 +443,7 @@ pub fn insert(headers: &mut HeaderMap, name: HeaderName, value: &str) {
 
 /// The ETag of a record: changes whenever the record does. Records hold secrets, so the tag is
 /// keyed: without the key nobody can test guesses against it.
-pub fn etag(server: &Server, record: &impl Record) -> String {
+pub fn etag(server: &Server, record: &impl StoredRecord) -> String {
     let bytes = record.encode();
     let tag = stable_guid(
         server.config.naming_key.expose().as_bytes(),
@@ -449,7 +458,7 @@ pub fn put_etag(answer: &mut Answer, etag: &str) {
 
 /// Whether a change may proceed, by `If-Match` and `If-None-Match`. `current` is the ETag; none if
 /// the resource does not exist.
-pub fn check_preconditions(call: &Call, current: Option<&str>) -> Result<()> {
+pub fn check_preconditions(call: &ApiCall, current: Option<&str>) -> Result<()> {
     let lists = |header: &str, what: &dyn Fn(&str) -> bool| {
         call.header(header)
             .map(|tags| tags.split(',').map(str::trim).any(what))

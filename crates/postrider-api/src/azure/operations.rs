@@ -1,8 +1,8 @@
 //! Long-running operations. Most of them are finished before the request is answered.
 
-use super::{Context, Result, empty_answer, insert, json_answer, not_allowed, unavailable};
+use super::{ArmContext, Result, empty_answer, insert, json_answer, not_allowed, unavailable};
 use crate::Server;
-use crate::http::{Answer, Call};
+use crate::http::{Answer, ApiCall};
 use hyper::header::{HeaderName, LOCATION, RETRY_AFTER};
 use hyper::{Method, StatusCode};
 use postrider_engine::handshake::OperationState;
@@ -14,17 +14,17 @@ const PATIENCE: &str = "1";
 const AZURE_ASYNC_OPERATION: HeaderName = HeaderName::from_static("azure-asyncoperation");
 
 /// The URL and the name of an operation that has already succeeded.
-pub fn finished(server: &Server, context: &Context, location: Option<&str>) -> (String, String) {
+pub fn finished(server: &Server, context: &ArmContext, location: Option<&str>) -> (String, String) {
     let guid = fresh_operation(server.config.naming_key.expose().as_bytes());
     (url(server, context, &guid, location), guid)
 }
 
 /// URL at which clients poll an operation.
-pub fn url(server: &Server, context: &Context, guid: &str, location: Option<&str>) -> String {
+pub fn url(server: &Server, context: &ArmContext, guid: &str, location: Option<&str>) -> String {
     place(server, context, "operationsStatus", guid, location)
 }
 
-fn place(server: &Server, context: &Context, what: &str, guid: &str, location: Option<&str>) -> String {
+fn place(server: &Server, context: &ArmContext, what: &str, guid: &str, location: Option<&str>) -> String {
     let (base, account, version) = (&context.base_url, &server.config.account, &context.api_version);
     let location = match location {
         Some(location) if !location.eq_ignore_ascii_case("global") => format!("/locations/{location}"),
@@ -44,7 +44,7 @@ pub fn announce(answer: &mut Answer, operation: &str) {
 }
 
 /// 202 for a DELETE that has already been carried out.
-pub fn accepted(server: &Server, call: &Call, context: &Context, location: Option<&str>) -> Answer {
+pub fn accepted(server: &Server, call: &ApiCall, context: &ArmContext, location: Option<&str>) -> Answer {
     let (operation, guid) = finished(server, context, location);
     let mut answer = empty_answer(call, StatusCode::ACCEPTED);
     announce(&mut answer, &operation);
@@ -81,7 +81,7 @@ async fn state(server: &Server, guid: &str) -> Result<OperationState> {
 }
 
 /// `GET …/operationsStatus/{guid}`
-pub async fn status(server: &Server, call: &Call, guid: &str, context: &Context) -> Result {
+pub async fn status(server: &Server, call: &ApiCall, guid: &str, context: &ArmContext) -> Result {
     if call.method != Method::GET {
         return Err(not_allowed(call, "GET"));
     }
@@ -113,7 +113,7 @@ pub async fn status(server: &Server, call: &Call, guid: &str, context: &Context)
 }
 
 /// `GET …/operationResults/{guid}`: a DELETE has no result, so the answer is empty.
-pub async fn result(server: &Server, call: &Call, guid: &str, context: &Context) -> Result {
+pub async fn result(server: &Server, call: &ApiCall, guid: &str, context: &ArmContext) -> Result {
     if call.method != Method::GET {
         return Err(not_allowed(call, "GET"));
     }

@@ -1,7 +1,7 @@
 //! Storage accounts, as the resources that destinations and dead-letter destinations refer to.
 
 use super::{Result, json_answer, not_allowed, parse_json, read_bytes};
-use crate::http::Call;
+use crate::http::ApiCall;
 use crate::{Server, StorageAccount};
 use hyper::{Method, StatusCode};
 use postrider_engine::blobs::BlobError;
@@ -45,7 +45,7 @@ pub fn body(server: &Server, account: &StorageAccount) -> Value {
 /// Requests below `providers/Microsoft.Storage`. `rest` is in lower case, `sent` as it was sent.
 pub async fn answer(
     server: &Server,
-    call: &mut Call,
+    call: &mut ApiCall,
     group: Option<&str>,
     rest: &[&str],
     sent: &[String],
@@ -84,7 +84,13 @@ fn configured<'a>(server: &'a Server, name: &str) -> Option<&'a StorageAccount> 
 
 /// Answers a PUT of an account. Configured accounts exist already; others cannot be created through
 /// this API.
-fn put(server: &Server, call: &Call, known: Option<&StorageAccount>, in_group: bool, name: &str) -> Result {
+fn put(
+    server: &Server,
+    call: &ApiCall,
+    known: Option<&StorageAccount>,
+    in_group: bool,
+    name: &str,
+) -> Result {
     match known {
         Some(account) if in_group => Ok(json_answer(call, StatusCode::OK, &body(server, account))),
         Some(account) => {
@@ -107,7 +113,7 @@ fn taken(name: &str) -> String {
 }
 
 /// `checkNameAvailability`, which az requests before it creates an account.
-async fn check_name_availability(server: &Server, call: &mut Call) -> Result {
+async fn check_name_availability(server: &Server, call: &mut ApiCall) -> Result {
     let bytes = read_bytes(call).await?;
     let sent: Value = serde_json::from_str(parse_json(&bytes)?.text()).unwrap_or_default();
     let Some(name) = sent["name"].as_str() else {
@@ -131,14 +137,14 @@ async fn check_name_availability(server: &Server, call: &mut Call) -> Result {
     Ok(json_answer(call, StatusCode::OK, &body))
 }
 
-fn get_only(call: &Call) -> Result<()> {
+fn get_only(call: &ApiCall) -> Result<()> {
     match call.method {
         Method::GET | Method::HEAD => Ok(()),
         _ => Err(not_allowed(call, "GET")),
     }
 }
 
-async fn of_account(server: &Server, call: &Call, account: &StorageAccount, rest: &[&str]) -> Result {
+async fn of_account(server: &Server, call: &ApiCall, account: &StorageAccount, rest: &[&str]) -> Result {
     match rest {
         [] => match call.method {
             Method::GET | Method::HEAD => Ok(json_answer(call, StatusCode::OK, &body(server, account))),
@@ -190,7 +196,7 @@ async fn of_account(server: &Server, call: &Call, account: &StorageAccount, rest
 
 /// The key of an account; accounts in Azure and compatible services have one. The caller has write
 /// permission, so it may see the key.
-fn keys(call: &Call, account: &StorageAccount) -> Result {
+fn keys(call: &ApiCall, account: &StorageAccount) -> Result {
     let Some(key) = &account.key else {
         let message = format!("The storage account '{}' has no keys.", account.name);
         return Err(ArmError::new(409, "KeyBasedAuthenticationNotPermitted", message));

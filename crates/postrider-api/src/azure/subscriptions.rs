@@ -1,27 +1,27 @@
 //! Event subscriptions: on topics, domains, domain topics, system topics, and resources of other
 //! providers. Both spellings of a path, nested and as an extension, address the same subscriptions.
 
-use super::lists::{Asked, Item};
+use super::lists::{ListItem, ListRequest};
 use super::operations;
 use super::topics;
 use super::{
-    Context, Result, check_preconditions, empty_answer, etag, json_answer, lists, not_allowed, nothing_here,
-    parse_json, put_etag, read_bytes, unavailable,
+    ArmContext, Result, check_preconditions, empty_answer, etag, json_answer, lists, not_allowed,
+    nothing_here, parse_json, put_etag, read_bytes, unavailable,
 };
-use crate::http::Call;
+use crate::http::ApiCall;
 use crate::quotas::{QuotaReached, QuotaReservation};
 use crate::{Server, declare, locks};
 use hyper::{Method, StatusCode};
-use postrider_core::event::Schema;
+use postrider_core::event::EventSchema;
 use postrider_core::ids::{SubscriptionId, TopicId};
-use postrider_core::json::Raw;
+use postrider_core::json::RawJson;
 use postrider_core::subscription::{Destination, Subscription, TopicKind};
 use postrider_engine::Error;
 use postrider_engine::directory::{CreationKey, TopicEntry};
-use postrider_engine::manage::Read;
+use postrider_engine::manage::SubscriptionRead;
 use postrider_store::{Handshake, HandshakeState};
 use postrider_wire::arm::{
-    ApiVersion, ArmError, Found, GridId, ProvisioningState, Scope, Sent, SubscriptionView,
+    ApiVersion, ArmError, ArmPath, EventGridId, ProvisioningState, Scope, SentMembers, SubscriptionView,
     delivery_attributes, full_url, parse_path,
 };
 use postrider_wire::resources::validate::check_name;
@@ -43,12 +43,12 @@ const SEPARATE: &str = "Microsoft.EventGrid/eventSubscriptions";
 /// `{scope}[/providers/Microsoft.EventGrid]/eventSubscriptions[/{name}[/{action}]]`
 pub async fn answer(
     server: &Arc<Server>,
-    call: &mut Call,
+    call: &mut ApiCall,
     scope: &Scope,
     nested: bool,
     name: Option<&str>,
     action: Option<&str>,
-    context: &Context,
+    context: &ArmContext,
 ) -> Result {
     let Some(name) = name else {
         if call.method != Method::GET {
@@ -59,14 +59,14 @@ pub async fn answer(
             _ => list_of(server, call, scope, nested, context),
         };
     };
-    let place = match Place::find(server, scope) {
+    let place = match ParentResource::find(server, scope) {
         // A resource that does not exist has no subscriptions, so there is nothing to delete.
         Err(error) if error.status == 404 && call.method == Method::DELETE && action.is_none() => {
             return Ok(empty_answer(call, StatusCode::NO_CONTENT));
         }
         place => place?,
     };
-    let request = Request {
+    let request = SubscriptionRequest {
         server,
         place: &place,
         nested,
@@ -75,8 +75,8 @@ pub async fn answer(
     };
     match (call.method.clone(), action.map(str::to_lowercase).as_deref()) {
         (Method::GET, None) => request.get(call).await,
-        (Method::PUT, None) => request.write(call, How::Put).await,
-        (Method::PATCH, None) => request.write(call, How::Patch).await,
+        (Method::PUT, None) => request.write(call, WriteMethod::Put).await,
+        (Method::PATCH, None) => request.write(call, WriteMethod::Patch).await,
         (Method::DELETE, None) => request.delete(call).await,
         (_, None) => Err(not_allowed(call, "GET, PUT, PATCH, DELETE")),
         (Method::POST, Some("getfullurl")) => request.full_url(call),
@@ -91,7 +91,7 @@ pub async fn answer(
 }
 
 /// The resource that subscriptions belong to.
-struct Place {
+struct ParentResource {
     scope: Scope,
     /// The resource's whole id, in the casing of its creation.
     id: String,
@@ -103,11 +103,11 @@ struct Place {
     location: String,
 }
 
-impl Place {
+impl ParentResource {
     /// Finds the resource; refused if it does not exist. A domain topic need not exist yet.
-    fn find(server: &Server, scope: &Scope) -> Result<Place> {
+    fn find(server: &Server, scope: &Scope) -> Result<ParentResource> {
         let directory = &server.engine.directory;
-        let grid = |kind: &str, id: &GridId, entry: Option<Arc<TopicEntry>>| {
+        let grid = |kind: &str, id: &EventGridId, entry: Option<Arc<TopicEntry>>| {
             entry
                 .filter(|entry| entry.topic.resource_group.eq_ignore_ascii_case(&id.group))
                 .ok_or_else(|| {
@@ -120,7 +120,9 @@ impl Place {
                 grid("domains", id, directory.domain(&id.name))?
             }
             Scope::SystemTopic(id) => grid("systemTopics", id, directory.system_topic(&id.group, &id.name))?,
-            Scope::Account | Scope::Group(_) | Scope::Resource(_) => return Place::elsewhere(server, scope),
+            Scope::Account | Scope::Group(_) | Scope::Resource(_) => {
+                return ParentResource::elsewhere(server, scope);
+            }
         };
         let domain_topic = match scope {
             Scope::DomainTopic { name, .. } => {
@@ -129,13 +131,13 @@ impl Place {
             }
             _ => None,
         };
-        Ok(Place::of(server, entry, domain_topic))
+        Ok(ParentResource::of(server, entry, domain_topic))
     }
 
     /// The resource of existing subscriptions.
-    fn of(server: &Server, entry: Arc<TopicEntry>, domain_topic: Option<String>) -> Place {
+    fn of(server: &Server, entry: Arc<TopicEntry>, domain_topic: Option<String>) -> ParentResource {
         let topic = &entry.topic;
-        let grid = || GridId {
+        let grid = || EventGridId {
             group: topic.resource_group.clone(),
             name: topic.name.clone(),
         };
@@ -169,7 +171,7 @@ impl Place {
                 (Scope::Resource(source.clone()), source.clone())
             }
         };
-        Place {
+        ParentResource {
             scope,
             id,
             location: topic.location.clone(),
@@ -181,7 +183,7 @@ impl Place {
 
     /// A resource of another provider. Most are assumed to exist; storage accounts are checked,
     /// because this server lists them.
-    fn elsewhere(server: &Server, scope: &Scope) -> Result<Place> {
+    fn elsewhere(server: &Server, scope: &Scope) -> Result<ParentResource> {
         let account = format!("/subscriptions/{}", server.config.account);
         let (id, topic_type, location) = match scope {
             Scope::Group(group) => (
@@ -196,11 +198,11 @@ impl Place {
             _ => (account, "Microsoft.Resources.Subscriptions".to_owned(), "global"),
         };
         if let Some(entry) = server.engine.directory.scope_by_source(&id) {
-            let mut place = Place::of(server, entry, None);
+            let mut place = ParentResource::of(server, entry, None);
             place.scope = scope.clone();
             return Ok(place);
         }
-        Ok(Place {
+        Ok(ParentResource {
             scope: scope.clone(),
             id,
             entry: None,
@@ -228,7 +230,7 @@ impl Place {
             Some(entry) => declare::topic_context(&entry.topic),
             None => TopicContext {
                 name: &self.id,
-                input_schema: Schema::EventGrid,
+                input_schema: EventSchema::EventGrid,
                 mapping: None,
                 default_types: declare::default_types(&self.id),
             },
@@ -237,15 +239,15 @@ impl Place {
 
     /// The subscription of this name as clients see it: while a handshake is pending, as it will be
     /// afterwards.
-    fn current(&self, server: &Server, name: &str) -> Option<Current> {
+    fn current(&self, server: &Server, name: &str) -> Option<VisibleSubscription> {
         let topic = self.topic()?;
         let domain_topic = self.domain_topic.as_deref();
         let pending = server.engine.handshakes.pending(topic, domain_topic, name);
         if let Some(handshake) = pending {
-            return Some(Current::of(&handshake));
+            return Some(VisibleSubscription::of(&handshake));
         }
         let known = server.engine.directory.subscription(topic, domain_topic, name)?;
-        Some(Current {
+        Some(VisibleSubscription {
             subscription: known,
             state: ProvisioningState::Succeeded,
         })
@@ -253,14 +255,14 @@ impl Place {
 
     /// The state that the request read. A change is refused if the state is different when it is
     /// committed.
-    fn read(&self, server: &Server, name: &str) -> Read {
+    fn read(&self, server: &Server, name: &str) -> SubscriptionRead {
         let domain_topic = self.domain_topic.as_deref();
-        let read = |topic| server.engine.read_subscription(topic, domain_topic, name);
+        let read = |topic| server.engine.snapshot_subscription(topic, domain_topic, name);
         self.topic().map(read).unwrap_or_default()
     }
 
     /// All subscriptions of the resource, as clients see them.
-    fn all(&self, server: &Server) -> Vec<Current> {
+    fn all(&self, server: &Server) -> Vec<VisibleSubscription> {
         let Some(topic) = self.topic() else {
             return Vec::new();
         };
@@ -358,19 +360,19 @@ fn group_of(id: &str) -> Option<&str> {
 
 /// A subscription as clients see it.
 #[derive(Clone)]
-struct Current {
+struct VisibleSubscription {
     subscription: Arc<Subscription>,
     state: ProvisioningState,
 }
 
-impl Current {
-    fn of(handshake: &Handshake) -> Current {
+impl VisibleSubscription {
+    fn of(handshake: &Handshake) -> VisibleSubscription {
         let state = match (&handshake.state, handshake.replaces) {
             (HandshakeState::Awaiting { .. }, _) => ProvisioningState::AwaitingManualAction,
             (_, true) => ProvisioningState::Updating,
             (_, false) => ProvisioningState::Creating,
         };
-        Current {
+        VisibleSubscription {
             subscription: Arc::new(handshake.subscription.clone()),
             state,
         }
@@ -379,42 +381,42 @@ impl Current {
 
 /// Subscriptions in force. A subscription with a pending handshake is listed as it will be
 /// afterwards.
-fn as_seen(known: Vec<Arc<Subscription>>, pending: &[Arc<Handshake>]) -> Vec<Current> {
+fn as_seen(known: Vec<Arc<Subscription>>, pending: &[Arc<Handshake>]) -> Vec<VisibleSubscription> {
     let is_pending = |id: SubscriptionId| pending.iter().any(|one| one.subscription.id == id);
     let in_force = known.into_iter().filter(|known| !is_pending(known.id));
-    let in_force = in_force.map(|subscription| Current {
+    let in_force = in_force.map(|subscription| VisibleSubscription {
         subscription,
         state: ProvisioningState::Succeeded,
     });
-    let asked = pending.iter().map(|one| Current::of(one));
+    let asked = pending.iter().map(|one| VisibleSubscription::of(one));
     asked.chain(in_force).collect()
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum How {
+enum WriteMethod {
     Put,
     Patch,
 }
 
 /// A request about one subscription.
-struct Request<'a> {
+struct SubscriptionRequest<'a> {
     server: &'a Arc<Server>,
-    place: &'a Place,
+    place: &'a ParentResource,
     nested: bool,
     name: &'a str,
-    context: &'a Context,
+    context: &'a ArmContext,
 }
 
-impl Request<'_> {
-    fn current(&self) -> Option<Current> {
+impl SubscriptionRequest<'_> {
+    fn current(&self) -> Option<VisibleSubscription> {
         self.place.current(self.server, self.name)
     }
 
-    fn need_current(&self) -> Result<Current> {
+    fn need_current(&self) -> Result<VisibleSubscription> {
         self.current().ok_or_else(|| self.place.missing(self.name))
     }
 
-    async fn get(&self, call: &Call) -> Result {
+    async fn get(&self, call: &ApiCall) -> Result {
         let mut current = self.need_current()?;
         let is_webhook = matches!(current.subscription.destination, Destination::WebHook(_));
         // The webhook may have agreed just now, and then the subscription is in force at this node
@@ -440,7 +442,7 @@ impl Request<'_> {
         Ok(answer)
     }
 
-    fn full_url(&self, call: &Call) -> Result {
+    fn full_url(&self, call: &ApiCall) -> Result {
         let current = self.need_current()?;
         let body = full_url(&current.subscription.destination).ok_or_else(|| {
             let message = format!(
@@ -454,15 +456,15 @@ impl Request<'_> {
 
     /// Creates or changes a subscription. Everything that could refuse the request is checked
     /// before anything is changed.
-    async fn write(&self, call: &mut Call, how: How) -> Result {
+    async fn write(&self, call: &mut ApiCall, how: WriteMethod) -> Result {
         let bytes = read_bytes(call).await?;
         let body = parse_json(&bytes)?;
-        let _one_at_a_time = self.server.declaring.hold(self.place.lock(self.name)).await;
+        let _one_at_a_time = self.server.resource_locks.hold(self.place.lock(self.name)).await;
         // The resource, too, may have changed while the request waited for the lock.
-        let place = &Place::find(self.server, &self.place.scope)?;
+        let place = &ParentResource::find(self.server, &self.place.scope)?;
         let current = place.current(self.server, self.name);
         let read = place.read(self.server, self.name);
-        if how == How::Patch && current.is_none() {
+        if how == WriteMethod::Patch && current.is_none() {
             return Err(place.missing(self.name));
         }
         let tag = current
@@ -487,7 +489,7 @@ impl Request<'_> {
             true => ProvisioningState::Updating,
             false => ProvisioningState::Creating,
         };
-        let written = Current {
+        let written = VisibleSubscription {
             subscription: Arc::new(subscription),
             state,
         };
@@ -499,8 +501,8 @@ impl Request<'_> {
             &self.context.api_version,
         );
         let shown = match how {
-            How::Put => view.first_answer(Sent::of(body)),
-            How::Patch => view.body(),
+            WriteMethod::Put => view.first_answer(SentMembers::of(body)),
+            WriteMethod::Patch => view.body(),
         };
         let mut answer = json_answer(call, StatusCode::CREATED, &shown);
         operations::announce(&mut answer, &operation);
@@ -510,9 +512,9 @@ impl Request<'_> {
 
     async fn read(
         &self,
-        place: &Place,
-        body: Raw<'_>,
-        how: How,
+        place: &ParentResource,
+        body: RawJson<'_>,
+        how: WriteMethod,
         previous: Option<&Subscription>,
     ) -> Result<SubscriptionSpec> {
         let context = SubscriptionContext {
@@ -528,8 +530,8 @@ impl Request<'_> {
         };
         let refused = |error: FieldError| ArmError::from(error.of_event_subscription());
         let mut spec = match how {
-            How::Put => parse_subscription(body, &context).map_err(refused)?,
-            How::Patch => patch_subscription(body, &context).map_err(refused)?,
+            WriteMethod::Put => parse_subscription(body, &context).map_err(refused)?,
+            WriteMethod::Patch => patch_subscription(body, &context).map_err(refused)?,
         };
         if let Some(previous) = previous {
             // The name keeps the casing of its creation.
@@ -540,7 +542,9 @@ impl Request<'_> {
             let wrapped = body
                 .get_any_case("properties")
                 .is_some_and(|member| !member.is_null());
-            if let (How::Patch, false, Some(path)) = (how, wrapped, error.path.strip_prefix("properties.")) {
+            if let (WriteMethod::Patch, false, Some(path)) =
+                (how, wrapped, error.path.strip_prefix("properties."))
+            {
                 error.path = path.to_owned();
             }
             refused(error)
@@ -551,10 +555,10 @@ impl Request<'_> {
     /// The subscription as it will be, and the URL of the operation that puts it in force.
     async fn put(
         &self,
-        place: &Place,
+        place: &ParentResource,
         spec: SubscriptionSpec,
         previous: Option<&Subscription>,
-        read: &Read,
+        read: &SubscriptionRead,
     ) -> Result<(Subscription, String)> {
         let engine = &self.server.engine;
         let (id, created) = match previous {
@@ -579,7 +583,7 @@ impl Request<'_> {
                     let base = &self.context.validation_base;
                     let caller = &self.context.caller.id;
                     let asked = engine
-                        .ask_over(subscription, read.clone(), base, version, caller)
+                        .begin_handshake_if_unchanged(subscription, read.clone(), base, version, caller)
                         .await;
                     asked.map(|handshake| {
                         let url = operations::url(self.server, self.context, &handshake.operation, location);
@@ -587,7 +591,7 @@ impl Request<'_> {
                     })
                 }
                 false => {
-                    let put = declare::put_at_once(self.server, subscription, read.clone()).await;
+                    let put = declare::put_without_handshake(self.server, subscription, read.clone()).await;
                     put.map(|put| {
                         let (url, _) = operations::finished(self.server, self.context, location);
                         (Subscription::clone(&put), url)
@@ -609,7 +613,7 @@ impl Request<'_> {
     }
 
     /// The topic of the resource. For a resource of another provider it is created now.
-    async fn entry(&self, place: &Place) -> Result<Arc<TopicEntry>> {
+    async fn entry(&self, place: &ParentResource) -> Result<Arc<TopicEntry>> {
         match (&place.topic_type, &place.entry) {
             (None, Some(entry)) => Ok(entry.clone()),
             (topic_type, _) => {
@@ -620,7 +624,7 @@ impl Request<'_> {
         }
     }
 
-    fn failed(&self, place: &Place, error: &Error) -> ArmError {
+    fn failed(&self, place: &ParentResource, error: &Error) -> ArmError {
         match error {
             Error::Gone => {
                 let message = format!("The Resource '{}' was not found.", place.id);
@@ -632,10 +636,10 @@ impl Request<'_> {
         }
     }
 
-    async fn delete(&self, call: &Call) -> Result {
+    async fn delete(&self, call: &ApiCall) -> Result {
         let server = self.server;
-        let _one_at_a_time = server.declaring.hold(self.place.lock(self.name)).await;
-        let place = &Place::find(server, &self.place.scope)?;
+        let _one_at_a_time = server.resource_locks.hold(self.place.lock(self.name)).await;
+        let place = &ParentResource::find(server, &self.place.scope)?;
         let current = place.current(server, self.name);
         let tag = current
             .as_ref()
@@ -681,7 +685,7 @@ fn tag_of(server: &Server, subscription: &Subscription) -> String {
 
 /// Reservations below the quotas for another subscription of this resource, and for the domain
 /// topic that may be created with it.
-fn room<'a>(server: &'a Server, place: &Place) -> Result<Vec<QuotaReservation<'a>>> {
+fn room<'a>(server: &'a Server, place: &ParentResource) -> Result<Vec<QuotaReservation<'a>>> {
     let mut places = Vec::new();
     if let (Some(name), Some(entry)) = (&place.domain_topic, &place.entry) {
         let known = server.engine.directory.domain_topic(entry.topic.id, name);
@@ -697,7 +701,8 @@ fn room<'a>(server: &'a Server, place: &Place) -> Result<Vec<QuotaReservation<'a
         }
         if known.is_none() {
             check_name(name)?;
-            places.push(declare::domain_topic_place(server, &entry.topic).map_err(topics::over_quota)?);
+            places
+                .push(declare::reserve_domain_topic_quota(server, &entry.topic).map_err(topics::over_quota)?);
         }
     }
     let quotas = &server.config.quotas;
@@ -727,7 +732,7 @@ fn room<'a>(server: &'a Server, place: &Place) -> Result<Vec<QuotaReservation<'a
     Ok(places)
 }
 
-fn domain_topic_missing(place: &Place) -> ArmError {
+fn domain_topic_missing(place: &ParentResource) -> ArmError {
     match &place.scope {
         Scope::DomainTopic { domain, name } => {
             let kind = format!("Microsoft.EventGrid/domains/{}/topics", domain.name);
@@ -743,8 +748,8 @@ fn domain_topic_missing(place: &Place) -> ArmError {
 
 fn view<'a>(
     server: &Server,
-    place: &'a Place,
-    current: &'a Current,
+    place: &'a ParentResource,
+    current: &'a VisibleSubscription,
     nested: bool,
     api_version: &'a ApiVersion,
 ) -> SubscriptionView<'a> {
@@ -761,13 +766,13 @@ fn view<'a>(
 
 /// A subscription as clients see it, with the body that a GET answers; none if no subscription has
 /// this resource id.
-pub fn seen(server: &Server, id: &str) -> Option<(Arc<Subscription>, serde_json::Value)> {
+pub fn find_visible(server: &Server, id: &str) -> Option<(Arc<Subscription>, serde_json::Value)> {
     let segments: Vec<String> = id
         .split('/')
         .filter(|part| !part.is_empty())
         .map(str::to_owned)
         .collect();
-    let Ok(Found::EventSubscriptions {
+    let Ok(ArmPath::EventSubscriptions {
         scope,
         nested,
         name: Some(name),
@@ -776,7 +781,7 @@ pub fn seen(server: &Server, id: &str) -> Option<(Arc<Subscription>, serde_json:
     else {
         return None;
     };
-    let place = Place::find(server, &scope).ok()?;
+    let place = ParentResource::find(server, &scope).ok()?;
     let current = place.current(server, &name)?;
     let api_version = ApiVersion::parse(SHOWN_AS)?;
     let body = view(server, &place, &current, nested, &api_version).body();
@@ -784,21 +789,28 @@ pub fn seen(server: &Server, id: &str) -> Option<(Arc<Subscription>, serde_json:
 }
 
 /// All subscriptions of one resource.
-fn list_of(server: &Arc<Server>, call: &Call, scope: &Scope, nested: bool, context: &Context) -> Result {
-    let asked = Asked::read(call)?;
-    let place = Place::find(server, scope)?;
+fn list_of(
+    server: &Arc<Server>,
+    call: &ApiCall,
+    scope: &Scope,
+    nested: bool,
+    context: &ArmContext,
+) -> Result {
+    let asked = ListRequest::read(call)?;
+    let place = ParentResource::find(server, scope)?;
     let all = place.all(server);
     if let (Some(name), Some(topic), true) = (&place.domain_topic, place.topic(), all.is_empty())
         && server.engine.directory.domain_topic(topic, name).is_none()
     {
         return Err(domain_topic_missing(&place));
     }
-    let items = all.into_iter().map(|current| Item {
+    let items = all.into_iter().map(|current| ListItem {
         position: CreationKey::of_subscription(&current.subscription).into(),
         name: current.subscription.name.clone(),
         of: current,
     });
-    let show = |current: &Current| view(server, &place, current, nested, &context.api_version).body();
+    let show =
+        |current: &VisibleSubscription| view(server, &place, current, nested, &context.api_version).body();
     Ok(lists::page(call, context, &asked, items, show))
 }
 
@@ -806,20 +818,20 @@ fn list_of(server: &Arc<Server>, call: &Call, scope: &Scope, nested: bool, conte
 /// location or of one type.
 pub fn list_everywhere(
     server: &Arc<Server>,
-    call: &Call,
+    call: &ApiCall,
     scope: &Scope,
     location: Option<&str>,
     topic_type: Option<&str>,
-    context: &Context,
+    context: &ArmContext,
 ) -> Result {
     if call.method != Method::GET {
         return Err(not_allowed(call, "GET"));
     }
-    let asked = Asked::read(call)?;
+    let asked = ListRequest::read(call)?;
     let after = asked.after_key()?;
-    let wanted = |current: &Current| {
+    let wanted = |current: &VisibleSubscription| {
         let entry = server.engine.directory.topic_by_id(current.subscription.topic)?;
-        let place = Place::of(server, entry, current.subscription.domain_topic.clone());
+        let place = ParentResource::of(server, entry, current.subscription.domain_topic.clone());
         let group = match scope {
             Scope::Group(group) => group_of(&place.id).is_some_and(|of| of.eq_ignore_ascii_case(group)),
             _ => true,
@@ -830,9 +842,9 @@ pub fn list_everywhere(
         let named = named.is_none_or(|filter| filter.takes(&current.subscription.name));
         (group && here && kind && named).then_some(place)
     };
-    let item = |current: Current| {
+    let item = |current: VisibleSubscription| {
         let place = wanted(&current)?;
-        Some(Item {
+        Some(ListItem {
             position: CreationKey::of_subscription(&current.subscription).into(),
             name: current.subscription.name.clone(),
             of: (place, current),
@@ -841,7 +853,7 @@ pub fn list_everywhere(
     // The list can be very long. Subscriptions in force are taken in order of creation until the
     // page is full; pending handshakes are few and are taken as a whole.
     let pending = server.engine.handshakes.all_pending();
-    let mut items: Vec<Item<(Place, Current)>> = as_seen(Vec::new(), &pending)
+    let mut items: Vec<ListItem<(ParentResource, VisibleSubscription)>> = as_seen(Vec::new(), &pending)
         .into_iter()
         .filter_map(item)
         .collect();
@@ -863,7 +875,7 @@ pub fn list_everywhere(
                 continue;
             }
             let state = ProvisioningState::Succeeded;
-            let one = item(Current { subscription, state });
+            let one = item(VisibleSubscription { subscription, state });
             found += usize::from(one.is_some());
             items.extend(one);
         }
@@ -871,7 +883,7 @@ pub fn list_everywhere(
             break;
         }
     }
-    let show = |(place, current): &(Place, Current)| {
+    let show = |(place, current): &(ParentResource, VisibleSubscription)| {
         view(server, place, current, false, &context.api_version).body()
     };
     Ok(lists::page(call, context, &asked, items, show))
@@ -886,7 +898,7 @@ fn same_location(a: &str, b: &str) -> bool {
     plain(a) == plain(b)
 }
 
-fn kind_of(place: &Place) -> &str {
+fn kind_of(place: &ParentResource) -> &str {
     match &place.entry {
         Some(entry) => match &entry.topic.kind {
             TopicKind::Custom => "Microsoft.EventGrid.Topics",

@@ -1,29 +1,29 @@
 //! Topics, domains and system topics: the same methods and actions for all three.
 
-use super::lists::{self, Asked, Item};
+use super::lists::{self, ListItem, ListRequest};
 use super::{
-    Context, Result, check_preconditions, empty_answer, etag, groups, json_answer, not_allowed, operations,
-    parse_json, put_etag, read_bytes, unavailable,
+    ArmContext, Result, check_preconditions, empty_answer, etag, groups, json_answer, not_allowed,
+    operations, parse_json, put_etag, read_bytes, unavailable,
 };
 use crate::Server;
-use crate::declare::{self, Kind};
-use crate::http::{Answer, Call};
+use crate::declare::{self, TopicResourceKind};
+use crate::http::{Answer, ApiCall};
 use crate::quotas::QuotaReached;
 use hyper::{Method, StatusCode};
 use postrider_core::subscription::{Topic, TopicKind};
 use postrider_engine::directory::{CreationKey, TopicEntry};
-use postrider_wire::arm::{ArmError, GridId, View, event_type_body, topic_body, topic_id};
+use postrider_wire::arm::{ArmError, EventGridId, TopicView, event_type_body, topic_body, topic_id};
 use postrider_wire::auth::fresh_key;
 use postrider_wire::resources::{FieldError, Road, TopicSpec, patch_topic};
 use serde_json::{Value, json};
 use std::sync::Arc;
 
-impl Kind {
+impl TopicResourceKind {
     pub fn type_name(self) -> &'static str {
         match self {
-            Kind::Topic => "topics",
-            Kind::Domain => "domains",
-            Kind::SystemTopic => "systemTopics",
+            TopicResourceKind::Topic => "topics",
+            TopicResourceKind::Domain => "domains",
+            TopicResourceKind::SystemTopic => "systemTopics",
         }
     }
 }
@@ -32,14 +32,14 @@ impl Kind {
 /// lower case, `sent` as it was sent.
 pub(super) async fn answer(
     server: &Arc<Server>,
-    call: &mut Call,
-    kind: Kind,
-    id: &GridId,
+    call: &mut ApiCall,
+    kind: TopicResourceKind,
+    id: &EventGridId,
     rest: &[&str],
     sent: &[String],
-    context: &Context,
+    context: &ArmContext,
 ) -> Result {
-    let has_keys = kind != Kind::SystemTopic;
+    let has_keys = kind != TopicResourceKind::SystemTopic;
     match rest {
         [] => match call.method {
             Method::GET | Method::HEAD => show(server, call, kind, id, context),
@@ -90,11 +90,11 @@ pub(super) async fn answer(
 }
 
 /// Kinds of private endpoints. None can be created here, but clients read the list.
-fn private_link(server: &Server, kind: Kind, id: &GridId) -> Result<Value> {
+fn private_link(server: &Server, kind: TopicResourceKind, id: &EventGridId) -> Result<Value> {
     let entry = find(server, kind, id)?;
     let (name, display_name) = match kind {
-        Kind::Domain => ("domain", "Event Grid domain"),
-        Kind::Topic | Kind::SystemTopic => ("topic", "Event Grid topic"),
+        TopicResourceKind::Domain => ("domain", "Event Grid domain"),
+        TopicResourceKind::Topic | TopicResourceKind::SystemTopic => ("topic", "Event Grid topic"),
     };
     let of = topic_id(&server.config.account, &entry.topic);
     Ok(json!({
@@ -110,30 +110,30 @@ fn private_link(server: &Server, kind: Kind, id: &GridId) -> Result<Value> {
     }))
 }
 
-fn missing_behind(kind: Kind, id: &GridId, behind: &str, name: &str) -> ArmError {
+fn missing_behind(kind: TopicResourceKind, id: &EventGridId, behind: &str, name: &str) -> ArmError {
     let kind = format!("Microsoft.EventGrid/{}/{}/{behind}", kind.type_name(), id.name);
     ArmError::not_found(&kind, name, &id.group)
 }
 
 /// An existing topic of this kind in this group.
-pub(super) fn find(server: &Server, kind: Kind, id: &GridId) -> Result<Arc<TopicEntry>> {
+pub(super) fn find(server: &Server, kind: TopicResourceKind, id: &EventGridId) -> Result<Arc<TopicEntry>> {
     let found = kind.find(server, &id.group, &id.name);
     found
         .filter(|entry| entry.topic.resource_group.eq_ignore_ascii_case(&id.group))
         .ok_or_else(|| missing(kind, id))
 }
 
-fn missing(kind: Kind, id: &GridId) -> ArmError {
+fn missing(kind: TopicResourceKind, id: &EventGridId) -> ArmError {
     let kind = format!("Microsoft.EventGrid/{}", kind.type_name());
     ArmError::not_found(&kind, &id.name, &id.group)
 }
 
-pub(super) fn body(server: &Server, context: &Context, topic: &Topic, state: &str) -> Value {
+pub(super) fn body(server: &Server, context: &ArmContext, topic: &Topic, state: &str) -> Value {
     topic_body(topic, &view(server, context, state))
 }
 
-pub(super) fn view<'a>(server: &'a Server, context: &'a Context, state: &'a str) -> View<'a> {
-    View {
+pub(super) fn view<'a>(server: &'a Server, context: &'a ArmContext, state: &'a str) -> TopicView<'a> {
+    TopicView {
         account: &server.config.account,
         tenant: &server.config.tenant,
         base_url: &context.base_url,
@@ -142,7 +142,13 @@ pub(super) fn view<'a>(server: &'a Server, context: &'a Context, state: &'a str)
     }
 }
 
-fn show(server: &Server, call: &Call, kind: Kind, id: &GridId, context: &Context) -> Result {
+fn show(
+    server: &Server,
+    call: &ApiCall,
+    kind: TopicResourceKind,
+    id: &EventGridId,
+    context: &ArmContext,
+) -> Result {
     let entry = find(server, kind, id)?;
     let body = body(server, context, &entry.topic, "Succeeded");
     let mut answer = json_answer(call, StatusCode::OK, &body);
@@ -150,10 +156,16 @@ fn show(server: &Server, call: &Call, kind: Kind, id: &GridId, context: &Context
     Ok(answer)
 }
 
-async fn put(server: &Arc<Server>, call: &mut Call, kind: Kind, id: &GridId, context: &Context) -> Result {
+async fn put(
+    server: &Arc<Server>,
+    call: &mut ApiCall,
+    kind: TopicResourceKind,
+    id: &EventGridId,
+    context: &ArmContext,
+) -> Result {
     let bytes = read_bytes(call).await?;
     let raw = parse_json(&bytes)?;
-    let _one_at_a_time = server.declaring.hold(kind.lock(&id.group, &id.name)).await;
+    let _one_at_a_time = server.resource_locks.hold(kind.lock(&id.group, &id.name)).await;
     let known = kind.find(server, &id.group, &id.name);
     let here = |entry: &Arc<TopicEntry>| entry.topic.resource_group.eq_ignore_ascii_case(&id.group);
     let known_here = known.as_ref().filter(|entry| here(entry));
@@ -175,13 +187,13 @@ async fn put(server: &Arc<Server>, call: &mut Call, kind: Kind, id: &GridId, con
     // The name keeps the casing of its creation.
     spec.name = previous.map_or(spec.name, |topic| topic.name.clone());
     spec.location = place(server, id, previous, &spec)?;
-    let _place = declare::topic_place(server, &spec, previous).map_err(over_quota)?;
-    let entry = if kind == Kind::SystemTopic && created {
+    let _place = declare::reserve_topic_quota(server, &spec, previous).map_err(over_quota)?;
+    let entry = if kind == TopicResourceKind::SystemTopic && created {
         let source = check_source(server, &spec.kind)?;
         // Two system topics can have different names and the same source: the second request must
         // see the result of the first.
         let lock = format!("systemtopicsource/{source}");
-        let _one_per_source = server.declaring.hold(lock).await;
+        let _one_per_source = server.resource_locks.hold(lock).await;
         check_only_one(server, &source)?;
         declare::store(server, spec, &id.group, None, None).await
     } else {
@@ -191,7 +203,7 @@ async fn put(server: &Arc<Server>, call: &mut Call, kind: Kind, id: &GridId, con
     if !created {
         declare::warn_if_open(server, topic);
     }
-    let mut answer = if kind == Kind::SystemTopic {
+    let mut answer = if kind == TopicResourceKind::SystemTopic {
         // Azure has no long-running operation for a PUT of a system topic: when the request is
         // answered, the topic is in force.
         if let Err(e) = server.engine.in_force_everywhere().await {
@@ -211,17 +223,21 @@ async fn put(server: &Arc<Server>, call: &mut Call, kind: Kind, id: &GridId, con
 }
 
 /// The messages of Azure's documents, including the missing word in the second.
-fn taken(kind: Kind) -> ArmError {
+fn taken(kind: TopicResourceKind) -> ArmError {
     let message = match kind {
-        Kind::Topic => "Topic with the specified name already exists. Choose a different topic name.",
-        Kind::Domain => "Domain with the specified already exists. Choose a different domain name.",
-        Kind::SystemTopic => "System topic with the specified name already exists.",
+        TopicResourceKind::Topic => {
+            "Topic with the specified name already exists. Choose a different topic name."
+        }
+        TopicResourceKind::Domain => {
+            "Domain with the specified already exists. Choose a different domain name."
+        }
+        TopicResourceKind::SystemTopic => "System topic with the specified name already exists.",
     };
     ArmError::new(409, "Conflict", message).at("name")
 }
 
 /// The location of a topic: the existing one, the one in the body, the group's or the server's.
-fn place(server: &Server, id: &GridId, previous: Option<&Topic>, spec: &TopicSpec) -> Result<String> {
+fn place(server: &Server, id: &EventGridId, previous: Option<&Topic>, spec: &TopicSpec) -> Result<String> {
     let Some(previous) = previous else {
         return Ok(match spec.location.is_empty() {
             true => groups::location(server, &id.group),
@@ -317,8 +333,14 @@ pub(super) fn refused(error: declare::Error) -> ArmError {
     }
 }
 
-async fn delete(server: &Arc<Server>, call: &Call, kind: Kind, id: &GridId, context: &Context) -> Result {
-    let _one_at_a_time = server.declaring.hold(kind.lock(&id.group, &id.name)).await;
+async fn delete(
+    server: &Arc<Server>,
+    call: &ApiCall,
+    kind: TopicResourceKind,
+    id: &EventGridId,
+    context: &ArmContext,
+) -> Result {
+    let _one_at_a_time = server.resource_locks.hold(kind.lock(&id.group, &id.name)).await;
     let Ok(entry) = find(server, kind, id) else {
         return Ok(empty_answer(call, StatusCode::NO_CONTENT));
     };
@@ -333,13 +355,18 @@ async fn delete(server: &Arc<Server>, call: &Call, kind: Kind, id: &GridId, cont
     ))
 }
 
-fn keys(call: &Call, topic: &Topic) -> Answer {
+fn keys(call: &ApiCall, topic: &Topic) -> Answer {
     let [key1, key2] = &topic.keys;
     let body = json!({"key1": key1.expose(), "key2": key2.expose()});
     json_answer(call, StatusCode::OK, &body)
 }
 
-async fn regenerate(server: &Arc<Server>, call: &mut Call, kind: Kind, id: &GridId) -> Result {
+async fn regenerate(
+    server: &Arc<Server>,
+    call: &mut ApiCall,
+    kind: TopicResourceKind,
+    id: &EventGridId,
+) -> Result {
     let bytes = read_bytes(call).await?;
     let sent: Value = serde_json::from_str(parse_json(&bytes)?.text()).unwrap_or_default();
     let number = match sent["keyName"].as_str() {
@@ -353,21 +380,21 @@ async fn regenerate(server: &Arc<Server>, call: &mut Call, kind: Kind, id: &Grid
             return Err(FieldError::new("keyName", reason).into());
         }
     };
-    let _one_at_a_time = server.declaring.hold(kind.lock(&id.group, &id.name)).await;
+    let _one_at_a_time = server.resource_locks.hold(kind.lock(&id.group, &id.name)).await;
     let entry = find(server, kind, id)?;
     check_preconditions(call, Some(&etag(server, &*entry.topic)))?;
     let mut topic = Topic::clone(&entry.topic);
     topic.keys[number] = fresh_key();
     let entry = server
         .engine
-        .put_topic_over(topic, Some(entry))
+        .replace_topic_if_unchanged(topic, Some(entry))
         .await
         .map_err(|e| unavailable(&e))?;
     Ok(keys(call, &entry.topic))
 }
 
 /// The event types that a topic's owner has named; for a system topic those of its source.
-fn event_types(server: &Server, call: &Call, kind: Kind, id: &GridId) -> Result {
+fn event_types(server: &Server, call: &ApiCall, kind: TopicResourceKind, id: &EventGridId) -> Result {
     let entry = find(server, kind, id)?;
     let value = match &entry.topic.kind {
         TopicKind::System { topic_type, .. } | TopicKind::Scope { topic_type, .. } => {
@@ -408,15 +435,15 @@ fn named_types(topic: &Topic) -> Vec<Value> {
 /// Lists topics of the whole subscription, or of one group.
 pub(super) fn list(
     server: &Server,
-    call: &Call,
-    kind: Kind,
+    call: &ApiCall,
+    kind: TopicResourceKind,
     group: Option<&str>,
-    context: &Context,
+    context: &ArmContext,
 ) -> Result {
     if call.method != Method::GET {
         return Err(not_allowed(call, "GET"));
     }
-    let asked = Asked::read(call)?;
+    let asked = ListRequest::read(call)?;
     let directory = &server.engine.directory;
     // Filters by group and name are applied afterwards, so all topics must be examined for them.
     let limit = match (group, &asked.filter) {
@@ -425,14 +452,14 @@ pub(super) fn list(
     };
     let after = asked.after_key()?;
     let found = match kind {
-        Kind::Topic => directory.topics_after(after, limit),
-        Kind::Domain => directory.domains_after(after, limit),
-        Kind::SystemTopic => directory.system_topics_after(after, limit),
+        TopicResourceKind::Topic => directory.topics_after(after, limit),
+        TopicResourceKind::Domain => directory.domains_after(after, limit),
+        TopicResourceKind::SystemTopic => directory.system_topics_after(after, limit),
     };
     let found = found
         .into_iter()
         .filter(|entry| group.is_none_or(|group| entry.topic.resource_group.eq_ignore_ascii_case(group)));
-    let items = found.map(|entry| Item {
+    let items = found.map(|entry| ListItem {
         position: CreationKey::of_topic(&entry.topic).into(),
         name: entry.topic.name.clone(),
         of: entry,

@@ -2,13 +2,13 @@
 
 use super::{Result, groups, json_answer, not_allowed};
 use crate::Server;
-use crate::http::Call;
+use crate::http::ApiCall;
 use hyper::{Method, StatusCode};
 use postrider_wire::arm::{ArmError, TOPIC_TYPES, topic_type};
 use serde_json::{Value, json};
 
 /// `topicTypes[/{name}[/eventTypes]]`. `rest` are the segments after the first.
-pub fn topic_types(server: &Server, call: &Call, rest: &[&str]) -> Result {
+pub fn topic_types(server: &Server, call: &ApiCall, rest: &[&str]) -> Result {
     if call.method != Method::GET {
         return Err(not_allowed(call, "GET"));
     }
@@ -35,7 +35,7 @@ fn known(name: &str) -> Result<&'static postrider_wire::arm::TopicType> {
 }
 
 /// `operations`: the permissions that can be granted to callers.
-pub fn operations(call: &Call) -> Result {
+pub fn operations(call: &ApiCall) -> Result {
     if call.method != Method::GET {
         return Err(not_allowed(call, "GET"));
     }

@@ -3,15 +3,15 @@
 
 use super::insert;
 use crate::Server;
-use crate::http::{Answer, Call, decoded, json, status};
+use crate::http::{Answer, ApiCall, decoded, json, status};
 use hyper::header::{ALLOW, CACHE_CONTROL};
 use hyper::{Method, StatusCode};
-use postrider_engine::handshake::NotConfirmed;
+use postrider_engine::handshake::ConfirmationRefusal;
 use postrider_wire::arm::ArmError;
 use serde_json::json;
 
 /// `/eventsubscriptions/{name}/validate?id=…&t=…&apiVersion=…&token=…`
-pub async fn answer(server: &Server, call: &Call, name: &str) -> Answer {
+pub async fn answer(server: &Server, call: &ApiCall, name: &str) -> Answer {
     // Other methods, such as HEAD, only test whether the URL exists and must not validate the
     // webhook.
     let visits = matches!(call.method, Method::GET | Method::POST);
@@ -34,7 +34,7 @@ pub async fn answer(server: &Server, call: &Call, name: &str) -> Answer {
     answer
 }
 
-async fn visit(server: &Server, call: &Call, name: &str) -> super::Result {
+async fn visit(server: &Server, call: &ApiCall, name: &str) -> super::Result {
     let need = |parameter: &'static str| {
         let given = call.query(parameter).filter(|given| !given.is_empty());
         given.map(decoded).ok_or_else(|| {
@@ -52,14 +52,14 @@ async fn visit(server: &Server, call: &Call, name: &str) -> super::Result {
     Ok(json(StatusCode::OK, body.to_string(), &call.id))
 }
 
-fn refused(why: &NotConfirmed) -> ArmError {
+fn refused(why: &ConfirmationRefusal) -> ArmError {
     let (status, code) = match why {
-        NotConfirmed::Unknown => (404, "ValidationNotFound"),
-        NotConfirmed::TooEarly => (409, "ValidationTooEarly"),
-        NotConfirmed::Already => (409, "AlreadyValidated"),
-        NotConfirmed::Cancelled => (410, "ValidationCanceled"),
-        NotConfirmed::Failed(_) => (410, "ValidationFailed"),
-        NotConfirmed::Unavailable => (503, "ServiceUnavailable"),
+        ConfirmationRefusal::Unknown => (404, "ValidationNotFound"),
+        ConfirmationRefusal::TooEarly => (409, "ValidationTooEarly"),
+        ConfirmationRefusal::Already => (409, "AlreadyValidated"),
+        ConfirmationRefusal::Cancelled => (410, "ValidationCanceled"),
+        ConfirmationRefusal::Failed(_) => (410, "ValidationFailed"),
+        ConfirmationRefusal::Unavailable => (503, "ServiceUnavailable"),
     };
     ArmError::new(status, code, why.to_string())
 }

@@ -1,9 +1,9 @@
 use super::*;
-use crate::azure::subscriptions::tests::lab::Lab;
+use crate::azure::subscriptions::tests::test_server::ApiTestServer;
 use std::sync::Mutex;
 
-fn node(id: &str, name: &str, standing: Standing, partitions: &[u8]) -> Node {
-    Node {
+fn node(id: &str, name: &str, standing: NodeStanding, partitions: &[u8]) -> ClusterNode {
+    ClusterNode {
         id: id.into(),
         name: name.into(),
         url: format!("http://{name}"),
@@ -12,17 +12,17 @@ fn node(id: &str, name: &str, standing: Standing, partitions: &[u8]) -> Node {
         standing,
         heard_ago: Duration::from_millis(1_500),
         partitions: partitions.to_vec(),
-        counts: Counts::default(),
+        counts: ClusterCounters::default(),
         rates: BTreeMap::from([("deliveredPerSec".into(), 2.5)]),
     }
 }
 
-fn partition(number: u8, owner: &str, waiting: Option<u64>) -> Partition {
-    Partition {
+fn partition(number: u8, owner: &str, waiting: Option<u64>) -> ClusterPartition {
+    ClusterPartition {
         number,
         owner: Some(owner.into()),
         epoch: 7,
-        waiting: waiting.map(|waiting| Waiting {
+        waiting: waiting.map(|waiting| ShownPartitionBacklog {
             waiting,
             retrying: 1,
             letters: 2,
@@ -30,14 +30,16 @@ fn partition(number: u8, owner: &str, waiting: Option<u64>) -> Partition {
     }
 }
 
-fn stream(name: &str, copies: &[(&str, bool, bool, u64)]) -> Stream {
-    let replicas = copies.iter().map(|(server, current, offline, lag)| Replica {
-        server: (*server).into(),
-        current: *current,
-        offline: *offline,
-        lag: *lag,
-    });
-    Stream {
+fn stream(name: &str, copies: &[(&str, bool, bool, u64)]) -> JetStreamStreamState {
+    let replicas = copies
+        .iter()
+        .map(|(server, current, offline, lag)| JetStreamReplicaState {
+            server: (*server).into(),
+            current: *current,
+            offline: *offline,
+            lag: *lag,
+        });
+    JetStreamStreamState {
         name: name.into(),
         leader: Some("n1".into()),
         replicas: replicas.collect(),
@@ -48,20 +50,20 @@ fn stream(name: &str, copies: &[(&str, bool, bool, u64)]) -> Stream {
 }
 
 /// Two nodes without problems.
-fn well() -> Cluster {
+fn well() -> ClusterState {
     let good = [("n2", true, false, 0), ("n3", true, false, 0)];
-    Cluster {
+    ClusterState {
         node: "a".into(),
         nodes: vec![
-            node("a", "one", Standing::Live, &[0, 1]),
-            node("b", "two", Standing::Live, &[2]),
+            node("a", "one", NodeStanding::Live, &[0, 1]),
+            node("b", "two", NodeStanding::Live, &[2]),
         ],
         partitions: vec![
             partition(0, "a", Some(5)),
             partition(1, "a", Some(6)),
             partition(2, "b", Some(0)),
         ],
-        jetstream: Some(JetStream {
+        jetstream: Some(JetStreamState {
             version: Some("2.15.1".into()),
             replicas: 3,
             replicas_wanted: 3,
@@ -69,27 +71,27 @@ fn well() -> Cluster {
             guarantee: "it holds".into(),
             partitions: ["p0", "p1", "p2"].map(|name| stream(name, &good)).into(),
             streams: vec![stream("catalog", &good)],
-            ..JetStream::default()
+            ..JetStreamState::default()
         }),
-        counts: Counts::default(),
-        own: Own {
+        counts: ClusterCounters::default(),
+        own: LocalNodeState {
             connected: true,
             lease_left: Duration::from_secs(3),
-            ..Own::default()
+            ..LocalNodeState::default()
         },
     }
 }
 
-fn codes(said: &[Said]) -> Vec<&str> {
+fn codes(said: &[CodedMessage]) -> Vec<&str> {
     said.iter().map(|(code, _)| *code).collect()
 }
 
 #[test]
 fn what_keeps_a_node_from_taking_events_is_named() {
-    let check = |change: &dyn Fn(&mut Cluster), expected: &[&str]| {
+    let check = |change: &dyn Fn(&mut ClusterState), expected: &[&str]| {
         let mut cluster = well();
         change(&mut cluster);
-        assert_eq!(codes(&reasons_against(&cluster)), expected);
+        assert_eq!(codes(&publish_refusal_reasons(&cluster)), expected);
     };
     check(&|_| {}, &[]);
     check(&|c| c.own.lease_left = Duration::ZERO, &["leaseLost"]);
@@ -120,7 +122,7 @@ fn what_keeps_a_node_from_taking_events_is_named() {
 
 #[test]
 fn what_should_not_stay_as_it_is_is_warned_of() {
-    let check = |change: &dyn Fn(&mut Cluster), expected: &[(&str, &str)]| {
+    let check = |change: &dyn Fn(&mut ClusterState), expected: &[(&str, &str)]| {
         let mut cluster = well();
         change(&mut cluster);
         let said = warnings(&cluster);
@@ -133,7 +135,7 @@ fn what_should_not_stay_as_it_is_is_warned_of() {
             );
         }
     };
-    fn js(cluster: &mut Cluster) -> &mut JetStream {
+    fn js(cluster: &mut ClusterState) -> &mut JetStreamState {
         cluster.jetstream.as_mut().unwrap()
     }
     check(&|_| {}, &[]);
@@ -143,13 +145,13 @@ fn what_should_not_stay_as_it_is_is_warned_of() {
         &[("partitionsUnserved", "1 of 3")],
     );
     check(
-        &|c| c.nodes[1].standing = Standing::Dead,
+        &|c| c.nodes[1].standing = NodeStanding::Dead,
         &[("nodeMissing", "node two was last heard of 1 seconds ago")],
     );
-    check(&|c| c.nodes[1].standing = Standing::Left, &[]);
-    check(&|c| c.nodes[1].standing = Standing::Draining, &[]);
+    check(&|c| c.nodes[1].standing = NodeStanding::Left, &[]);
+    check(&|c| c.nodes[1].standing = NodeStanding::Draining, &[]);
     check(
-        &|c| c.nodes[0].standing = Standing::Draining,
+        &|c| c.nodes[0].standing = NodeStanding::Draining,
         &[("draining", "one, is draining")],
     );
     check(
@@ -182,7 +184,7 @@ fn what_should_not_stay_as_it_is_is_warned_of() {
         ],
     );
     let single = |sync: &'static str| {
-        move |c: &mut Cluster| {
+        move |c: &mut ClusterState| {
             let js = js(c);
             (js.replicas, js.replicas_wanted, js.sync) = (1, 1, sync.into());
         }
@@ -211,13 +213,13 @@ fn nodes_are_shown_with_what_waits_in_their_partitions() {
     assert_eq!(shown["partitions"][2]["stream"]["name"], "p2");
     // A node is draining while it still owns partitions, and a partition that no node serves has no
     // backlog.
-    cluster.nodes[0].standing = Standing::Draining;
+    cluster.nodes[0].standing = NodeStanding::Draining;
     cluster.nodes[0].partitions.clear();
     assert_eq!(cluster.shown()["nodes"][0]["standing"], "draining");
     cluster.partitions[0].owner = Some("b".into());
-    cluster.partitions[1] = Partition {
+    cluster.partitions[1] = ClusterPartition {
         number: 1,
-        ..Partition::default()
+        ..ClusterPartition::default()
     };
     let shown = cluster.shown();
     assert_eq!(shown["nodes"][0]["standing"], "drained");
@@ -235,9 +237,9 @@ fn nodes_are_shown_with_what_waits_in_their_partitions() {
 #[test]
 fn a_node_is_found_by_name_and_by_id() {
     let mut cluster = well();
-    cluster.nodes.push(node("c", "two", Standing::Dead, &[]));
-    cluster.nodes.push(node("d", "gone", Standing::Left, &[]));
-    let find = |cluster: &Cluster, asked: Option<&str>| match find(cluster, asked) {
+    cluster.nodes.push(node("c", "two", NodeStanding::Dead, &[]));
+    cluster.nodes.push(node("d", "gone", NodeStanding::Left, &[]));
+    let find = |cluster: &ClusterState, asked: Option<&str>| match find(cluster, asked) {
         Ok(node) => Ok(node.id.clone()),
         Err(problem) => Err((problem.status, problem.detail)),
     };
@@ -254,24 +256,24 @@ fn a_node_is_found_by_name_and_by_id() {
     let (status, detail) = find(&cluster, Some("gone")).unwrap_err();
     assert!(status == 409 && detail.contains("is left"), "{detail}");
     assert_eq!(find(&cluster, Some("c")).unwrap_err().0, 409);
-    cluster.nodes[2].standing = Standing::Live;
+    cluster.nodes[2].standing = NodeStanding::Live;
     let (status, detail) = find(&cluster, Some("two")).unwrap_err();
     assert!(status == 409 && detail.contains("b or c"), "{detail}");
 }
 
 /// A cluster in the state that a test sets. Remembers drain requests.
-struct Told {
-    cluster: Mutex<Cluster>,
+struct FakeClusterView {
+    cluster: Mutex<ClusterState>,
     drained: Mutex<Vec<(String, bool)>>,
 }
 
 #[async_trait]
-impl ClusterView for Told {
-    fn now(&self) -> Cluster {
+impl ClusterView for FakeClusterView {
+    fn now(&self) -> ClusterState {
         self.cluster.lock().unwrap().clone()
     }
 
-    async fn look(&self, _: Duration) -> Cluster {
+    async fn look(&self, _: Duration) -> ClusterState {
         self.now()
     }
 
@@ -284,8 +286,8 @@ impl ClusterView for Told {
     }
 }
 
-fn told(cluster: Cluster) -> Arc<Told> {
-    Arc::new(Told {
+fn told(cluster: ClusterState) -> Arc<FakeClusterView> {
+    Arc::new(FakeClusterView {
         cluster: Mutex::new(cluster),
         drained: Mutex::default(),
     })
@@ -294,7 +296,7 @@ fn told(cluster: Cluster) -> Arc<Told> {
 #[tokio::test]
 async fn nodes_are_drained_by_whoever_may() {
     let view = told(well());
-    let lab = Lab::with(false, |server| server.cluster = Some(view.clone())).await;
+    let lab = ApiTestServer::with(false, |server| server.cluster = Some(view.clone())).await;
     let drain = async |body: Value| {
         lab.send("POST", "/postrider/v1/cluster/drain", Some(&body), &[])
             .await
@@ -320,7 +322,7 @@ async fn nodes_are_drained_by_whoever_may() {
         got.body
     );
     // The last live node is drained only if the request forces it.
-    view.cluster.lock().unwrap().nodes[1].standing = Standing::Draining;
+    view.cluster.lock().unwrap().nodes[1].standing = NodeStanding::Draining;
     let got = drain(json!({"node": "one"})).await.expect(409);
     assert_eq!(got.body["field"], "node");
     drain(json!({"node": "one", "force": true})).await.expect(202);
@@ -345,7 +347,7 @@ async fn nodes_are_drained_by_whoever_may() {
 #[tokio::test]
 async fn health_and_metrics_say_how_the_cluster_is() {
     let view = told(well());
-    let lab = Lab::with(false, |server| server.cluster = Some(view.clone())).await;
+    let lab = ApiTestServer::with(false, |server| server.cluster = Some(view.clone())).await;
     let get = async |path: &str| lab.send("GET", path, None, &[]).await;
     let got = get("/healthz").await.expect(200);
     let store = &got.body["store"];
@@ -368,7 +370,7 @@ async fn health_and_metrics_say_how_the_cluster_is() {
     {
         let mut cluster = view.cluster.lock().unwrap();
         cluster.own.lease_left = Duration::ZERO;
-        cluster.nodes[1].standing = Standing::Dead;
+        cluster.nodes[1].standing = NodeStanding::Dead;
     }
     let got = get("/healthz").await.expect(503);
     assert_eq!(got.body["reasons"][0]["code"], "leaseLost");
@@ -391,7 +393,7 @@ async fn health_and_metrics_say_how_the_cluster_is() {
 
 #[tokio::test]
 async fn a_server_by_itself_is_a_cluster_of_one() {
-    let lab = Lab::new(false).await;
+    let lab = ApiTestServer::new(false).await;
     let got = lab
         .send("GET", "/postrider/v1/cluster", None, &[])
         .await

@@ -3,21 +3,21 @@
 //! A dead letter that is written to a blob while its pages are being read may be missed by them,
 //! but is never shown wrongly.
 
-use super::which::{LetterName, Names, number, read_query, read_reason, read_since};
-use super::{no_such_letter, trouble};
+use super::selection::{DeadLetterName, SubscriptionNames, number, read_query, read_reason, read_since};
+use super::{no_such_letter, store_unavailable};
 use crate::Server;
-use crate::ours::Problem;
-use crate::peers::{Heard, Peers, gather};
+use crate::own_api::Problem;
+use crate::peers::{PeerResponses, Peers, gather};
 use postrider_core::ids::{Position, SubscriptionId};
-use postrider_core::json::{Kind, Raw};
-use postrider_core::retry::Reason;
+use postrider_core::json::{JsonKind, RawJson};
+use postrider_core::retry::GiveUpReason;
 use postrider_core::time::{Clock, Timestamp};
 use postrider_engine::Engine;
-use postrider_engine::attempt::Plan;
+use postrider_engine::attempt::DeliveryPlan;
+use postrider_engine::dead_letter_blob::{DeadLetterFault, check_letter, dead_letters_of, full_path};
 use postrider_engine::dead_letters::{before, write_letter};
-use postrider_engine::letter_blob::{LetterFault, check_letter, full_path, letters_of};
-use postrider_engine::replay::{LetterFilter, LetterId};
-use postrider_store::{BlobFault, BlobId, BlobRecord, Letter, LetterKey, Want};
+use postrider_engine::replay::{ArchivedDeadLetterFilter, DeadLetterId};
+use postrider_store::{BlobFault, BlobId, BlobRecord, ClaimLimits, DeadLetterKey, PendingDeadLetter};
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use std::collections::BTreeMap;
@@ -37,8 +37,8 @@ const LOOKED_AT_MAX: usize = 10_000;
 const WAITING_BYTES_MAX: usize = 4 << 20;
 
 #[derive(Serialize)]
-pub struct Page {
-    pub value: Vec<Shown>,
+pub struct DeadLetterPage {
+    pub value: Vec<DeadLetterBody>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub continuation: Option<String>,
     /// Nodes that did not report their pending dead letters.
@@ -49,15 +49,15 @@ pub struct Page {
 /// A dead letter that this node found, or the JSON that another node reported.
 #[derive(Serialize)]
 #[serde(untagged)]
-pub enum Shown {
-    Here(Box<Entry>),
+pub enum DeadLetterBody {
+    Here(Box<ApiDeadLetter>),
     Elsewhere(Box<RawValue>),
 }
 
 /// A dead letter, as far as it is known.
 #[derive(Clone, Debug, Default, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Entry {
+pub struct ApiDeadLetter {
     pub id: String,
     pub state: &'static str,
     topic: String,
@@ -86,7 +86,7 @@ pub struct Entry {
     #[serde(skip_serializing_if = "Option::is_none")]
     subject: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    blob: Option<BlobPlace>,
+    blob: Option<DeadLetterBlobPath>,
     #[serde(skip_serializing_if = "Option::is_none")]
     replays: Option<u8>,
     /// The blob is gone. `state` says so too; clients of earlier versions read this member.
@@ -97,7 +97,7 @@ pub struct Entry {
 }
 
 #[derive(Clone, Debug, Serialize)]
-struct BlobPlace {
+struct DeadLetterBlobPath {
     account: String,
     container: String,
     path: String,
@@ -108,21 +108,21 @@ struct BlobPlace {
 
 /// Start of a page: this dead letter, or the first one after it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Continuation {
-    Written(LetterId),
-    Pending(SubscriptionId, LetterKey),
+enum DeadLetterContinuation {
+    Written(DeadLetterId),
+    Pending(SubscriptionId, DeadLetterKey),
 }
 
-impl Continuation {
-    fn parse(text: &str) -> Option<Continuation> {
+impl DeadLetterContinuation {
+    fn parse(text: &str) -> Option<DeadLetterContinuation> {
         let mut parts = text.split('.');
         let mut next = || parts.next();
         let read = match next()? {
-            "written" => Continuation::Written(LetterId {
+            "written" => DeadLetterContinuation::Written(DeadLetterId {
                 blob: BlobId(number(next()?)?),
                 place: number(next()?)?,
             }),
-            "pending" => Continuation::Pending(
+            "pending" => DeadLetterContinuation::Pending(
                 SubscriptionId(number(next()?)?),
                 (
                     Timestamp::from_nanos(number(next()?)?),
@@ -135,23 +135,31 @@ impl Continuation {
     }
 }
 
-impl fmt::Display for Continuation {
+impl fmt::Display for DeadLetterContinuation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Continuation::Written(LetterId { blob, place }) => write!(f, "written.{}.{place}", blob.0),
-            Continuation::Pending(of, (decided, position)) => {
+            DeadLetterContinuation::Written(DeadLetterId { blob, place }) => {
+                write!(f, "written.{}.{place}", blob.0)
+            }
+            DeadLetterContinuation::Pending(of, (decided, position)) => {
                 write!(f, "pending.{of}.{}.{position}", decided.nanos())
             }
         }
     }
 }
 
-pub async fn list(engine: &Arc<Engine>, peers: Option<&dyn Peers>, query: &str) -> Result<Page, Problem> {
-    let (mut filter, mut limit, mut from) = (LetterFilter::default(), LIMIT_DEFAULT, None);
+pub async fn list(
+    engine: &Arc<Engine>,
+    peers: Option<&dyn Peers>,
+    query: &str,
+) -> Result<DeadLetterPage, Problem> {
+    let (mut filter, mut limit, mut from) = (ArchivedDeadLetterFilter::default(), LIMIT_DEFAULT, None);
     let known = ["subscription", "reason", "since", "limit", "continuation"];
     for (name, value) in read_query(query, &known)? {
         match name {
-            "subscription" => filter.subscription = Some(Names::find(engine, name, &value).await?.id),
+            "subscription" => {
+                filter.subscription = Some(SubscriptionNames::find(engine, name, &value).await?.id)
+            }
             "reason" => filter.reason = Some(read_reason(&value)?),
             "since" => filter.since = Some(read_since(&value, engine.clock.now())?),
             "limit" => {
@@ -161,7 +169,7 @@ pub async fn list(engine: &Arc<Engine>, peers: Option<&dyn Peers>, query: &str) 
             }
             _ => {
                 let refused = || Problem::field("continuation", "is not one that a page ended with");
-                from = Some(Continuation::parse(&value).ok_or_else(refused)?);
+                from = Some(DeadLetterContinuation::parse(&value).ok_or_else(refused)?);
             }
         }
     }
@@ -171,25 +179,25 @@ pub async fn list(engine: &Arc<Engine>, peers: Option<&dyn Peers>, query: &str) 
 async fn page(
     engine: &Arc<Engine>,
     peers: Option<&dyn Peers>,
-    filter: &LetterFilter,
+    filter: &ArchivedDeadLetterFilter,
     limit: usize,
-    from: Option<Continuation>,
-) -> Result<Page, Problem> {
+    from: Option<DeadLetterContinuation>,
+) -> Result<DeadLetterPage, Problem> {
     let mut value = Vec::new();
-    let here = |entry: Entry| Shown::Here(Box::new(entry));
+    let here = |entry: ApiDeadLetter| DeadLetterBody::Here(Box::new(entry));
     let waiting = match from {
-        Some(Continuation::Pending(of, key)) => Some((of, key)),
-        Some(Continuation::Written(_)) | None => {
+        Some(DeadLetterContinuation::Pending(of, key)) => Some((of, key)),
+        Some(DeadLetterContinuation::Written(_)) | None => {
             let first = match from {
-                Some(Continuation::Written(first)) => Some(first),
+                Some(DeadLetterContinuation::Written(first)) => Some(first),
                 _ => None,
             };
             let (chosen, next) = choose(engine, filter, limit, first).await?;
             value.extend(read_written(engine, chosen).await.into_iter().map(here));
             if let Some(next) = next {
-                return Ok(Page {
+                return Ok(DeadLetterPage {
                     value,
-                    continuation: Some(Continuation::Written(next).to_string()),
+                    continuation: Some(DeadLetterContinuation::Written(next).to_string()),
                     missing: Vec::new(),
                 });
             }
@@ -204,49 +212,53 @@ async fn page(
             (next, Vec::new())
         }
         Some(peers) => {
-            let asked = LettersAsked::new(filter, left, waiting);
-            let heard: Heard<Letters> = gather(peers, "letters", &asked).await;
+            let asked = PendingPageRequest::new(filter, left, waiting);
+            let heard: PeerResponses<PendingPageReply> = gather(peers, "letters", &asked).await;
             let answers = heard.answers.into_iter().map(|(_, letters)| letters);
             let (letters, next) = join(answers.collect(), left);
-            value.extend(letters.into_iter().map(Shown::Elsewhere));
+            value.extend(letters.into_iter().map(DeadLetterBody::Elsewhere));
             (next, heard.missing)
         }
     };
-    Ok(Page {
+    Ok(DeadLetterPage {
         value,
-        continuation: next.map(|(of, key)| Continuation::Pending(of, key).to_string()),
+        continuation: next.map(|(of, key)| DeadLetterContinuation::Pending(of, key).to_string()),
         missing,
     })
 }
 
 /// Peer request for the pending dead letters of a node.
 #[derive(Serialize, Deserialize)]
-pub struct LettersAsked {
+pub struct PendingPageRequest {
     subscription: Option<u64>,
     reason: Option<u8>,
     since: Option<i64>,
     limit: usize,
-    from: Option<Where>,
+    from: Option<PendingSortKey>,
 }
 
 /// Sort key of a pending dead letter: its subscription, when it was given up, its position in the
 /// log.
-type Where = (u64, i64, u64);
+type PendingSortKey = (u64, i64, u64);
 
-fn write_where((of, (decided, position)): (SubscriptionId, LetterKey)) -> Where {
+fn write_where((of, (decided, position)): (SubscriptionId, DeadLetterKey)) -> PendingSortKey {
     (of.0, decided.nanos(), position.0)
 }
 
-fn read_where((of, decided, position): Where) -> (SubscriptionId, LetterKey) {
+fn read_where((of, decided, position): PendingSortKey) -> (SubscriptionId, DeadLetterKey) {
     (
         SubscriptionId(of),
         (Timestamp::from_nanos(decided), Position(position)),
     )
 }
 
-impl LettersAsked {
-    fn new(filter: &LetterFilter, limit: usize, from: Option<(SubscriptionId, LetterKey)>) -> LettersAsked {
-        LettersAsked {
+impl PendingPageRequest {
+    fn new(
+        filter: &ArchivedDeadLetterFilter,
+        limit: usize,
+        from: Option<(SubscriptionId, DeadLetterKey)>,
+    ) -> PendingPageRequest {
+        PendingPageRequest {
             subscription: filter.subscription.map(|id| id.0),
             reason: filter.reason.map(|reason| reason.code()),
             since: filter.since.map(Timestamp::nanos),
@@ -258,17 +270,17 @@ impl LettersAsked {
 
 /// Pending dead letters of one node, in order, and the key to continue from.
 #[derive(Serialize, Deserialize)]
-pub struct Letters {
-    value: Vec<(Where, Box<RawValue>)>,
-    next: Option<Where>,
+pub struct PendingPageReply {
+    value: Vec<(PendingSortKey, Box<RawValue>)>,
+    next: Option<PendingSortKey>,
 }
 
-pub async fn own_letters(server: &Server, asked: LettersAsked) -> Result<Letters, String> {
-    let filter = LetterFilter {
+pub async fn own_letters(server: &Server, asked: PendingPageRequest) -> Result<PendingPageReply, String> {
+    let filter = ArchivedDeadLetterFilter {
         subscription: asked.subscription.map(SubscriptionId),
-        reason: asked.reason.map(Reason::from_code),
+        reason: asked.reason.map(GiveUpReason::from_code),
         since: asked.since.map(Timestamp::from_nanos),
-        ..LetterFilter::default()
+        ..ArchivedDeadLetterFilter::default()
     };
     let limit = asked.limit.min(LIMIT_MAX);
     let found = list_waiting(&server.engine, &filter, limit, asked.from.map(read_where)).await;
@@ -278,7 +290,7 @@ pub async fn own_letters(server: &Server, asked: LettersAsked) -> Result<Letters
         let text = serde_json::value::to_raw_value(&entry).map_err(|e| e.to_string())?;
         value.push((write_where(at), text));
     }
-    Ok(Letters {
+    Ok(PendingPageReply {
         value,
         next: next.map(write_where),
     })
@@ -286,9 +298,12 @@ pub async fn own_letters(server: &Server, asked: LettersAsked) -> Result<Letters
 
 /// Merges the dead letters of all nodes in order, up to the limit, and returns the key to continue
 /// from. Dead letters beyond the point where a node had to stop are left for the next page.
-fn join(answers: Vec<Letters>, limit: usize) -> (Vec<Box<RawValue>>, Option<(SubscriptionId, LetterKey)>) {
+fn join(
+    answers: Vec<PendingPageReply>,
+    limit: usize,
+) -> (Vec<Box<RawValue>>, Option<(SubscriptionId, DeadLetterKey)>) {
     let horizon = answers.iter().filter_map(|letters| letters.next).min();
-    let mut all: Vec<(Where, Box<RawValue>)> =
+    let mut all: Vec<(PendingSortKey, Box<RawValue>)> =
         answers.into_iter().flat_map(|letters| letters.value).collect();
     all.sort_by_key(|(at, _)| *at);
     let before = all.partition_point(|(at, _)| horizon.is_none_or(|horizon| *at < horizon));
@@ -299,23 +314,23 @@ fn join(answers: Vec<Letters>, limit: usize) -> (Vec<Box<RawValue>>, Option<(Sub
 }
 
 /// A blob and the indexes of dead letters in it.
-type Chosen = (BlobRecord, Vec<usize>);
+type SelectedBlobIndexes = (BlobRecord, Vec<usize>);
 
 /// Selects the dead letters of one page by the archive's records alone, and the one that the next
 /// page begins with.
 async fn choose(
     engine: &Engine,
-    filter: &LetterFilter,
+    filter: &ArchivedDeadLetterFilter,
     limit: usize,
-    from: Option<LetterId>,
-) -> Result<(Vec<Chosen>, Option<LetterId>), Problem> {
+    from: Option<DeadLetterId>,
+) -> Result<(Vec<SelectedBlobIndexes>, Option<DeadLetterId>), Problem> {
     let (mut chosen, mut count) = (Vec::new(), 0);
     let mut after = from.and_then(|from| from.blob.0.checked_sub(1).map(BlobId));
     loop {
         let blobs = engine
             .letter_blobs(filter, after, RECORDS)
             .await
-            .map_err(trouble)?;
+            .map_err(store_unavailable)?;
         let Some(last) = blobs.last() else {
             return Ok((chosen, None));
         };
@@ -329,7 +344,7 @@ async fn choose(
                 .filter(|(place, mark)| filter.takes(*place, **mark))
                 .map(|(place, _)| place);
             let places: Vec<usize> = wanted.by_ref().take(limit - count).collect();
-            let next = wanted.next().map(|place| LetterId {
+            let next = wanted.next().map(|place| DeadLetterId {
                 blob: blob.id,
                 place: place as u32,
             });
@@ -346,8 +361,8 @@ async fn choose(
 
 /// Reads the selected dead letters, in order. No blob is read twice, and an account that cannot be
 /// reached is not tried again.
-async fn read_written(engine: &Arc<Engine>, chosen: Vec<Chosen>) -> Vec<Entry> {
-    let mut entries: Vec<Vec<Entry>> = Vec::new();
+async fn read_written(engine: &Arc<Engine>, chosen: Vec<SelectedBlobIndexes>) -> Vec<ApiDeadLetter> {
+    let mut entries: Vec<Vec<ApiDeadLetter>> = Vec::new();
     entries.resize_with(chosen.len(), Vec::new);
     let mut reading = JoinSet::new();
     let mut unreachable: Option<(String, String)> = None;
@@ -371,18 +386,18 @@ async fn read_written(engine: &Arc<Engine>, chosen: Vec<Chosen>) -> Vec<Entry> {
     entries.into_iter().flatten().collect()
 }
 
-type ReadBlob = (usize, Result<Vec<Entry>, Unreachable>);
+type BlobReadResult = (usize, Result<Vec<ApiDeadLetter>, UnreachableAccount>);
 
 /// An account that does not answer, and entries with what the archive knows about its dead letters.
-struct Unreachable {
+struct UnreachableAccount {
     account: String,
     detail: String,
-    entries: Vec<Entry>,
+    entries: Vec<ApiDeadLetter>,
 }
 
 fn keep(
-    read: Option<Result<ReadBlob, tokio::task::JoinError>>,
-    entries: &mut [Vec<Entry>],
+    read: Option<Result<BlobReadResult, tokio::task::JoinError>>,
+    entries: &mut [Vec<ApiDeadLetter>],
     unreachable: &mut Option<(String, String)>,
 ) {
     match read {
@@ -401,16 +416,16 @@ async fn read_blob(
     blob: &BlobRecord,
     places: &[usize],
     whole: bool,
-) -> Result<Vec<Entry>, Unreachable> {
-    let all = |fault: &LetterFault| Ok(places.iter().map(|place| faulty(blob, *place, fault)).collect());
+) -> Result<Vec<ApiDeadLetter>, UnreachableAccount> {
+    let all = |fault: &DeadLetterFault| Ok(places.iter().map(|place| faulty(blob, *place, fault)).collect());
     let body = match engine.read_blob(blob).await {
         Ok(body) => body,
-        Err(e) => match LetterFault::of_error(&e).filter(|fault| fault.fault != BlobFault::NoAccount) {
+        Err(e) => match DeadLetterFault::of_error(&e).filter(|fault| fault.fault != BlobFault::NoAccount) {
             Some(fault) => return all(&fault),
             None => {
                 let detail = e.to_string();
                 let unread = |place: &usize| unread(blob, *place, &detail);
-                return Err(Unreachable {
+                return Err(UnreachableAccount {
                     account: blob.account.clone(),
                     entries: places.iter().map(unread).collect(),
                     detail,
@@ -418,7 +433,7 @@ async fn read_blob(
             }
         },
     };
-    let letters = match letters_of(blob, &body) {
+    let letters = match dead_letters_of(blob, &body) {
         Ok(letters) => letters,
         Err(fault) => return all(&fault),
     };
@@ -438,41 +453,41 @@ async fn read_blob(
 }
 
 /// An entry with what the archive knows about a dead letter.
-fn known(blob: &BlobRecord, place: usize) -> Entry {
+fn known(blob: &BlobRecord, place: usize) -> ApiDeadLetter {
     let mark = blob.marks[place];
-    let id = LetterId {
+    let id = DeadLetterId {
         blob: blob.id,
         place: place as u32,
     };
-    Entry {
-        id: LetterName::Written(id).to_string(),
+    ApiDeadLetter {
+        id: DeadLetterName::Written(id).to_string(),
         state: "written",
         topic: blob.topic_name.clone(),
         subscription: blob.subscription_name.clone(),
         subscription_id: blob.subscription.0,
         reason: mark.reason.name(),
         dead_lettered_time: blob.written.to_string(),
-        blob: Some(BlobPlace {
+        blob: Some(DeadLetterBlobPath {
             account: blob.account.clone(),
             container: blob.container.clone(),
             path: blob.path.clone(),
             letters: None,
         }),
         replays: Some(mark.replays),
-        ..Entry::default()
+        ..ApiDeadLetter::default()
     }
 }
 
 /// An entry for a dead letter whose account does not answer at the moment.
-fn unread(blob: &BlobRecord, place: usize, detail: &str) -> Entry {
-    Entry {
+fn unread(blob: &BlobRecord, place: usize, detail: &str) -> ApiDeadLetter {
+    ApiDeadLetter {
         trouble: Some(detail.to_owned()),
         ..known(blob, place)
     }
 }
 
 /// An entry for a dead letter that the archive lists but the blob does not hold.
-fn faulty(blob: &BlobRecord, place: usize, fault: &LetterFault) -> Entry {
+fn faulty(blob: &BlobRecord, place: usize, fault: &DeadLetterFault) -> ApiDeadLetter {
     let mut entry = known(blob, place);
     entry.state = fault_name(fault.fault);
     entry.missing = fault.fault == BlobFault::Missing;
@@ -499,7 +514,7 @@ const CHECKED_MAX: usize = 1000;
 
 /// Dead letters of one subscription that the archive lists but that cannot be read.
 #[derive(Default)]
-pub struct Unreadable {
+pub struct UnreadableTally {
     pub missing: u64,
     pub damaged: u64,
     /// Not read: the account does not answer, or there are too many blobs for one summary.
@@ -507,8 +522,8 @@ pub struct Unreadable {
     pub trouble: Option<String>,
 }
 
-impl Unreadable {
-    fn add(&mut self, entries: &[Entry]) {
+impl UnreadableTally {
+    fn add(&mut self, entries: &[ApiDeadLetter]) {
         for entry in entries {
             match entry.state {
                 "missing" => self.missing += 1,
@@ -528,18 +543,21 @@ impl Unreadable {
 pub async fn check_blobs(
     engine: &Arc<Engine>,
     wall: &dyn Clock,
-) -> Result<BTreeMap<SubscriptionId, Unreadable>, Problem> {
-    let mut found: BTreeMap<SubscriptionId, Unreadable> = BTreeMap::new();
+) -> Result<BTreeMap<SubscriptionId, UnreadableTally>, Problem> {
+    let mut found: BTreeMap<SubscriptionId, UnreadableTally> = BTreeMap::new();
     let deadline = wall.now() + CHECK_PATIENCE;
-    let all = LetterFilter::default();
+    let all = ArchivedDeadLetterFilter::default();
     let (mut after, mut checked) = (None, 0);
     loop {
-        let blobs = engine.letter_blobs(&all, after, RECORDS).await.map_err(trouble)?;
+        let blobs = engine
+            .letter_blobs(&all, after, RECORDS)
+            .await
+            .map_err(store_unavailable)?;
         let Some(last) = blobs.last() else {
             return Ok(found);
         };
         after = Some(last.id);
-        let chosen: Vec<Chosen> = blobs
+        let chosen: Vec<SelectedBlobIndexes> = blobs
             .into_iter()
             .map(|blob| {
                 let marks = blob.marks.iter().enumerate();
@@ -576,12 +594,12 @@ pub async fn check_blobs(
     }
 }
 
-impl Entry {
+impl ApiDeadLetter {
     /// Adds the members of the stored dead letter; the whole dead letter as `event` if `whole`.
-    fn tell(&mut self, letter: Raw<'_>, whole: bool) {
+    fn tell(&mut self, letter: RawJson<'_>, whole: bool) {
         let text = |name: &str| match letter.get(name) {
-            Some(value) if value.kind() == Kind::String => value.as_str().map(|text| text.into_owned()),
-            Some(value) if value.kind() == Kind::Number => Some(value.text().to_owned()),
+            Some(value) if value.kind() == JsonKind::String => value.as_str().map(|text| text.into_owned()),
+            Some(value) if value.kind() == JsonKind::Number => Some(value.text().to_owned()),
             _ => None,
         };
         let cloud = letter.get("specversion").is_some();
@@ -603,19 +621,19 @@ impl Entry {
 }
 
 /// Pending dead letters of this node with their keys, and the key to continue from.
-type WaitingHere = (
-    Vec<((SubscriptionId, LetterKey), Entry)>,
-    Option<(SubscriptionId, LetterKey)>,
+type LocalPendingPage = (
+    Vec<((SubscriptionId, DeadLetterKey), ApiDeadLetter)>,
+    Option<(SubscriptionId, DeadLetterKey)>,
 );
 
 /// Lists pending dead letters of this node, up to the limit, and the key to continue from if there
 /// are more.
 async fn list_waiting(
     engine: &Engine,
-    filter: &LetterFilter,
+    filter: &ArchivedDeadLetterFilter,
     limit: usize,
-    from: Option<(SubscriptionId, LetterKey)>,
-) -> Result<WaitingHere, Problem> {
+    from: Option<(SubscriptionId, DeadLetterKey)>,
+) -> Result<LocalPendingPage, Problem> {
     let mut value = Vec::new();
     let mut looked_at = 0;
     let asked = |of: SubscriptionId| {
@@ -623,7 +641,7 @@ async fn list_waiting(
     };
     for waiting in engine
         .log()
-        .letters_waiting()
+        .pending_dead_letters()
         .into_iter()
         .filter(|waiting| asked(waiting.of))
     {
@@ -635,7 +653,7 @@ async fn list_waiting(
         let since = filter.since.map(|since| (since, Position(0)));
         let mut after = begun.max(since).and_then(before);
         loop {
-            let want = Want {
+            let want = ClaimLimits {
                 // Reading one more than the page can hold shows whether there are more.
                 events_max: LIMIT_MAX.min(limit - value.len() + 1),
                 bytes_max: WAITING_BYTES_MAX,
@@ -645,7 +663,7 @@ async fn list_waiting(
                 .log()
                 .letters(of, after, Timestamp::MAX, want)
                 .await
-                .map_err(trouble)?;
+                .map_err(store_unavailable)?;
             let Some(last) = letters.last() else {
                 break;
             };
@@ -671,14 +689,14 @@ async fn list_waiting(
 }
 
 /// An entry for a pending dead letter, as it will be written.
-fn pending(engine: &Engine, plan: &Plan, letter: &Letter, whole: bool) -> Entry {
+fn pending(engine: &Engine, plan: &DeliveryPlan, letter: &PendingDeadLetter, whole: bool) -> ApiDeadLetter {
     let of = plan.subscription.id;
-    let name = LetterName::Pending {
+    let name = DeadLetterName::Pending {
         of,
         key: letter.key(),
     };
     let due = engine.letter_due(of, letter.decided);
-    let mut entry = Entry {
+    let mut entry = ApiDeadLetter {
         id: name.to_string(),
         state: "pending",
         topic: plan.topic.topic.name.clone(),
@@ -688,32 +706,32 @@ fn pending(engine: &Engine, plan: &Plan, letter: &Letter, whole: bool) -> Entry 
         dead_lettered_time: letter.decided.to_string(),
         due: due.map(|due| due.to_string()),
         trouble: engine.dead_letters.trouble(of),
-        ..Entry::default()
+        ..ApiDeadLetter::default()
     };
     let mut text = Vec::new();
     write_letter(&mut text, plan, letter, engine.log().identity());
     let text = String::from_utf8(text).expect("an event is made of strings");
-    entry.tell(Raw::trusted(&text), whole);
+    entry.tell(RawJson::trusted(&text), whole);
     entry
 }
 
 /// A single dead letter with its event.
-pub async fn show(engine: &Engine, peers: Option<&dyn Peers>, name: &str) -> Result<Shown, Problem> {
-    let Some(name) = LetterName::parse(name) else {
+pub async fn show(engine: &Engine, peers: Option<&dyn Peers>, name: &str) -> Result<DeadLetterBody, Problem> {
+    let Some(name) = DeadLetterName::parse(name) else {
         return Err(Problem::new(
             404,
             format!("{name:?} is not the id of a dead letter, such as \"12-0\""),
         ));
     };
     let shown = match (name, peers) {
-        (LetterName::Written(id), _) => show_written(engine, id).await?,
-        (LetterName::Pending { of, key }, None) => show_pending(engine, of, key).await?,
-        (LetterName::Pending { of, key }, Some(peers)) => {
+        (DeadLetterName::Written(id), _) => show_written(engine, id).await?,
+        (DeadLetterName::Pending { of, key }, None) => show_pending(engine, of, key).await?,
+        (DeadLetterName::Pending { of, key }, Some(peers)) => {
             let asked = write_where((of, key));
-            let heard: Heard<Option<Box<RawValue>>> = gather(peers, "letter", &asked).await;
+            let heard: PeerResponses<Option<Box<RawValue>>> = gather(peers, "letter", &asked).await;
             let found = heard.answers.into_iter().find_map(|(_, found)| found);
             if let Some(found) = found {
-                return Ok(Shown::Elsewhere(found));
+                return Ok(DeadLetterBody::Elsewhere(found));
             }
             if !heard.missing.is_empty() {
                 let nodes = heard.missing.join(", ");
@@ -723,11 +741,14 @@ pub async fn show(engine: &Engine, peers: Option<&dyn Peers>, name: &str) -> Res
         }
     };
     let shown = shown.ok_or_else(|| no_such_letter(&name))?;
-    Ok(Shown::Here(Box::new(shown)))
+    Ok(DeadLetterBody::Here(Box::new(shown)))
 }
 
 /// The dead letter with this key, if it is pending at this node.
-pub async fn own_letter(server: &Server, asked: Where) -> Result<Option<Box<RawValue>>, String> {
+pub async fn local_pending_letter(
+    server: &Server,
+    asked: PendingSortKey,
+) -> Result<Option<Box<RawValue>>, String> {
     let (of, key) = read_where(asked);
     let found = show_pending(&server.engine, of, key).await;
     let found = found.map_err(|problem| problem.detail)?;
@@ -735,9 +756,14 @@ pub async fn own_letter(server: &Server, asked: Where) -> Result<Option<Box<RawV
     text.transpose().map_err(|e| e.to_string())
 }
 
-async fn show_written(engine: &Engine, id: LetterId) -> Result<Option<Entry>, Problem> {
+async fn show_written(engine: &Engine, id: DeadLetterId) -> Result<Option<ApiDeadLetter>, Problem> {
     let place = id.place as usize;
-    let blob = engine.dead_letters.archive.get(id.blob).await.map_err(trouble)?;
+    let blob = engine
+        .dead_letters
+        .archive
+        .get(id.blob)
+        .await
+        .map_err(store_unavailable)?;
     let is_there = |blob: &BlobRecord| blob.marks.get(place).is_some_and(|mark| !mark.purged);
     let Some(blob) = blob.filter(is_there) else {
         return Ok(None);
@@ -762,8 +788,12 @@ async fn show_written(engine: &Engine, id: LetterId) -> Result<Option<Entry>, Pr
     }
 }
 
-async fn show_pending(engine: &Engine, of: SubscriptionId, key: LetterKey) -> Result<Option<Entry>, Problem> {
-    let want = Want {
+async fn show_pending(
+    engine: &Engine,
+    of: SubscriptionId,
+    key: DeadLetterKey,
+) -> Result<Option<ApiDeadLetter>, Problem> {
+    let want = ClaimLimits {
         events_max: 1,
         bytes_max: WAITING_BYTES_MAX,
         overhead: 0,
@@ -772,7 +802,7 @@ async fn show_pending(engine: &Engine, of: SubscriptionId, key: LetterKey) -> Re
         .log()
         .letters(of, before(key), key.0, want)
         .await
-        .map_err(trouble)?;
+        .map_err(store_unavailable)?;
     let plan = engine.dispatcher.outlet(of).and_then(|outlet| outlet.plan());
     let found = letters.first().filter(|letter| letter.key() == key);
     Ok(found
@@ -786,21 +816,21 @@ mod tests {
 
     #[test]
     fn a_continuation_is_read_as_it_was_written() {
-        let check = |text: &str, expected: Option<Continuation>| {
-            assert_eq!(Continuation::parse(text), expected, "{text}");
+        let check = |text: &str, expected: Option<DeadLetterContinuation>| {
+            assert_eq!(DeadLetterContinuation::parse(text), expected, "{text}");
             if let Some(continuation) = expected {
                 assert_eq!(continuation.to_string(), text);
             }
         };
-        let first = LetterId {
+        let first = DeadLetterId {
             blob: BlobId(12),
             place: 4999,
         };
-        check("written.12.4999", Some(Continuation::Written(first)));
+        check("written.12.4999", Some(DeadLetterContinuation::Written(first)));
         let key = (Timestamp::from_nanos(1_700_000_000_123_456_789), Position(42));
         check(
             "pending.7.1700000000123456789.42",
-            Some(Continuation::Pending(SubscriptionId(7), key)),
+            Some(DeadLetterContinuation::Pending(SubscriptionId(7), key)),
         );
         for bad in [
             "",
@@ -818,7 +848,7 @@ mod tests {
 
     #[test]
     fn letters_of_all_nodes_are_in_one_order() {
-        let letters = |at: &[Where], next: Option<Where>| Letters {
+        let letters = |at: &[PendingSortKey], next: Option<PendingSortKey>| PendingPageReply {
             value: at
                 .iter()
                 .map(|at| (*at, serde_json::value::to_raw_value(at).unwrap()))

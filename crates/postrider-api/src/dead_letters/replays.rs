@@ -1,15 +1,15 @@
 //! Replays: started, listed, cancelled and resumed.
 
 use super::page::fault_name;
-use super::which::{Asked, LetterUse, Meant, number};
-use super::{is_zero, pending, trouble};
-use crate::ours::Problem;
+use super::selection::{DeadLetterOperation, DeadLetterSelection, SelectionRequest, number};
+use super::{is_zero, pending, store_unavailable};
+use crate::own_api::Problem;
 use crate::peers::Peers;
 use postrider_core::ids::SubscriptionId;
 use postrider_core::time::Clock;
 use postrider_engine::Engine;
-use postrider_engine::dead_letters::PendingLetters;
-use postrider_engine::replay::{Refusal, ReplayRequest};
+use postrider_engine::dead_letters::PendingDeadLetterSummary;
+use postrider_engine::replay::{ReplayRefusal, ReplayRequest};
 use postrider_store::{ReplayJob, ReplayState, UnreadableBlob};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
@@ -25,7 +25,7 @@ const CANCEL_PATIENCE: Duration = Duration::from_secs(5);
 const CANCEL_PAUSE: Duration = Duration::from_millis(10);
 
 #[derive(Debug, Serialize)]
-pub struct Job {
+pub struct ReplayBody {
     pub id: u64,
     pub state: &'static str,
     created: String,
@@ -37,8 +37,8 @@ pub struct Job {
     #[serde(skip_serializing_if = "is_zero")]
     pub unreadable: u64,
     #[serde(rename = "unreadableBlobs", skip_serializing_if = "Vec::is_empty")]
-    pub unreadable_blobs: Vec<Blob>,
-    request: Meant,
+    pub unreadable_blobs: Vec<UnreadableBlobBody>,
+    request: DeadLetterSelection,
     /// Matching dead letters that the replay leaves out, because they were still pending when it
     /// began.
     #[serde(skip_serializing_if = "is_zero")]
@@ -48,12 +48,12 @@ pub struct Job {
     pub due: Option<String>,
     /// Outcomes of the replayed events, as far as this node counted them.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub outcome: Option<JobOutcome>,
+    pub outcome: Option<ReplayOutcomeBody>,
 }
 
 /// Replayed events, counted by outcome.
 #[derive(Clone, Copy, Debug, Serialize)]
-pub struct JobOutcome {
+pub struct ReplayOutcomeBody {
     pub delivered: u64,
     /// Dead-lettered or dropped again.
     pub failed: u64,
@@ -63,11 +63,11 @@ pub struct JobOutcome {
     pub unknown: u64,
 }
 
-impl JobOutcome {
+impl ReplayOutcomeBody {
     /// None if this node has counted no outcomes of the replay.
-    fn of(engine: &Engine, job: &ReplayJob) -> Option<JobOutcome> {
+    fn of(engine: &Engine, job: &ReplayJob) -> Option<ReplayOutcomeBody> {
         let counted = engine.dispatcher.replay_outcomes.of(job.id)?;
-        Some(JobOutcome {
+        Some(ReplayOutcomeBody {
             delivered: counted.delivered,
             failed: counted.failed,
             waiting: counted.waiting,
@@ -78,7 +78,7 @@ impl JobOutcome {
 
 /// A blob with dead letters that could not be replayed.
 #[derive(Debug, Serialize)]
-pub struct Blob {
+pub struct UnreadableBlobBody {
     pub account: String,
     pub container: String,
     pub path: String,
@@ -89,19 +89,19 @@ pub struct Blob {
 
 /// The request of a replay as the archive stores it.
 #[derive(Serialize, Deserialize)]
-struct Kept {
+struct StoredReplayRequest {
     total: u64,
     #[serde(flatten)]
-    meant: Meant,
+    meant: DeadLetterSelection,
 }
 
-impl Job {
-    fn of(engine: &Engine, job: &ReplayJob) -> Job {
-        let kept = read(job).unwrap_or_else(|_| Kept {
+impl ReplayBody {
+    fn of(engine: &Engine, job: &ReplayJob) -> ReplayBody {
+        let kept = read(job).unwrap_or_else(|_| StoredReplayRequest {
             total: job.replayed + job.failed,
-            meant: Meant::default(),
+            meant: DeadLetterSelection::default(),
         });
-        Job {
+        ReplayBody {
             id: job.id,
             state: match job.state {
                 ReplayState::Done if job.unreadable > 0 => "incomplete",
@@ -115,18 +115,18 @@ impl Job {
             failed: job.failed,
             total: kept.total,
             unreadable: job.unreadable,
-            unreadable_blobs: job.unreadable_blobs.iter().map(Blob::of).collect(),
+            unreadable_blobs: job.unreadable_blobs.iter().map(UnreadableBlobBody::of).collect(),
             request: kept.meant,
             pending: 0,
             due: None,
-            outcome: JobOutcome::of(engine, job),
+            outcome: ReplayOutcomeBody::of(engine, job),
         }
     }
 }
 
-impl Blob {
-    fn of(blob: &UnreadableBlob) -> Blob {
-        Blob {
+impl UnreadableBlobBody {
+    fn of(blob: &UnreadableBlob) -> UnreadableBlobBody {
+        UnreadableBlobBody {
             account: blob.account.clone(),
             container: blob.container.clone(),
             path: blob.path.clone(),
@@ -142,70 +142,86 @@ pub fn request(job: &ReplayJob) -> Option<ReplayRequest> {
     Some(read(job).ok()?.meant.request())
 }
 
-fn read(job: &ReplayJob) -> Result<Kept, serde_json::Error> {
+fn read(job: &ReplayJob) -> Result<StoredReplayRequest, serde_json::Error> {
     serde_json::from_str(&job.request)
 }
 
 /// All known replays, the newest first.
-pub async fn list(engine: &Engine) -> Result<Vec<Job>, Problem> {
-    let mut jobs = engine.dead_letters.archive.jobs().await.map_err(trouble)?;
+pub async fn list(engine: &Engine) -> Result<Vec<ReplayBody>, Problem> {
+    let mut jobs = engine
+        .dead_letters
+        .archive
+        .jobs()
+        .await
+        .map_err(store_unavailable)?;
     jobs.sort_by_key(|job| std::cmp::Reverse(job.id));
-    Ok(jobs.iter().map(|job| Job::of(engine, job)).collect())
+    Ok(jobs.iter().map(|job| ReplayBody::of(engine, job)).collect())
 }
 
-pub async fn get(engine: &Engine, id: &str) -> Result<Job, Problem> {
+pub async fn get(engine: &Engine, id: &str) -> Result<ReplayBody, Problem> {
     let job = find(engine, id).await?;
-    Ok(Job::of(engine, &job))
+    Ok(ReplayBody::of(engine, &job))
 }
 
 async fn find(engine: &Engine, id: &str) -> Result<ReplayJob, Problem> {
-    let jobs = engine.dead_letters.archive.jobs().await.map_err(trouble)?;
+    let jobs = engine
+        .dead_letters
+        .archive
+        .jobs()
+        .await
+        .map_err(store_unavailable)?;
     let found = number(id).and_then(|id: u64| jobs.into_iter().find(|job| job.id == id));
     found.ok_or_else(|| Problem::new(404, format!("replay {id:?} does not exist")))
 }
 
-pub enum Started {
+pub enum ReplayStart {
     Counted(Value),
-    UnderWay(Box<Job>),
+    UnderWay(Box<ReplayBody>),
 }
 
 pub async fn start(
     engine: &Arc<Engine>,
     peers: Option<&dyn Peers>,
     members: &Map<String, Value>,
-) -> Result<Started, Problem> {
-    let asked = Asked::read(members, engine.clock.now(), LetterUse::Replay)?;
+) -> Result<ReplayStart, Problem> {
+    let asked = SelectionRequest::read(members, engine.clock.now(), DeadLetterOperation::Replay)?;
     let meant = asked.meant(engine).await?;
-    let total = engine.count_letters(&meant.filter()).await.map_err(trouble)?;
-    let left_out = match pending::left_out(&meant) {
+    let total = engine
+        .count_letters(&meant.filter())
+        .await
+        .map_err(store_unavailable)?;
+    let left_out = match pending::excluded_pending(&meant) {
         Some(filter) => pending::count(engine, peers, &filter).await?,
-        None => PendingLetters::default(),
+        None => PendingDeadLetterSummary::default(),
     };
     if asked.dry_run {
         let mut counted = json!({"count": total});
         pending::show(&mut counted, &left_out);
-        return Ok(Started::Counted(counted));
+        return Ok(ReplayStart::Counted(counted));
     }
     if let Some(path) = &meant.homeless {
         let detail = format!("subscription {path:?} is deleted: say to which other one its dead letters go");
         return Err(Problem::field("to", detail));
     }
     let request = meant.request();
-    let kept = serde_json::to_string(&Kept { total, meant }).expect("names are strings");
-    let started = engine.start_replay(None, request, kept).await.map_err(trouble)?;
+    let kept = serde_json::to_string(&StoredReplayRequest { total, meant }).expect("names are strings");
+    let started = engine
+        .start_replay(None, request, kept)
+        .await
+        .map_err(store_unavailable)?;
     let job = started.map_err(refused)?;
-    forget_old(engine).await.map_err(trouble)?;
-    Ok(Started::UnderWay(Box::new(Job {
+    forget_old(engine).await.map_err(store_unavailable)?;
+    Ok(ReplayStart::UnderWay(Box::new(ReplayBody {
         pending: left_out.count,
         due: left_out.due.map(|due| due.to_string()),
-        ..Job::of(engine, &job)
+        ..ReplayBody::of(engine, &job)
     })))
 }
 
-fn refused(refusal: Refusal) -> Problem {
+fn refused(refusal: ReplayRefusal) -> Problem {
     let status = match refusal {
-        Refusal::TooMany => 429,
-        Refusal::UnderWay | Refusal::Ended => 409,
+        ReplayRefusal::TooMany => 429,
+        ReplayRefusal::UnderWay | ReplayRefusal::Ended => 409,
     };
     Problem::new(status, refusal.to_string())
 }
@@ -222,9 +238,9 @@ async fn forget_old(engine: &Engine) -> Result<(), postrider_store::Error> {
 }
 
 /// Stops a replay and waits until it has stopped. A replay that has ended is left unchanged.
-pub async fn cancel(engine: &Engine, wall: &dyn Clock, id: &str) -> Result<Job, Problem> {
+pub async fn cancel(engine: &Engine, wall: &dyn Clock, id: &str) -> Result<ReplayBody, Problem> {
     let job = find(engine, id).await?;
-    if engine.stop_replay(&job).await.map_err(trouble)? {
+    if engine.stop_replay(&job).await.map_err(store_unavailable)? {
         let deadline = wall.now() + CANCEL_PATIENCE;
         while engine.is_under_way(&find(engine, id).await?) && wall.now() < deadline {
             wall.sleep_until(wall.now() + CANCEL_PAUSE).await;
@@ -234,16 +250,16 @@ pub async fn cancel(engine: &Engine, wall: &dyn Clock, id: &str) -> Result<Job, 
 }
 
 /// Resumes a replay. The caller guarantees that nobody else resumes it at the same time.
-pub async fn resume(engine: &Arc<Engine>, id: &str) -> Result<Job, Problem> {
+pub async fn resume(engine: &Arc<Engine>, id: &str) -> Result<ReplayBody, Problem> {
     let known = find(engine, id).await?;
     // While the replay is under way, the progress that is read next might not be the last that it
     // writes.
     if engine.is_under_way(&known) {
-        return Err(refused(Refusal::UnderWay));
+        return Err(refused(ReplayRefusal::UnderWay));
     }
     let job = find(engine, id).await?;
     if job.state == ReplayState::Done {
-        return Err(refused(Refusal::Ended));
+        return Err(refused(ReplayRefusal::Ended));
     }
     let unreadable = |e| {
         Problem::new(
@@ -251,7 +267,7 @@ pub async fn resume(engine: &Arc<Engine>, id: &str) -> Result<Job, Problem> {
             format!("replay {id} was made by another version of the server: {e}"),
         )
     };
-    let Kept { meant, .. } = read(&job).map_err(unreadable)?;
+    let StoredReplayRequest { meant, .. } = read(&job).map_err(unreadable)?;
     let request = meant.request();
     let target = request.to.or(request.filter.subscription);
     let gone = |of: SubscriptionId| engine.directory.subscription_by_id(of).is_none();
@@ -266,6 +282,6 @@ pub async fn resume(engine: &Arc<Engine>, id: &str) -> Result<Job, Problem> {
     let started = engine
         .start_replay(Some(job), request, said)
         .await
-        .map_err(trouble)?;
-    Ok(Job::of(engine, &started.map_err(refused)?))
+        .map_err(store_unavailable)?;
+    Ok(ReplayBody::of(engine, &started.map_err(refused)?))
 }

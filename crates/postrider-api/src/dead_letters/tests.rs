@@ -1,25 +1,27 @@
 //! The API's functions called directly, on an engine with stores in memory and receivers that
 //! refuse everything.
 
-use super::replays::{Job, Started};
-use super::which::{Asked, LetterName, LetterUse, Meant, read_query, read_since};
+use super::replays::{ReplayBody, ReplayStart};
+use super::selection::{
+    DeadLetterName, DeadLetterOperation, DeadLetterSelection, SelectionRequest, read_query, read_since,
+};
 use super::{page, pending, purge, replays, summary};
-use crate::ours::Problem;
+use crate::own_api::Problem;
 use async_trait::async_trait;
 use bytes::Bytes;
 use postrider_core::ids::{Position, Secret, SubscriptionId, TopicId};
 use postrider_core::profile::Profiles;
-use postrider_core::retry::Reason;
+use postrider_core::retry::GiveUpReason;
 use postrider_core::subscription::{DeadLetterDestination, Destination, Subscription, Topic, WebHook};
 use postrider_core::time::{Clock, Sleep, Timestamp};
-use postrider_engine::blobs::{BlobError, Blobs, Stored};
+use postrider_engine::blobs::{BlobError, BlobStore, WrittenBlobVersion};
 use postrider_engine::clock::SystemClock;
-use postrider_engine::dead_letters::DeadLetters;
-use postrider_engine::deliver::{Answer, Reply, Request, Transport};
-use postrider_engine::replay::LetterId;
-use postrider_engine::{Engine, Parts, dispatch, handshake};
+use postrider_engine::dead_letters::DeadLetterService;
+use postrider_engine::deliver::{DeliveryAnswer, DeliveryReply, DeliveryRequest, DeliveryTransport};
+use postrider_engine::replay::DeadLetterId;
+use postrider_engine::{Engine, EngineParts, dispatch, handshake};
 use postrider_store::memory::{MemoryArchive, MemoryCatalog, MemoryLog};
-use postrider_store::{BlobId, BlobRecord, Mark, ReplayState};
+use postrider_store::{BlobId, BlobRecord, DeadLetterMark, ReplayState};
 use serde_json::{Map, Value, json};
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
@@ -29,9 +31,9 @@ const NOW: Timestamp = Timestamp::from_secs(1_700_000_000);
 const HOUR: Duration = Duration::from_secs(3600);
 
 /// A clock that stands still.
-struct Still;
+struct DeadLetterTestClock;
 
-impl Clock for Still {
+impl Clock for DeadLetterTestClock {
     fn now(&self) -> Timestamp {
         NOW
     }
@@ -44,28 +46,28 @@ impl Clock for Still {
 }
 
 /// Answers 400 to every request.
-struct Refusing;
+struct RefusingReceiver;
 
 #[async_trait]
-impl Transport for Refusing {
-    async fn send(self: Arc<Self>, _: Request) -> Reply {
-        Reply::Answered(Answer {
+impl DeliveryTransport for RefusingReceiver {
+    async fn send(self: Arc<Self>, _: DeliveryRequest) -> DeliveryReply {
+        DeliveryReply::Answered(DeliveryAnswer {
             status: 400,
-            ..Answer::default()
+            ..DeliveryAnswer::default()
         })
     }
 }
 
 /// Blobs by path, how often they were read, and whether the account is out of reach.
 #[derive(Default)]
-struct Shelf {
+struct FakeBlobAccount {
     blobs: Mutex<BTreeMap<String, Bytes>>,
     reads: Mutex<usize>,
     down: Mutex<bool>,
 }
 
 #[async_trait]
-impl Blobs for Shelf {
+impl BlobStore for FakeBlobAccount {
     fn accounts(&self) -> Vec<String> {
         vec!["local".into()]
     }
@@ -78,7 +80,13 @@ impl Blobs for Shelf {
         Ok(())
     }
 
-    async fn put(&self, account: &str, _: &str, path: &str, body: Bytes) -> Result<Stored, BlobError> {
+    async fn put(
+        &self,
+        account: &str,
+        _: &str,
+        path: &str,
+        body: Bytes,
+    ) -> Result<WrittenBlobVersion, BlobError> {
         if *self.down.lock().unwrap() {
             return Err(BlobError::Unreachable {
                 account: account.into(),
@@ -86,7 +94,7 @@ impl Blobs for Shelf {
             });
         }
         self.blobs.lock().unwrap().insert(path.into(), body);
-        Ok(Stored {
+        Ok(WrittenBlobVersion {
             etag: "0".into(),
             url: path.into(),
         })
@@ -110,30 +118,30 @@ impl Blobs for Shelf {
     }
 }
 
-struct World {
+struct DeadLetterTestEngine {
     engine: Arc<Engine>,
-    shelf: Arc<Shelf>,
+    shelf: Arc<FakeBlobAccount>,
 }
 
-impl World {
+impl DeadLetterTestEngine {
     /// Topics `orders` (subscriptions `audit`, 11, and `mail`, 12) and `returns` (subscription
     /// `audit`, 13).
-    async fn new() -> World {
-        let shelf = Arc::new(Shelf::default());
+    async fn new() -> DeadLetterTestEngine {
+        let shelf = Arc::new(FakeBlobAccount::default());
         let archive = Arc::new(MemoryArchive::default());
-        let engine = Engine::start(Parts {
+        let engine = Engine::start(EngineParts {
             log: Arc::new(MemoryLog::new(7)),
             catalog: Arc::new(MemoryCatalog::default()),
-            transport: Arc::new(Refusing),
-            clock: Arc::new(Still),
+            transport: Arc::new(RefusingReceiver),
+            clock: Arc::new(DeadLetterTestClock),
             wall: Arc::new(SystemClock),
             profiles: Profiles::default(),
             id_prefix: "/subscriptions/s".into(),
             dispatch: dispatch::Config::default(),
-            dead_letters: DeadLetters::new(shelf.clone(), archive, None),
-            handshake: handshake::Rules::default(),
-            recorder: Arc::new(postrider_engine::recorder::Nothing),
-            node: postrider_engine::node::Node::alone(),
+            dead_letters: DeadLetterService::new(shelf.clone(), archive, None),
+            handshake: handshake::HandshakeRules::default(),
+            recorder: Arc::new(postrider_engine::recorder::NoRecorder),
+            node: postrider_engine::node::NodeIdentity::alone(),
         })
         .await
         .unwrap();
@@ -146,12 +154,12 @@ impl World {
                 .await
                 .unwrap();
         }
-        World { engine, shelf }
+        DeadLetterTestEngine { engine, shelf }
     }
 
     /// Writes a blob of one subscription with dead letters of these reasons. Each call is an hour
     /// later.
-    async fn blob(&self, of: u64, names: (&str, &str), reasons: &[Reason]) -> BlobId {
+    async fn blob(&self, of: u64, names: (&str, &str), reasons: &[GiveUpReason]) -> BlobId {
         let archive = &self.engine.dead_letters.archive;
         let number = archive.last().await.unwrap().unwrap_or_default().0 + 1;
         let letters: Vec<String> = (0..reasons.len())
@@ -160,7 +168,7 @@ impl World {
         let body = format!("[{}]", letters.join(","));
         let path = format!("{of}/{number}.json");
         self.shelf.put("local", "dead", &path, body.into()).await.unwrap();
-        let marks = reasons.iter().map(|reason| Mark {
+        let marks = reasons.iter().map(|reason| DeadLetterMark {
             reason: *reason,
             replays: 0,
             purged: false,
@@ -208,19 +216,19 @@ impl World {
             .detail
     }
 
-    async fn replay(&self, body: Value) -> Result<Started, Problem> {
+    async fn replay(&self, body: Value) -> Result<ReplayStart, Problem> {
         replays::start(&self.engine, None, &members(body)).await
     }
 
-    async fn job(&self, body: Value) -> Job {
+    async fn job(&self, body: Value) -> ReplayBody {
         match self.replay(body).await.unwrap() {
-            Started::UnderWay(job) => *job,
-            Started::Counted(counted) => panic!("counted {counted}"),
+            ReplayStart::UnderWay(job) => *job,
+            ReplayStart::Counted(counted) => panic!("counted {counted}"),
         }
     }
 
     /// Waits until a replay has stopped.
-    async fn ended(&self, id: u64) -> Job {
+    async fn ended(&self, id: u64) -> ReplayBody {
         while self.engine.is_replaying(id) {
             tokio::task::yield_now().await;
         }
@@ -232,7 +240,7 @@ fn members(body: Value) -> Map<String, Value> {
     body.as_object().unwrap().clone()
 }
 
-fn letter(id: &str, reason: Reason) -> String {
+fn letter(id: &str, reason: GiveUpReason) -> String {
     format!(
         concat!(
             r#"{{"id":"{id}","subject":"s","eventType":"T","eventTime":"2023-11-14T22:13:20Z","topic":"/t","#,
@@ -270,27 +278,27 @@ fn subscription(id: u64, topic: u64, name: &str) -> Subscription {
     }
 }
 
-const EXHAUSTED: Reason = Reason::AttemptsExhausted;
-const BAD: Reason = Reason::BadRequest;
+const EXHAUSTED: GiveUpReason = GiveUpReason::AttemptsExhausted;
+const BAD: GiveUpReason = GiveUpReason::BadRequest;
 
 #[test]
 fn names_are_read_as_they_are_written() {
-    let check = |text: &str, expected: Option<LetterName>| {
-        assert_eq!(LetterName::parse(text), expected, "{text}");
+    let check = |text: &str, expected: Option<DeadLetterName>| {
+        assert_eq!(DeadLetterName::parse(text), expected, "{text}");
         if let Some(name) = expected {
             assert_eq!(name.to_string(), text);
         }
     };
-    let id = LetterId {
+    let id = DeadLetterId {
         blob: BlobId(12),
         place: 3,
     };
-    check("12-3", Some(LetterName::Written(id)));
+    check("12-3", Some(DeadLetterName::Written(id)));
     let key = (Timestamp::from_nanos(1_700_000_000_000_000_001), Position(42));
     let of = SubscriptionId(7);
     check(
         "pending-7-1700000000000000001-42",
-        Some(LetterName::Pending { of, key }),
+        Some(DeadLetterName::Pending { of, key }),
     );
     for bad in [
         "",
@@ -336,16 +344,16 @@ fn since_is_a_time_or_how_long_ago() {
 }
 
 /// Unwraps a dead letter of this node; there is no other node.
-fn here(shown: page::Shown) -> page::Entry {
+fn here(shown: page::DeadLetterBody) -> page::ApiDeadLetter {
     match shown {
-        page::Shown::Here(entry) => *entry,
-        page::Shown::Elsewhere(text) => panic!("{text}"),
+        page::DeadLetterBody::Here(entry) => *entry,
+        page::DeadLetterBody::Elsewhere(text) => panic!("{text}"),
     }
 }
 
 #[tokio::test]
 async fn pages_follow_each_other_without_gap_or_repetition() {
-    let world = World::new().await;
+    let world = DeadLetterTestEngine::new().await;
     for _ in 0..3 {
         world
             .blob(11, ("orders", "audit"), &[EXHAUSTED, BAD, EXHAUSTED])
@@ -366,7 +374,7 @@ async fn pages_follow_each_other_without_gap_or_repetition() {
 
 #[tokio::test]
 async fn filters_choose_by_marks_and_read_no_blob_in_vain() {
-    let world = World::new().await;
+    let world = DeadLetterTestEngine::new().await;
     world.blob(11, ("orders", "audit"), &[EXHAUSTED, BAD]).await;
     world.blob(12, ("orders", "mail"), &[EXHAUSTED]).await;
     world.blob(11, ("orders", "audit"), &[EXHAUSTED]).await;
@@ -393,7 +401,7 @@ async fn filters_choose_by_marks_and_read_no_blob_in_vain() {
 
 #[tokio::test]
 async fn what_is_wrong_with_a_listing_is_named() {
-    let world = World::new().await;
+    let world = DeadLetterTestEngine::new().await;
     let check = async |query: &str, expected: &str| {
         let detail = world.refusal(query).await;
         assert!(detail.starts_with(expected), "{query}: {detail}");
@@ -430,7 +438,7 @@ async fn what_is_wrong_with_a_listing_is_named() {
 
 #[tokio::test]
 async fn a_letter_is_shown_as_it_is_in_its_blob() {
-    let world = World::new().await;
+    let world = DeadLetterTestEngine::new().await;
     world.blob(11, ("orders", "audit"), &[EXHAUSTED, BAD]).await;
     let shown = page::show(&world.engine, None, "1-1").await.unwrap();
     let text = serde_json::to_string(&shown).unwrap();
@@ -467,8 +475,8 @@ async fn a_letter_is_shown_as_it_is_in_its_blob() {
 /// Six blobs of `orders/audit` with two dead letters each: gone, cut off, with other dead letters,
 /// with fewer, no array, intact; then one of `orders/mail`, to which somebody has added a second
 /// dead letter.
-async fn damaged_world() -> World {
-    let world = World::new().await;
+async fn damaged_world() -> DeadLetterTestEngine {
+    let world = DeadLetterTestEngine::new().await;
     for _ in 0..6 {
         world.blob(11, ("orders", "audit"), &[EXHAUSTED; 2]).await;
     }
@@ -494,7 +502,7 @@ async fn damaged_world() -> World {
 async fn letters_whose_blob_is_missing_or_damaged_are_listed_as_such() {
     let world = damaged_world().await;
     let page = page::list(&world.engine, None, "").await.unwrap();
-    let entries: Vec<page::Entry> = page.value.into_iter().map(here).collect();
+    let entries: Vec<page::ApiDeadLetter> = page.value.into_iter().map(here).collect();
     let states: Vec<(&str, &str)> = entries.iter().map(|entry| (&*entry.id, entry.state)).collect();
     assert_eq!(
         states,
@@ -675,14 +683,14 @@ async fn missing_and_damaged_letters_are_counted_left_out_of_replays_and_purged(
 
 #[tokio::test]
 async fn a_replay_is_counted_then_run_and_what_fails_again_waits_to_be_written() {
-    let world = World::new().await;
+    let world = DeadLetterTestEngine::new().await;
     world.blob(11, ("orders", "audit"), &[EXHAUSTED; 5]).await;
     world.blob(12, ("orders", "mail"), &[BAD]).await;
     match world
         .replay(json!({"subscription": "orders/audit", "dryRun": true}))
         .await
     {
-        Ok(Started::Counted(counted)) => assert_eq!(counted, json!({"count": 5, "pending": 0})),
+        Ok(ReplayStart::Counted(counted)) => assert_eq!(counted, json!({"count": 5, "pending": 0})),
         _ => panic!("five letters"),
     }
     let job = world
@@ -712,7 +720,7 @@ async fn a_replay_is_counted_then_run_and_what_fails_again_waits_to_be_written()
         world
             .engine
             .log()
-            .letters_waiting()
+            .pending_dead_letters()
             .first()
             .map_or(0, |waiting| waiting.count)
     };
@@ -754,7 +762,7 @@ async fn a_replay_is_counted_then_run_and_what_fails_again_waits_to_be_written()
     assert_eq!((early.status, early.field), (409, Some("id")));
     let counted = world.replay(json!({"reason": "UndeliverableDueToHttpBadRequest", "dryRun": true}));
     match counted.await {
-        Ok(Started::Counted(counted)) => assert_eq!(
+        Ok(ReplayStart::Counted(counted)) => assert_eq!(
             counted,
             json!({"count": 1, "pending": 5, "due": "2023-11-14T22:18:20.0000000Z"})
         ),
@@ -776,20 +784,20 @@ async fn a_replay_is_counted_then_run_and_what_fails_again_waits_to_be_written()
 
 #[tokio::test]
 async fn letters_are_written_as_soon_as_somebody_wants_them_to_be() {
-    let world = World::new().await;
+    let world = DeadLetterTestEngine::new().await;
     world.blob(11, ("orders", "audit"), &[EXHAUSTED; 5]).await;
     world.blob(12, ("orders", "mail"), &[BAD; 2]).await;
     let job = world.job(json!({"all": true})).await;
     world.ended(job.id).await;
     let waiting = || {
-        let waiting = world.engine.log().letters_waiting();
+        let waiting = world.engine.log().pending_dead_letters();
         waiting.iter().map(|waiting| waiting.count).sum::<u64>()
     };
     while waiting() < 7 {
         tokio::task::yield_now().await;
     }
     let write = async |body: Value| {
-        let asked = Asked::read(&members(body), NOW, LetterUse::Write)?;
+        let asked = SelectionRequest::read(&members(body), NOW, DeadLetterOperation::Write)?;
         pending::write(&world.engine, None, &asked).await
     };
     let due = "2023-11-14T22:18:20.0000000Z";
@@ -839,7 +847,7 @@ async fn letters_are_written_as_soon_as_somebody_wants_them_to_be() {
 
 #[tokio::test]
 async fn a_replay_is_cancelled_and_gone_on_with() {
-    let world = World::new().await;
+    let world = DeadLetterTestEngine::new().await;
     world.blob(11, ("orders", "audit"), &[EXHAUSTED; 400]).await;
     let job = world.job(json!({"all": true, "rate": 100})).await;
     assert_eq!(job.state, "running");
@@ -865,7 +873,7 @@ async fn a_replay_is_cancelled_and_gone_on_with() {
 
 #[tokio::test]
 async fn a_deleted_subscription_is_known_by_its_letters() {
-    let world = World::new().await;
+    let world = DeadLetterTestEngine::new().await;
     world.blob(5, ("orders", "old"), &[EXHAUSTED]).await;
     world.blob(6, ("returns", "old"), &[EXHAUSTED]).await;
     // Dead letters of a deleted subscription do not belong to a new one with the same name.
@@ -895,7 +903,7 @@ async fn a_deleted_subscription_is_known_by_its_letters() {
 
 #[tokio::test]
 async fn purged_letters_are_not_shown_any_more() {
-    let world = World::new().await;
+    let world = DeadLetterTestEngine::new().await;
     world.blob(11, ("orders", "audit"), &[EXHAUSTED, BAD, BAD]).await;
     world.blob(12, ("orders", "mail"), &[BAD]).await;
     let ask = async |body: Value| purge(&world.engine, None, &members(body)).await;
@@ -918,7 +926,7 @@ async fn purged_letters_are_not_shown_any_more() {
 
 #[tokio::test]
 async fn what_is_wrong_with_a_request_is_named() {
-    let world = World::new().await;
+    let world = DeadLetterTestEngine::new().await;
     let check = async |body: Value, expected: &str| {
         let detail = world.replay(body.clone()).await.err().expect("refused").detail;
         assert!(detail.starts_with(expected), "{body}: {detail}");
@@ -963,20 +971,20 @@ async fn what_is_wrong_with_a_request_is_named() {
 
 #[test]
 fn a_request_means_the_same_when_it_is_read_again() {
-    let meant = Meant {
+    let meant = DeadLetterSelection {
         subscription: Some("orders/audit".into()),
         subscription_id: Some(11),
         reason: Some("TimeToLiveExceeded".into()),
         since: Some("2023-11-14T22:13:20.0000001Z".into()),
         to_id: Some(12),
         rate: Some(50),
-        ..Meant::default()
+        ..DeadLetterSelection::default()
     };
     let request = meant.request();
     assert_eq!(request.filter.subscription, Some(SubscriptionId(11)));
-    assert_eq!(request.filter.reason, Some(Reason::TimeToLiveExceeded));
+    assert_eq!(request.filter.reason, Some(GiveUpReason::TimeToLiveExceeded));
     assert_eq!(request.filter.since, Some(NOW + Duration::from_nanos(100)));
     assert_eq!((request.to, request.rate), (Some(SubscriptionId(12)), Some(50)));
-    let again: Meant = serde_json::from_str(&serde_json::to_string(&meant).unwrap()).unwrap();
+    let again: DeadLetterSelection = serde_json::from_str(&serde_json::to_string(&meant).unwrap()).unwrap();
     assert_eq!(again, meant);
 }

@@ -1,21 +1,21 @@
 //! `/docs/configuration`: every key, generated from the commented default configuration.
 
-use super::html::{Html, slug};
-use super::{Link, Page};
+use super::html::{HtmlBuffer, slug};
+use super::{DocPage, SectionLink};
 
 /// A table of the configuration.
 #[derive(Debug, Default, PartialEq)]
-struct Section<'a> {
+struct ConfigSection<'a> {
     /// Empty at the top level.
     name: &'a str,
     /// Whether there may be several such tables.
     list: bool,
     intro: Vec<String>,
-    keys: Vec<Key<'a>>,
+    keys: Vec<ConfigKey<'a>>,
 }
 
 #[derive(Debug, PartialEq)]
-struct Key<'a> {
+struct ConfigKey<'a> {
     name: &'a str,
     value: &'a str,
     /// Whether `value` is the default; otherwise it is an example.
@@ -23,8 +23,8 @@ struct Key<'a> {
     about: String,
 }
 
-pub fn page(text: &str) -> Page {
-    let mut body = Html::default();
+pub fn page(text: &str) -> DocPage {
+    let mut body = HtmlBuffer::default();
     let mut links = Vec::new();
     let mut ids: Vec<String> = Vec::new();
     for section in read(text) {
@@ -58,9 +58,9 @@ pub fn page(text: &str) -> Page {
             body.tag("</tbody></table>\n");
         }
         body.tag("</section>\n");
-        links.push(Link::here(&id, &title));
+        links.push(SectionLink::here(&id, &title));
     }
-    Page {
+    DocPage {
         title: "Configuration",
         lead: "Every key, as `postrider config` prints it. `postrider serve --print-config` shows what holds.",
         searchable: true,
@@ -69,7 +69,7 @@ pub fn page(text: &str) -> Page {
     }
 }
 
-fn row(out: &mut Html, section: &Section<'_>, key: &Key<'_>) {
+fn row(out: &mut HtmlBuffer, section: &ConfigSection<'_>, key: &ConfigKey<'_>) {
     out.tag("<tr><th scope=\"row\">").code(key.name);
     if !section.list {
         let table = match section.name {
@@ -90,8 +90,8 @@ fn row(out: &mut Html, section: &Section<'_>, key: &Key<'_>) {
 
 /// Parses the configuration text. A comment directly before a key or the head of a table describes
 /// it; a comment followed by an empty line introduces the next table.
-fn read(text: &str) -> Vec<Section<'_>> {
-    let mut sections = vec![Section::default()];
+fn read(text: &str) -> Vec<ConfigSection<'_>> {
+    let mut sections = vec![ConfigSection::default()];
     let mut alone: Vec<String> = Vec::new();
     let mut about: Vec<&str> = Vec::new();
     for line in text.lines().chain([""]) {
@@ -101,14 +101,14 @@ fn read(text: &str) -> Vec<Section<'_>> {
         if let Some((name, list)) = head(said) {
             let mut intro = std::mem::take(&mut alone);
             intro.extend(paragraph(&mut about));
-            sections.push(Section {
+            sections.push(ConfigSection {
                 name,
                 list,
                 intro,
                 keys: Vec::new(),
             });
         } else if let Some((name, value)) = assignment(said) {
-            let key = Key {
+            let key = ConfigKey {
                 name,
                 value,
                 default: !bare.starts_with(' '),

@@ -3,18 +3,18 @@
 
 /// An HTML fragment under construction.
 #[derive(Default)]
-pub struct Html(String);
+pub struct HtmlBuffer(String);
 
-impl Html {
+impl HtmlBuffer {
     /// Appends markup. The text must be known at compile time, so that no later input can become
     /// markup.
-    pub fn tag(&mut self, markup: &'static str) -> &mut Html {
+    pub fn tag(&mut self, markup: &'static str) -> &mut HtmlBuffer {
         self.0.push_str(markup);
         self
     }
 
     /// Appends escaped text, also between the quotes of an attribute.
-    pub fn text(&mut self, text: &str) -> &mut Html {
+    pub fn text(&mut self, text: &str) -> &mut HtmlBuffer {
         for c in text.chars() {
             match c {
                 '&' => self.0.push_str("&amp;"),
@@ -28,12 +28,12 @@ impl Html {
         self
     }
 
-    pub fn code(&mut self, text: &str) -> &mut Html {
+    pub fn code(&mut self, text: &str) -> &mut HtmlBuffer {
         self.tag("<code>").text(text).tag("</code>")
     }
 
     /// Appends one line of prose; text between backticks becomes code.
-    pub fn prose(&mut self, text: &str) -> &mut Html {
+    pub fn prose(&mut self, text: &str) -> &mut HtmlBuffer {
         for (at, part) in text.split('`').enumerate() {
             match at % 2 {
                 0 => self.text(part),
@@ -44,14 +44,14 @@ impl Html {
     }
 
     /// Appends paragraphs that are separated by empty lines.
-    pub fn paragraphs(&mut self, text: &str) -> &mut Html {
+    pub fn paragraphs(&mut self, text: &str) -> &mut HtmlBuffer {
         for paragraph in text.split("\n\n") {
             self.tag("<p>").prose(paragraph).tag("</p>\n");
         }
         self
     }
 
-    pub fn heading(&mut self, level: u8, id: &str, text: &str) -> &mut Html {
+    pub fn heading(&mut self, level: u8, id: &str, text: &str) -> &mut HtmlBuffer {
         let (open, close) = match level {
             2 => ("<h2 id=\"", "</h2>\n"),
             3 => ("<h3 id=\"", "</h3>\n"),
@@ -68,13 +68,13 @@ impl Html {
     }
 
     /// Appends a sample that can be copied.
-    pub fn sample(&mut self, text: &str) -> &mut Html {
+    pub fn sample(&mut self, text: &str) -> &mut HtmlBuffer {
         self.tag("<pre class=\"code\" tabindex=\"0\"><code>")
             .text(text)
             .tag("</code></pre>\n")
     }
 
-    pub fn add(&mut self, other: &Html) -> &mut Html {
+    pub fn add(&mut self, other: &HtmlBuffer) -> &mut HtmlBuffer {
         self.0.push_str(&other.0);
         self
     }
@@ -104,7 +104,7 @@ mod tests {
 
     #[test]
     fn nothing_that_is_text_becomes_markup() {
-        let mut page = Html::default();
+        let mut page = HtmlBuffer::default();
         let hostile = "<script>alert('1')</script>\"><img src=x onerror=alert(1)>`<b>`&";
         page.text(hostile)
             .prose(hostile)

@@ -1,20 +1,20 @@
 //! `/docs/profiles`: how the documented Event Grid profiles differ.
 
-use super::html::Html;
-use super::{Link, Page};
+use super::html::HtmlBuffer;
+use super::{DocPage, SectionLink};
 use postrider_core::duration::print;
 use postrider_core::profile::{Profile, Profiles, StatusRule, TimeToLiveRule};
 use std::time::Duration;
 
-pub fn page() -> Page {
-    let mut body = Html::default();
+pub fn page() -> DocPage {
+    let mut body = HtmlBuffer::default();
     let mut links = Vec::new();
     let profiles = Profiles::default();
     for profile in profiles.iter() {
         show(&mut body, profile);
-        links.push(Link::here(profile.name, profile.name));
+        links.push(SectionLink::here(profile.name, profile.name));
     }
-    Page {
+    DocPage {
         title: "Profiles",
         lead: "A profile is everything in which the documents of Event Grid differ. `profile` in the configuration chooses one for all, \
                a topic or a subscription may name another, and `[profile_custom]` makes one of your own. These are as documented; \
@@ -25,7 +25,7 @@ pub fn page() -> Page {
     }
 }
 
-fn show(out: &mut Html, profile: &Profile) {
+fn show(out: &mut HtmlBuffer, profile: &Profile) {
     out.tag("<section class=\"panel\">\n")
         .heading(2, profile.name, profile.name);
     out.tag("<p>")

@@ -1,9 +1,9 @@
 //! `/docs/api`: the reference of our own API, generated from its OpenAPI description.
 
-use super::html::{Html, slug};
-use super::{Link, Page};
-use crate::openapi::{DOCUMENT, Operation, at, operations, resolved, text};
-use postrider_core::json::{Kind, Raw};
+use super::html::{HtmlBuffer, slug};
+use super::{DocPage, SectionLink};
+use crate::openapi::{DOCUMENT, DescribedOperation, at, operations, resolved, text};
+use postrider_core::json::{JsonKind, RawJson};
 use std::fmt::Write;
 
 /// Address in the examples; a script replaces it with the address that the page came from.
@@ -11,10 +11,10 @@ pub const ORIGIN: &str = "http://127.0.0.1:5888";
 /// JSON that is wider than this is broken into lines.
 const WIDTH: usize = 88;
 
-pub fn page() -> Page {
+pub fn page() -> DocPage {
     let document = *DOCUMENT;
     let all = operations();
-    let mut body = Html::default();
+    let mut body = HtmlBuffer::default();
     let info = at(document, "info");
     body.tag("<div class=\"panel\">\n");
     if let Some(description) = text(info, "description") {
@@ -35,7 +35,7 @@ pub fn page() -> Page {
 
     let mut menu = vec![(
         "Reference".to_owned(),
-        vec![Link::here("credentials", "Credentials")],
+        vec![SectionLink::here("credentials", "Credentials")],
     )];
     for tag in at(document, "tags").elements() {
         let name = text(tag, "name").unwrap_or_default();
@@ -46,7 +46,7 @@ pub fn page() -> Page {
         let mut links = Vec::new();
         for one in all.iter().filter(|one| of_tag(one, &name)) {
             operation(&mut body, one);
-            links.push(Link::here(
+            links.push(SectionLink::here(
                 &id(one),
                 &text(one.told, "summary").unwrap_or_default(),
             ));
@@ -62,10 +62,10 @@ pub fn page() -> Page {
             .heading(3, &id, schema.name);
         shape(&mut body, schema.value);
         body.tag("</section>\n");
-        links.push(Link::here(&id, schema.name));
+        links.push(SectionLink::here(&id, schema.name));
     }
     menu.push(("Schemas".to_owned(), links));
-    Page {
+    DocPage {
         title: "API reference",
         lead: "Postrider's own API: what became of events, how everything is, and what to do about it.",
         searchable: true,
@@ -74,12 +74,12 @@ pub fn page() -> Page {
     }
 }
 
-fn of_tag(operation: &Operation, tag: &str) -> bool {
+fn of_tag(operation: &DescribedOperation, tag: &str) -> bool {
     let mut tags = at(operation.told, "tags").elements();
     tags.any(|one| one.as_str().is_some_and(|one| one == tag))
 }
 
-fn id(operation: &Operation) -> String {
+fn id(operation: &DescribedOperation) -> String {
     text(operation.told, "operationId")
         .unwrap_or_default()
         .into_owned()
@@ -89,7 +89,7 @@ fn schema_id(name: &str) -> String {
     format!("schema-{name}")
 }
 
-fn operation(out: &mut Html, operation: &Operation) {
+fn operation(out: &mut HtmlBuffer, operation: &DescribedOperation) {
     let told = operation.told;
     out.tag("<section class=\"panel operation\">\n");
     out.heading(3, &id(operation), &text(told, "summary").unwrap_or_default());
@@ -129,7 +129,7 @@ fn needs(what: &str) -> &'static str {
     }
 }
 
-fn parameters(out: &mut Html, parameters: Raw<'static>) {
+fn parameters(out: &mut HtmlBuffer, parameters: RawJson<'static>) {
     let mut all = parameters.elements().peekable();
     if all.peek().is_none() {
         return;
@@ -159,7 +159,7 @@ fn parameters(out: &mut Html, parameters: Raw<'static>) {
 }
 
 /// The answers of an operation. `data` is the schema of a stream's events.
-fn answers(out: &mut Html, responses: Raw<'static>, data: Option<Raw<'static>>) {
+fn answers(out: &mut HtmlBuffer, responses: RawJson<'static>, data: Option<RawJson<'static>>) {
     out.tag("<h4>Answers</h4>\n<table class=\"members answers\"><thead><tr><th scope=\"col\">Status</th><th scope=\"col\">Body</th>");
     out.tag("<th scope=\"col\">Meaning</th></tr></thead>\n<tbody>\n");
     let mut examples = Vec::new();
@@ -209,7 +209,7 @@ fn answers(out: &mut Html, responses: Raw<'static>, data: Option<Raw<'static>>) 
 }
 
 /// The type of a value, in a few words.
-fn kind(out: &mut Html, schema: Raw<'static>) {
+fn kind(out: &mut HtmlBuffer, schema: RawJson<'static>) {
     if let Some(to) = text(schema, "$ref") {
         let name = to.rsplit('/').next().unwrap_or_default().to_owned();
         out.tag("<a href=\"#")
@@ -234,7 +234,10 @@ fn kind(out: &mut Html, schema: Raw<'static>) {
     }
     let types: Vec<_> = match at(schema, "type").as_str() {
         Some(one) => vec![one],
-        None => at(schema, "type").elements().filter_map(Raw::as_str).collect(),
+        None => at(schema, "type")
+            .elements()
+            .filter_map(RawJson::as_str)
+            .collect(),
     };
     for (place, one) in types.iter().enumerate() {
         out.text(if place == 0 { "" } else { " or " });
@@ -260,8 +263,8 @@ fn kind(out: &mut Html, schema: Raw<'static>) {
 }
 
 /// Limits, allowed values and default of a value.
-fn bounds(out: &mut Html, schema: Raw<'static>) {
-    let number = |name: &str| schema.get(name).map(Raw::text);
+fn bounds(out: &mut HtmlBuffer, schema: RawJson<'static>) {
+    let number = |name: &str| schema.get(name).map(RawJson::text);
     match (number("minimum"), number("maximum")) {
         (Some(least), Some(most)) => out.text(&format!(" From {least} to {most}.")),
         (None, Some(most)) => out.text(&format!(" At most {most}.")),
@@ -271,11 +274,14 @@ fn bounds(out: &mut Html, schema: Raw<'static>) {
         let shown = fallback.as_str().unwrap_or(fallback.text().into());
         out.text(" Unless said, ").code(&shown).text(".");
     }
-    let choices: Vec<_> = at(schema, "enum").elements().filter_map(Raw::as_str).collect();
+    let choices: Vec<_> = at(schema, "enum")
+        .elements()
+        .filter_map(RawJson::as_str)
+        .collect();
     one_of(out, &choices);
     let examples: Vec<_> = at(schema, "examples")
         .elements()
-        .filter_map(Raw::as_str)
+        .filter_map(RawJson::as_str)
         .collect();
     for (place, example) in examples.iter().enumerate() {
         out.text(if place == 0 { " Such as " } else { " or " })
@@ -284,7 +290,7 @@ fn bounds(out: &mut Html, schema: Raw<'static>) {
     }
 }
 
-fn one_of(out: &mut Html, choices: &[std::borrow::Cow<'static, str>]) {
+fn one_of(out: &mut HtmlBuffer, choices: &[std::borrow::Cow<'static, str>]) {
     for (place, choice) in choices.iter().enumerate() {
         out.text(if place == 0 { " One of " } else { ", " }).code(choice);
         out.text(if place + 1 == choices.len() { "." } else { "" });
@@ -292,7 +298,7 @@ fn one_of(out: &mut Html, choices: &[std::borrow::Cow<'static, str>]) {
 }
 
 /// A schema with all its members.
-fn shape(out: &mut Html, schema: Raw<'static>) {
+fn shape(out: &mut HtmlBuffer, schema: RawJson<'static>) {
     if schema.get("$ref").is_some() {
         out.tag("<p>");
         kind(out, schema);
@@ -326,24 +332,24 @@ fn shape(out: &mut Html, schema: Raw<'static>) {
     out.tag("</tbody></table>\n");
 }
 
-struct Row {
+struct MemberRow {
     name: String,
     required: bool,
-    schema: Raw<'static>,
+    schema: RawJson<'static>,
 }
 
 /// Lists the members of a schema; nested members are named by their path.
-fn collect(prefix: &str, schema: Raw<'static>, rows: &mut Vec<Row>) {
+fn collect(prefix: &str, schema: RawJson<'static>, rows: &mut Vec<MemberRow>) {
     for choice in at(schema, "oneOf").elements() {
         collect(prefix, choice, rows);
     }
     let required: Vec<_> = at(schema, "required")
         .elements()
-        .filter_map(Raw::as_str)
+        .filter_map(RawJson::as_str)
         .collect();
     for member in at(schema, "properties").members() {
         let name = format!("{prefix}{}", member.name);
-        rows.push(Row {
+        rows.push(MemberRow {
             name: name.clone(),
             required: required.iter().any(|one| *one == member.name),
             schema: member.value,
@@ -354,7 +360,7 @@ fn collect(prefix: &str, schema: Raw<'static>, rows: &mut Vec<Row>) {
 }
 
 /// An example request as a command line.
-fn curl(operation: &Operation) -> String {
+fn curl(operation: &DescribedOperation) -> String {
     let told = operation.told;
     let mut command = String::from("curl");
     let changes = operation.method != "GET";
@@ -398,25 +404,25 @@ fn curl(operation: &Operation) -> String {
     command
 }
 
-fn streams(told: Raw<'static>) -> bool {
+fn streams(told: RawJson<'static>) -> bool {
     let mut all = at(told, "responses").members();
     all.any(|response| response.value.text().contains("text/event-stream"))
 }
 
 /// JSON on one line.
-fn compact(value: Raw<'static>) -> String {
+fn compact(value: RawJson<'static>) -> String {
     pretty_within(value, 0, usize::MAX)
 }
 
 /// JSON on as many lines as needed.
-fn pretty(value: Raw<'static>, indent: usize) -> String {
+fn pretty(value: RawJson<'static>, indent: usize) -> String {
     pretty_within(value, indent, WIDTH)
 }
 
-fn pretty_within(value: Raw<'static>, indent: usize, width: usize) -> String {
+fn pretty_within(value: RawJson<'static>, indent: usize, width: usize) -> String {
     let (open, close) = match value.kind() {
-        Kind::Object => ('{', '}'),
-        Kind::Array => ('[', ']'),
+        JsonKind::Object => ('{', '}'),
+        JsonKind::Array => ('[', ']'),
         _ => return value.text().to_owned(),
     };
     let parts = |indent: usize, width: usize| -> Vec<String> {
@@ -444,12 +450,12 @@ mod tests {
 
     #[test]
     fn long_values_are_broken_and_short_ones_are_not() {
-        let short = Raw::parse(r#"{ "a" : [1,  2], "b": {} }"#).unwrap();
+        let short = RawJson::parse(r#"{ "a" : [1,  2], "b": {} }"#).unwrap();
         assert_eq!(pretty(short, 0), r#"{"a": [1, 2], "b": {}}"#);
         let long = r#"{"name": "0123456789012345678901234567890123456789", "list": ["01234567890123456789012345678901234567890"]}"#;
         let expected = "{\n  \"name\": \"0123456789012345678901234567890123456789\",\n  \
                         \"list\": [\"01234567890123456789012345678901234567890\"]\n}";
-        assert_eq!(pretty(Raw::parse(long).unwrap(), 0), expected);
-        assert_eq!(compact(Raw::parse(long).unwrap()), long);
+        assert_eq!(pretty(RawJson::parse(long).unwrap(), 0), expected);
+        assert_eq!(compact(RawJson::parse(long).unwrap()), long);
     }
 }

@@ -1,21 +1,21 @@
 //! The pages as a browser receives them.
 
 use super::*;
-use crate::azure::subscriptions::tests::lab::{Got, Lab};
+use crate::azure::subscriptions::tests::test_server::{ApiTestServer, TestAnswer};
 use std::collections::BTreeSet;
 
 const CONFIGURATION: &str =
     "# All of it.\n\n# Which <one>.\n#profile = \"a\"\n\n# Where.\n[listen]\n#https = \"<script>\"\n";
 
-async fn lab() -> Lab {
-    Lab::with(false, |server| server.configuration = CONFIGURATION).await
+async fn lab() -> ApiTestServer {
+    ApiTestServer::with(false, |server| server.configuration = CONFIGURATION).await
 }
 
-async fn get(lab: &Lab, path: &str) -> Got {
+async fn get(lab: &ApiTestServer, path: &str) -> TestAnswer {
     lab.exchange("GET", path, None, &[("host", "localhost")]).await
 }
 
-async fn text(lab: &Lab, path: &str) -> String {
+async fn text(lab: &ApiTestServer, path: &str) -> String {
     let got = get(lab, path).await.expect(200);
     String::from_utf8(got.bytes.to_vec()).unwrap()
 }

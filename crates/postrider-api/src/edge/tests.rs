@@ -1,6 +1,8 @@
 use super::{adopt_earlier_topics, array_pieces, is_json};
 use crate::EdgeAccess;
-use crate::azure::subscriptions::tests::lab::{GROUP, Got, Lab, Still, VERSION, web_hook};
+use crate::azure::subscriptions::tests::test_server::{
+    ApiTestServer, GROUP, LabClock, TestAnswer, VERSION, web_hook,
+};
 use crate::quotas::Quotas;
 use postrider_core::ids::Secret;
 use postrider_core::subscription::Topic;
@@ -14,7 +16,7 @@ fn arm(topic: &str) -> String {
     format!("{GROUP}/providers/Microsoft.EventGrid/topics/{topic}")
 }
 
-async fn put_managed(lab: &Lab, topic: &str, properties: Value) -> Got {
+async fn put_managed(lab: &ApiTestServer, topic: &str, properties: Value) -> TestAnswer {
     let body = json!({"location": "westus2", "properties": properties});
     lab.arm("PUT", &arm(topic), Some(body)).await
 }
@@ -24,7 +26,13 @@ fn event() -> Value {
 }
 
 /// Sends a request to the edge API as any program on this machine could.
-async fn ask(lab: &Lab, method: &str, path: &str, body: Option<&Value>, headers: &[(&str, &str)]) -> Got {
+async fn ask(
+    lab: &ApiTestServer,
+    method: &str,
+    path: &str,
+    body: Option<&Value>,
+    headers: &[(&str, &str)],
+) -> TestAnswer {
     let mut all = headers.to_vec();
     if !headers.iter().any(|(name, _)| *name == "host") {
         all.push(("host", "localhost"));
@@ -32,7 +40,13 @@ async fn ask(lab: &Lab, method: &str, path: &str, body: Option<&Value>, headers:
     lab.exchange(method, path, body, &all).await
 }
 
-async fn status(lab: &Lab, method: &str, path: &str, body: Option<&Value>, headers: &[(&str, &str)]) -> u16 {
+async fn status(
+    lab: &ApiTestServer,
+    method: &str,
+    path: &str,
+    body: Option<&Value>,
+    headers: &[(&str, &str)],
+) -> u16 {
     ask(lab, method, path, body, headers).await.status
 }
 
@@ -40,7 +54,7 @@ async fn status(lab: &Lab, method: &str, path: &str, body: Option<&Value>, heade
 async fn topics_of_the_management_api_are_out_of_its_reach() {
     let keys = EdgeAccess::Keys([Secret::new(KEY), Secret::new("")]);
     for access in [EdgeAccess::Open, keys] {
-        let lab = Lab::with(true, |server| server.config.edge = access).await;
+        let lab = ApiTestServer::with(true, |server| server.config.edge = access).await;
         put_managed(&lab, "managed", json!({})).await.expect(201);
         let hook = web_hook("/yes?code=secret", json!({}));
         let path = format!("{}/eventSubscriptions/sub", arm("managed"));
@@ -101,7 +115,7 @@ async fn topics_of_the_management_api_are_out_of_its_reach() {
 
 #[tokio::test]
 async fn without_a_credential_what_was_made_elsewhere_stays() {
-    let lab = Lab::new(true).await;
+    let lab = ApiTestServer::new(true).await;
     lab.edge("PUT", "/topics/orders", None).await.expect(200);
     // The owner makes the same topic, which the edge API reaches, and a subscription with a secret.
     put_managed(&lab, "orders", json!({})).await.expect(201);
@@ -164,7 +178,7 @@ async fn without_a_credential_what_was_made_elsewhere_stays() {
 
 #[tokio::test]
 async fn only_custom_topics_can_be_of_the_edge() {
-    let lab = Lab::new(true).await;
+    let lab = ApiTestServer::new(true).await;
     let path = format!("{GROUP}/providers/Microsoft.EventGrid/domains/dom");
     let body = json!({"location": "westus2", "properties": {"postrider": {"edge": true}}});
     let refused = lab.arm("PUT", &path, Some(body)).await.expect(400);
@@ -176,7 +190,7 @@ async fn only_custom_topics_can_be_of_the_edge() {
 
 #[tokio::test]
 async fn no_page_of_another_origin_can_use_it() {
-    let lab = Lab::new(true).await;
+    let lab = ApiTestServer::new(true).await;
     let body = event();
     lab.edge("PUT", "/topics/mine", None).await.expect(200);
     let events = "/topics/mine/events";
@@ -217,7 +231,7 @@ async fn no_page_of_another_origin_can_use_it() {
     assert_eq!(status(&lab, "PUT", path, Some(&body), &plain).await, 415);
     assert_eq!(status(&lab, "PUT", path, None, &[]).await, 200);
 
-    let lab = Lab::with(true, |server| {
+    let lab = ApiTestServer::with(true, |server| {
         server.config.public_url = Some("https://events.example:8443".into());
         server.config.host_names.push("events.example".into());
     })
@@ -252,7 +266,7 @@ fn json_is_known_by_its_type() {
 
 #[tokio::test]
 async fn rules_of_a_topic_hold_here_too() {
-    let lab = Lab::new(true).await;
+    let lab = ApiTestServer::new(true).await;
     lab.edge("PUT", "/topics/mine", None).await.expect(200);
     let body = event();
     let publish = async |headers: &[(&str, &str)]| {
@@ -289,7 +303,7 @@ async fn rules_of_a_topic_hold_here_too() {
 
 #[tokio::test]
 async fn no_url_has_a_forged_host() {
-    let lab = Lab::new(true).await;
+    let lab = ApiTestServer::new(true).await;
     for (host, expected) in [
         ("localhost", "https://localhost"),
         ("localhost:8443", "https://localhost:8443"),
@@ -316,7 +330,7 @@ async fn no_url_has_a_forged_host() {
 
 #[tokio::test]
 async fn one_more_than_a_quota_is_refused_by_name() {
-    let lab = Lab::with(false, |server| {
+    let lab = ApiTestServer::with(false, |server| {
         server.config.quotas = Quotas {
             topics: 1,
             domains: 1,
@@ -328,7 +342,7 @@ async fn one_more_than_a_quota_is_refused_by_name() {
         };
     })
     .await;
-    let check = |got: Got, key: &str| {
+    let check = |got: TestAnswer, key: &str| {
         assert_eq!(got.status, 409, "{}", got.body);
         let text = got.body.to_string();
         assert!(
@@ -383,7 +397,7 @@ async fn one_more_than_a_quota_is_refused_by_name() {
 
 #[tokio::test]
 async fn topics_of_earlier_versions_are_told_apart_by_their_subscriptions() {
-    let lab = Lab::new(false).await;
+    let lab = ApiTestServer::new(false).await;
     let hook = || Some(web_hook("/x", json!({})));
     for name in ["module", "mixed", "managed", "bare"] {
         lab.topic(name).await;
@@ -426,9 +440,9 @@ async fn an_address_that_guesses_the_edge_key_has_to_wait() {
     let unguessable = "AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8=";
     for (key, after_guesses) in [(KEY, 429), (unguessable, 200)] {
         let keys = EdgeAccess::Keys([Secret::new(key), Secret::new("")]);
-        let lab = Lab::with(false, |server| {
+        let lab = ApiTestServer::with(false, |server| {
             server.config.edge = keys;
-            server.wall = Arc::new(Still);
+            server.wall = Arc::new(LabClock);
         })
         .await;
         let with = async |key: &str| ask(&lab, "GET", "/topics", None, &[("aeg-sas-key", key)]).await;

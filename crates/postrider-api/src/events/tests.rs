@@ -1,20 +1,21 @@
 //! Event histories and searches as the API shows them; filter tests and the live stream, which show
 //! the same recordings.
 
-use crate::azure::subscriptions::tests::lab::{GROUP, Got, Lab, web_hook};
-use crate::sessions::Sessions;
+use crate::azure::subscriptions::tests::test_server::{ApiTestServer, GROUP, TestAnswer, web_hook};
+use crate::sessions::PortalSessions;
 use bytes::Bytes;
-use postrider_core::event::{Batch, EventRef, Lacks, Schema, Span};
+use postrider_core::event::{ByteSpan, EventRef, EventSchema, MissingMembers, PublishedBatch};
 use postrider_core::ids::{Position, SubscriptionId, TopicId};
 use postrider_core::outcome::Outcome;
-use postrider_core::retry::Reason;
+use postrider_core::retry::GiveUpReason;
 use postrider_core::time::Timestamp;
-use postrider_engine::deliver::Timings;
+use postrider_engine::deliver::AttemptTimings;
 use postrider_engine::recorder::{
-    AttemptFilter, AttemptStory, Audience, BlobPlace, Cursor, Decision, DeliveryLine, DeliveryState,
-    DeliveryStory, Disposition, End, EventLine, EventState, EventStory, Fate, Happening, Line, NextAttempt,
-    NextWhy, Page, Place, Predicate, Query, Recent, RecorderStatus, Recordings, Snippet, SubscriptionStory,
-    Verdict, Why,
+    AnswerSnippet, AttemptDecision, AttemptFilter, AttemptHistory, DeadLetterBlobLocation,
+    DeliveryDisposition, DeliveryHistory, DeliveryLine, DeliveryState, EventHistory, EventLine, EventPage,
+    EventPlace, EventQuery, EventState, LiveStreamHappening, LiveStreamLine, NextAttempt, NextAttemptReason,
+    RecentEvent, RecordedDeliveryEnd, RecorderStatus, RecordingQueries, RetryTimeRule, RoutingVerdict,
+    SearchCursor, SubscriptionFate, SubscriptionHistory, TopicAudience, UnmetPredicate,
 };
 use serde_json::{Value, json};
 use std::sync::{Arc, Mutex};
@@ -22,7 +23,7 @@ use std::time::Duration;
 use tokio::sync::broadcast;
 
 const NOW: Timestamp = Timestamp::from_secs(1_790_000_000);
-const CURSOR: Cursor = Cursor {
+const CURSOR: SearchCursor = SearchCursor {
     segment: 5,
     record: 6,
     event: 7,
@@ -30,17 +31,17 @@ const CURSOR: Cursor = Cursor {
 
 /// Recordings with event `e1` and a single page. Remembers the queries.
 #[derive(Default)]
-struct Told {
-    asked: Mutex<Vec<Query>>,
+struct FakeRecordings {
+    asked: Mutex<Vec<EventQuery>>,
     ids: Mutex<Vec<String>>,
-    recent: Vec<Recent>,
-    lines: Vec<Line>,
+    recent: Vec<RecentEvent>,
+    lines: Vec<LiveStreamLine>,
     /// Senders that are kept, so that their streams do not end by themselves.
-    open: Option<Mutex<Vec<broadcast::Sender<Arc<Line>>>>>,
+    open: Option<Mutex<Vec<broadcast::Sender<Arc<LiveStreamLine>>>>>,
 }
 
-impl Recordings for Told {
-    fn trace(&self, id: &str) -> Vec<EventStory> {
+impl RecordingQueries for FakeRecordings {
+    fn trace(&self, id: &str) -> Vec<EventHistory> {
         self.ids.lock().unwrap().push(id.to_owned());
         match id {
             "e1" | "a/b ü" => vec![story(id)],
@@ -48,22 +49,22 @@ impl Recordings for Told {
         }
     }
 
-    fn search(&self, query: &Query) -> Page {
+    fn search(&self, query: &EventQuery) -> EventPage {
         self.asked.lock().unwrap().push(query.clone());
-        Page {
+        EventPage {
             events: vec![event_line()],
             cursor: Some(CURSOR),
             searched: Some((NOW - Duration::from_secs(60), NOW)),
-            ..Page::default()
+            ..EventPage::default()
         }
     }
 
-    fn recent(&self, topic: Option<TopicId>, max: usize) -> Vec<Recent> {
+    fn recent(&self, topic: Option<TopicId>, max: usize) -> Vec<RecentEvent> {
         assert!(topic.is_some());
         self.recent.iter().take(max).cloned().collect()
     }
 
-    fn subscribe(&self) -> broadcast::Receiver<Arc<Line>> {
+    fn subscribe(&self) -> broadcast::Receiver<Arc<LiveStreamLine>> {
         let (sender, receiver) = broadcast::channel(16);
         for line in &self.lines {
             sender.send(Arc::new(line.clone())).unwrap();
@@ -82,10 +83,10 @@ impl Recordings for Told {
     }
 }
 
-async fn lab(told: Told) -> (Lab, Arc<Told>) {
+async fn lab(told: FakeRecordings) -> (ApiTestServer, Arc<FakeRecordings>) {
     let told = Arc::new(told);
     let recordings = told.clone();
-    let lab = Lab::with(false, |server| server.recordings = recordings).await;
+    let lab = ApiTestServer::with(false, |server| server.recordings = recordings).await;
     lab.topic("t1").await;
     let path = format!("{GROUP}/providers/Microsoft.EventGrid/topics/t1/eventSubscriptions/sub1");
     let made = lab
@@ -96,12 +97,12 @@ async fn lab(told: Told) -> (Lab, Arc<Told>) {
     (lab, told)
 }
 
-async fn get(lab: &Lab, path: &str) -> Got {
+async fn get(lab: &ApiTestServer, path: &str) -> TestAnswer {
     lab.send("GET", &format!("/postrider/v1/{path}"), None, &[]).await
 }
 
-fn story(id: &str) -> EventStory {
-    let attempt = AttemptStory {
+fn story(id: &str) -> EventHistory {
+    let attempt = AttemptHistory {
         number: 1,
         begun: NOW,
         ended: NOW + Duration::from_millis(9),
@@ -110,85 +111,88 @@ fn story(id: &str) -> EventStory {
         outcome: Outcome::Busy,
         status: Some(503),
         batch: 3,
-        timings: Some(Timings {
+        timings: Some(AttemptTimings {
             connect: Duration::ZERO,
             first_byte: Duration::from_millis(2),
             total: Duration::from_millis(3),
         }),
-        response: Some(Snippet {
+        response: Some(AnswerSnippet {
             content_type: Some("text/html".into()),
             text: "<script>".into(),
             truncated: true,
         }),
         failure: None,
-        decision: Decision::Retry {
+        decision: AttemptDecision::Retry {
             at: NOW + Duration::from_secs(30),
-            why: Why::Floor {
+            why: RetryTimeRule::Floor {
                 wait: Duration::from_secs(30),
             },
         },
     };
-    let unanswered = AttemptStory {
+    let unanswered = AttemptHistory {
         number: 2,
         outcome: Outcome::SocketError,
         status: None,
         timings: None,
         response: None,
         failure: Some("refused".into()),
-        decision: Decision::DeadLetter(Reason::AttemptsExhausted),
+        decision: AttemptDecision::DeadLetter(GiveUpReason::AttemptsExhausted),
         ..attempt.clone()
     };
-    let delivery = |state: DeliveryState| DeliveryStory {
+    let delivery = |state: DeliveryState| DeliveryHistory {
         state,
         attempts: Vec::new(),
         next: None,
         end: None,
         holds: Vec::new(),
     };
-    let blob = BlobPlace {
+    let blob = DeadLetterBlobLocation {
         account: "local".into(),
         container: "dead".into(),
         path: "x.json".into(),
     };
     let fates = [
-        Fate::Matched(DeliveryStory {
+        SubscriptionFate::Matched(DeliveryHistory {
             attempts: vec![attempt, unanswered],
-            end: Some(End {
+            end: Some(RecordedDeliveryEnd {
                 at: NOW,
-                disposition: Disposition::DeadLettered(Reason::AttemptsExhausted),
+                disposition: DeliveryDisposition::DeadLettered(GiveUpReason::AttemptsExhausted),
                 blob: Some(blob.clone()),
             }),
             ..delivery(DeliveryState::DeadLettered)
         }),
-        Fate::Matched(DeliveryStory {
+        SubscriptionFate::Matched(DeliveryHistory {
             next: Some(NextAttempt {
                 at: NOW,
-                why: NextWhy::Probation {
+                why: NextAttemptReason::Probation {
                     cause: Outcome::TimedOut,
                 },
             }),
             ..delivery(DeliveryState::Held)
         }),
-        Fate::Matched(DeliveryStory {
-            end: Some(End {
+        SubscriptionFate::Matched(DeliveryHistory {
+            end: Some(RecordedDeliveryEnd {
                 at: NOW,
-                disposition: Disposition::DeliveredLate,
+                disposition: DeliveryDisposition::DeliveredLate,
                 blob: None,
             }),
             ..delivery(DeliveryState::Delivered)
         }),
-        Fate::Refused(Predicate {
-            verdict: Verdict::Advanced(0),
+        SubscriptionFate::Refused(UnmetPredicate {
+            verdict: RoutingVerdict::Advanced(0),
             text: "data.n NumberGreaterThan 5".into(),
         }),
     ];
-    let subscriptions = fates.into_iter().zip(1000..).map(|(fate, id)| SubscriptionStory {
-        id: SubscriptionId(id),
-        name: format!("gone{id}"),
-        domain_topic: None,
-        fate,
-    });
-    EventStory {
+    let subscriptions = fates
+        .into_iter()
+        .zip(1000..)
+        .map(|(fate, id)| SubscriptionHistory {
+            id: SubscriptionId(id),
+            name: format!("gone{id}"),
+            domain_topic: None,
+            fate,
+        });
+    EventHistory {
         id: id.into(),
         topic: TopicId(1),
         topic_name: "t1".into(),
@@ -197,14 +201,14 @@ fn story(id: &str) -> EventStory {
         event_type: "T".into(),
         subject: "s".into(),
         source: None,
-        schema: Schema::EventGrid,
+        schema: EventSchema::EventGrid,
         accepted: NOW,
         publisher: "key1".into(),
         bytes: 200,
         trace: None,
         replay: 0,
         replayed_from: None,
-        place: Some(Place {
+        place: Some(EventPlace {
             first: Position(12345),
             index: 2,
         }),
@@ -215,7 +219,7 @@ fn story(id: &str) -> EventStory {
 
 fn event_line() -> EventLine {
     EventLine {
-        behind: Cursor {
+        behind: SearchCursor {
             segment: 1,
             record: 2,
             event: 3,
@@ -253,7 +257,7 @@ fn a_line_names_fifty_subscriptions_and_counts_the_others() {
 
 #[tokio::test]
 async fn the_story_of_an_event_is_told() {
-    let (lab, _) = lab(Told::default()).await;
+    let (lab, _) = lab(FakeRecordings::default()).await;
     let got = get(&lab, "events/e1").await.expect(200).body;
     assert_eq!(got["id"], "e1");
     let story = &got["stories"][0];
@@ -313,7 +317,7 @@ async fn the_story_of_an_event_is_told() {
 
 #[tokio::test]
 async fn hostile_ids_are_only_looked_up() {
-    let (lab, told) = lab(Told::default()).await;
+    let (lab, told) = lab(FakeRecordings::default()).await;
     get(&lab, "events/a%2Fb%20%C3%BC").await.expect(200);
     let long = "x".repeat(5000);
     for (sent, meant) in [
@@ -340,7 +344,7 @@ async fn hostile_ids_are_only_looked_up() {
         .await
         .expect(405);
     // If recording is off, the error says so.
-    let off = Lab::new(false).await;
+    let off = ApiTestServer::new(false).await;
     let got = get(&off, "events/e1").await.expect(404);
     assert!(got.body["detail"].as_str().unwrap().ends_with("recording is off"));
     let got = get(&off, "events/stream").await.expect(404);
@@ -355,7 +359,7 @@ async fn hostile_ids_are_only_looked_up() {
 
 #[tokio::test]
 async fn a_search_is_asked_as_it_is_meant() {
-    let (lab, told) = lab(Told::default()).await;
+    let (lab, told) = lab(FakeRecordings::default()).await;
     let query = "topic=T1&subscription=sub1&type=T&subject=a+b%2B&state=DEADLETTERED&outcome=busy\
                  &since=2026-01-01T00:00:00Z&until=1h&limit=7&cursor=5-6-7&id=e1";
     let got = get(&lab, &format!("events?{query}")).await.expect(200).body;
@@ -412,7 +416,7 @@ async fn a_search_is_asked_as_it_is_meant() {
 
 #[tokio::test]
 async fn a_question_for_attempts_is_read_as_it_is_meant() {
-    let (lab, told) = lab(Told::default()).await;
+    let (lab, told) = lab(FakeRecordings::default()).await;
     let path = |query: &str| format!("subscription/attempts?{query}");
     let id = format!(
         "{GROUP}/providers/Microsoft.EventGrid/topics/t1/providers/Microsoft.EventGrid/eventSubscriptions/SUB1"
@@ -450,30 +454,30 @@ async fn a_question_for_attempts_is_read_as_it_is_meant() {
     get(&lab, "subscription/other?id=sub1").await.expect(404);
 }
 
-fn recent(data: &str) -> Recent {
+fn recent(data: &str) -> RecentEvent {
     let event = format!(
         r#"{{"id":"e","subject":"s","eventType":"T","eventTime":"2026-01-01T00:00:00Z","dataVersion":"","data":{data}}}"#
     );
-    let batch = Batch {
+    let batch = PublishedBatch {
         topic: TopicId(1),
-        schema: Schema::EventGrid,
+        schema: EventSchema::EventGrid,
         received: NOW,
         publisher: "key1".into(),
         trace: None,
         replay: 0,
         hops: 0,
         events: vec![EventRef {
-            object: Span::new(0, event.len()),
+            object: ByteSpan::new(0, event.len()),
             matched: 0,
-            data_version: Span::default(),
-            topic: Span::default(),
-            lacks: Lacks::default(),
+            data_version: ByteSpan::default(),
+            topic: ByteSpan::default(),
+            lacks: MissingMembers::default(),
         }],
         body: Bytes::from(event),
         matched: vec![Box::default()],
     };
-    Recent {
-        audience: Arc::new(Audience {
+    RecentEvent {
+        audience: Arc::new(TopicAudience {
             topic: TopicId(1),
             name: "t1".into(),
             full_id: "/r/t1".into(),
@@ -488,9 +492,9 @@ fn recent(data: &str) -> Recent {
 
 #[tokio::test]
 async fn a_filter_is_tried_on_the_latest_events() {
-    let told = Told {
+    let told = FakeRecordings {
         recent: vec![recent(r#"{"n":6}"#), recent(r#"{"n":5}"#), recent("null")],
-        ..Told::default()
+        ..FakeRecordings::default()
     };
     let (lab, _) = lab(told).await;
     let test = async |body: Value, headers: &[(&str, &str)]| {
@@ -547,9 +551,9 @@ async fn a_filter_is_tried_on_the_latest_events() {
 #[tokio::test]
 async fn a_filter_test_has_the_budget_of_a_publish_request() {
     let large = format!(r#"{{"n":"{}"}}"#, "x".repeat(100_000));
-    let told = Told {
+    let told = FakeRecordings {
         recent: vec![recent(&large); 60],
-        ..Told::default()
+        ..FakeRecordings::default()
     };
     let (lab, _) = lab(told).await;
     let filter =
@@ -572,7 +576,7 @@ async fn a_filter_test_has_the_budget_of_a_publish_request() {
 
 #[tokio::test]
 async fn the_stream_tells_what_happens_until_it_ends() {
-    let line = |what: Happening, subscription: Option<u64>| Line {
+    let line = |what: LiveStreamHappening, subscription: Option<u64>| LiveStreamLine {
         what,
         at: NOW,
         id: "e\n1".into(),
@@ -584,19 +588,19 @@ async fn the_stream_tells_what_happens_until_it_ends() {
         subscription: subscription.map(|id| (SubscriptionId(id), format!("s{id}"))),
         elsewhere: None,
     };
-    let attempted = Happening::Attempted {
+    let attempted = LiveStreamHappening::Attempted {
         outcome: Outcome::Busy,
         status: Some(503),
         state: DeliveryState::Retrying,
     };
-    let ended = Happening::Ended(Disposition::Dropped(Reason::TimeToLiveExceeded));
-    let told = Told {
+    let ended = LiveStreamHappening::Ended(DeliveryDisposition::Dropped(GiveUpReason::TimeToLiveExceeded));
+    let told = FakeRecordings {
         lines: vec![
-            line(Happening::Accepted { matched: 1 }, None),
+            line(LiveStreamHappening::Accepted { matched: 1 }, None),
             line(attempted, Some(1)),
             line(ended, Some(2)),
         ],
-        ..Told::default()
+        ..FakeRecordings::default()
     };
     let (lab, _) = lab(told).await;
     let got = get(&lab, "events/stream").await.expect(200);
@@ -636,7 +640,7 @@ async fn the_stream_tells_what_happens_until_it_ends() {
 }
 
 /// Waits until a client follows the stream.
-async fn followed(told: &Told) {
+async fn followed(told: &FakeRecordings) {
     while told.open.as_ref().unwrap().lock().unwrap().is_empty() {
         tokio::task::yield_now().await;
     }
@@ -644,9 +648,9 @@ async fn followed(told: &Told) {
 
 #[tokio::test]
 async fn streams_end_with_the_server_and_with_their_session() {
-    let open = || Told {
+    let open = || FakeRecordings {
         open: Some(Mutex::default()),
-        ..Told::default()
+        ..FakeRecordings::default()
     };
     let (first, told) = lab(open()).await;
     let stop = async {
@@ -659,7 +663,7 @@ async fn streams_end_with_the_server_and_with_their_session() {
 
     let (second, told) = lab(open()).await;
     let (seal, now) = (second.server.access.session_seal(), second.server.wall.now());
-    let (id, token, session) = Sessions::begin("reader", seal, now);
+    let (id, token, session) = PortalSessions::begin("reader", seal, now);
     let cookie = format!("__Host-postrider_session_443={}", id.expose());
     let headers = [
         ("host", "localhost"),
@@ -683,13 +687,13 @@ async fn streams_end_with_the_server_and_with_their_session() {
 
 #[tokio::test]
 async fn a_stream_ends_when_the_token_that_opened_it_is_revoked() {
-    let (lab, told) = lab(Told {
+    let (lab, told) = lab(FakeRecordings {
         open: Some(Mutex::default()),
-        ..Told::default()
+        ..FakeRecordings::default()
     })
     .await;
     let (revoked, other) = (lab.token_of("reader"), lab.token_of("owner"));
-    let tell = |line: Line| {
+    let tell = |line: LiveStreamLine| {
         let line = Arc::new(line);
         for sender in told.open.as_ref().unwrap().lock().unwrap().iter() {
             let _ = sender.send(line.clone());
@@ -737,9 +741,9 @@ async fn a_stream_ends_when_the_token_that_opened_it_is_revoked() {
 
 #[tokio::test]
 async fn slow_readers_are_told_what_they_lost() {
-    let told = Told {
+    let told = FakeRecordings {
         lines: vec![accepted(); 20],
-        ..Told::default()
+        ..FakeRecordings::default()
     };
     let (lab, _) = lab(told).await;
     let got = get(&lab, "events/stream").await.expect(200);
@@ -750,9 +754,9 @@ async fn slow_readers_are_told_what_they_lost() {
     assert!(!String::from_utf8_lossy(&got.bytes).contains("event:"));
 }
 
-fn accepted() -> Line {
-    Line {
-        what: Happening::Accepted { matched: 1 },
+fn accepted() -> LiveStreamLine {
+    LiveStreamLine {
+        what: LiveStreamHappening::Accepted { matched: 1 },
         at: NOW,
         id: "e1".into(),
         topic: TopicId(1),

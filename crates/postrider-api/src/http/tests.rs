@@ -2,15 +2,15 @@
 //! wait.
 
 use super::*;
-use crate::azure::subscriptions::tests::lab::{GROUP, Lab};
+use crate::azure::subscriptions::tests::test_server::{ApiTestServer, GROUP};
 use crate::limits::ClientBounds;
 use serde_json::json;
 use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream};
 
 /// A server with the topics `t1` and `t2`.
-async fn lab(bounds: ClientBounds) -> Lab {
+async fn lab(bounds: ClientBounds) -> ApiTestServer {
     let limits = ClientLimits::new(&bounds);
-    let lab = Lab::with(false, |server| server.client_limits = Arc::new(limits)).await;
+    let lab = ApiTestServer::with(false, |server| server.client_limits = Arc::new(limits)).await;
     for topic in ["t1", "t2"] {
         lab.topic(topic).await;
     }
@@ -18,12 +18,12 @@ async fn lab(bounds: ClientBounds) -> Lab {
 }
 
 /// A connection to the server, which serves it while the future is polled.
-fn connect(lab: &Lab) -> (DuplexStream, impl Future<Output = ()>) {
+fn connect(lab: &ApiTestServer) -> (DuplexStream, impl Future<Output = ()>) {
     let (ours, theirs) = tokio::io::duplex(64 << 10);
     let serving = connection(
         lab.server.clone(),
         theirs,
-        Origin::test(lab.ends),
+        ConnectionOrigin::test(lab.ends),
         CancellationToken::new(),
     );
     (ours, serving)
@@ -38,7 +38,12 @@ fn head(path: &str, length: usize) -> String {
 
 /// Sends a head and this many bytes of a body every second, then nothing. Returns the answer and
 /// when it arrived.
-async fn trickle(lab: &Lab, path: &str, bytes_per_second: usize, seconds: u32) -> (String, Duration) {
+async fn trickle(
+    lab: &ApiTestServer,
+    path: &str,
+    bytes_per_second: usize,
+    seconds: u32,
+) -> (String, Duration) {
     let (stream, serving) = connect(lab);
     let begun = Instant::now();
     let (mut reading, mut writing) = tokio::io::split(stream);
@@ -80,7 +85,7 @@ async fn a_body_that_does_not_keep_coming_is_answered_408() {
         assert!(answer.contains("did not keep coming"), "{path}: {answer}");
         assert_eq!(after, Duration::from_secs(10), "{path}");
     }
-    assert_eq!(lab.server.client_limits.count(Limit::BodyStall), 4);
+    assert_eq!(lab.server.client_limits.count(ClientLimit::BodyStall), 4);
     // An occasional byte is not enough; a slow client has until the time limit for bodies.
     let (answer, after) = trickle(&lab, paths[0], 20, 1000).await;
     assert!(answer.starts_with("HTTP/1.1 408 "), "{answer}");
@@ -137,7 +142,7 @@ async fn stalled_bodies_of_one_topic_leave_room_for_others() {
     }
     let used = lab.server.client_limits.publish_bodies.bytes();
     assert!((ROOM / 3..=ROOM / 2).contains(&used), "{used}");
-    assert!(lab.server.client_limits.count(Limit::BodyRoom) > 0);
+    assert!(lab.server.client_limits.count(ClientLimit::BodyRoom) > 0);
     assert_eq!(publish("t2").await, 200);
     drop((silent, full));
     assert_eq!(lab.server.client_limits.publish_bodies.bytes(), 0);
@@ -167,9 +172,9 @@ async fn a_request_under_way_is_not_idle_and_what_follows_it_is() {
     let connections = Arc::new(crate::connections::Connections::new(1, 1));
     let peer = [127, 0, 0, 1].into();
     let place = connections.admit(peer, &lab.server.client_limits).unwrap();
-    let origin = Origin {
+    let origin = ConnectionOrigin {
         connection: place.connection.clone(),
-        ..Origin::test(lab.ends)
+        ..ConnectionOrigin::test(lab.ends)
     };
     let (mut ours, theirs) = tokio::io::duplex(64 << 10);
     let serving = connection(lab.server.clone(), theirs, origin, CancellationToken::new());

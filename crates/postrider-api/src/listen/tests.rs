@@ -2,31 +2,31 @@
 //! real sockets elsewhere.
 
 use super::*;
-use crate::azure::subscriptions::tests::lab::{GROUP, Got, Lab, web_hook};
+use crate::azure::subscriptions::tests::test_server::{ApiTestServer, GROUP, TestAnswer, web_hook};
 use async_trait::async_trait;
 use http::{HeaderValue, Uri};
 use postrider_core::time::{Clock, Sleep};
 use postrider_engine::deliver;
 
 /// A transport that answers with the host of each request.
-struct Network;
+struct EchoHostTransport;
 
 #[async_trait]
-impl Transport for Network {
-    async fn send(self: Arc<Self>, request: Request) -> Reply {
+impl DeliveryTransport for EchoHostTransport {
+    async fn send(self: Arc<Self>, request: DeliveryRequest) -> DeliveryReply {
         failed(request.url.host().unwrap_or_default())
     }
 }
 
-fn listeners() -> Arc<Listeners> {
-    Arc::new(Listeners::new(Arc::new(Network)))
+fn listeners() -> Arc<ListenSessions> {
+    Arc::new(ListenSessions::new(Arc::new(EchoHostTransport)))
 }
 
-fn request(url: &str) -> Request {
+fn request(url: &str) -> DeliveryRequest {
     let mut headers = HeaderMap::new();
     headers.insert("aeg-event-type", HeaderValue::from_static("Notification"));
     let more = [("x-a", "1"), ("x-a", "2")];
-    Request {
+    DeliveryRequest {
         method: Method::POST,
         url: Arc::new(url.parse::<Uri>().unwrap()),
         headers: Arc::new(headers),
@@ -38,13 +38,13 @@ fn request(url: &str) -> Request {
     }
 }
 
-fn to(token: &str) -> Request {
+fn to(token: &str) -> DeliveryRequest {
     request(&format!("https://{HOST}/{token}"))
 }
 
-fn connect(listeners: &Listeners, token: &str) -> (Arc<Line>, mpsc::Receiver<Bytes>) {
+fn connect(listeners: &ListenSessions, token: &str) -> (Arc<ListenSession>, mpsc::Receiver<Bytes>) {
     let (pieces, received) = mpsc::channel(PIECES);
-    let line = Arc::new(Line::new(pieces));
+    let line = Arc::new(ListenSession::new(pieces));
     listeners.lines().insert(token.to_owned(), line.clone());
     (line, received)
 }
@@ -85,20 +85,20 @@ async fn a_listener_gets_the_request_and_its_answer_is_the_reply() {
             json!({"delivery": 1, "method": "POST", "body": "[{\"id\":\"1\"}]",
                    "headers": {"aeg-event-type": "Notification", "x-a": "1, 2"}})
         );
-        let answer = deliver::Answer {
+        let answer = deliver::DeliveryAnswer {
             status: 503,
             body: Bytes::from_static(b"later"),
-            ..deliver::Answer::default()
+            ..deliver::DeliveryAnswer::default()
         };
         assert!(
-            !line.answer(2, Reply::Answered(answer.clone())),
+            !line.answer(2, DeliveryReply::Answered(answer.clone())),
             "nobody asked for it"
         );
-        assert!(line.answer(1, Reply::Answered(answer.clone())));
-        assert!(!line.answer(1, Reply::Answered(answer)), "once is enough");
+        assert!(line.answer(1, DeliveryReply::Answered(answer.clone())));
+        assert!(!line.answer(1, DeliveryReply::Answered(answer)), "once is enough");
     };
     let (reply, ()) = tokio::join!(listeners.clone().send(to("t")), answering);
-    let Reply::Answered(answer) = reply else {
+    let DeliveryReply::Answered(answer) = reply else {
         panic!("{reply:?}");
     };
     assert_eq!((answer.status, &answer.body[..]), (503, &b"later"[..]));
@@ -107,7 +107,7 @@ async fn a_listener_gets_the_request_and_its_answer_is_the_reply() {
 
 #[tokio::test]
 async fn a_body_that_is_no_text_comes_as_base64() {
-    let request = Request {
+    let request = DeliveryRequest {
         body: Bytes::from_static(b"\xff").into(),
         ..to("t")
     };
@@ -181,14 +181,14 @@ async fn a_reader_that_goes_ends_what_it_has_not_read() {
     assert_eq!(listeners.send(to("t")).await, failed("nobody listens any more"));
 }
 
-async fn lab() -> Lab {
-    let lab = Lab::with(false, |server| server.listeners = Some(listeners())).await;
+async fn lab() -> ApiTestServer {
+    let lab = ApiTestServer::with(false, |server| server.listeners = Some(listeners())).await;
     lab.topic("t1").await;
     lab.domain("d1", false).await;
     lab
 }
 
-async fn post(lab: &Lab, path: &str, body: Value) -> Got {
+async fn post(lab: &ApiTestServer, path: &str, body: Value) -> TestAnswer {
     lab.send("POST", &format!("/postrider/v1/{path}"), Some(&body), &[])
         .await
 }
@@ -293,9 +293,9 @@ async fn only_who_may_write_listens() {
 
 /// A clock that stands still until it is released, and then is a day ahead.
 #[derive(Default)]
-struct Held(CancellationToken);
+struct ReleasedClock(CancellationToken);
 
-impl Clock for Held {
+impl Clock for ReleasedClock {
     fn now(&self) -> Timestamp {
         let days = u64::from(self.0.is_cancelled());
         Timestamp::from_secs(1_790_000_000) + Duration::from_secs(days * 86_400)
@@ -312,9 +312,9 @@ impl Clock for Held {
 
 #[tokio::test]
 async fn a_listener_whose_token_is_revoked_is_sent_away() {
-    let clock = Arc::new(Held::default());
+    let clock = Arc::new(ReleasedClock::default());
     let wall = clock.clone();
-    let lab = Lab::with(false, |server| {
+    let lab = ApiTestServer::with(false, |server| {
         server.listeners = Some(listeners());
         server.wall = wall;
     })
@@ -366,7 +366,7 @@ async fn there_are_only_so_many_listeners() {
     let lab = lab().await;
     let listeners = lab.server.listeners.clone().unwrap();
     let take = |n: usize| {
-        let holder = Holder {
+        let holder = StreamSlotHolder {
             client: format!("client {}", n % 4),
             address: [127, 0, 0, 1].into(),
             is_owner: true,
@@ -402,7 +402,7 @@ async fn what_listeners_of_an_earlier_life_left_is_deleted() {
     let path = format!("{GROUP}/providers/Microsoft.EventGrid/topics/t1/eventSubscriptions/sub1");
     let made = lab.arm("PUT", &path, Some(web_hook("/x", json!({})))).await;
     made.expect(201);
-    let left = Asked::read(br#"{"topic":"t1"}"#).unwrap();
+    let left = ListenRequest::read(br#"{"topic":"t1"}"#).unwrap();
     let left = left
         .subscription(&lab.server, "0123456789abcdef", "me")
         .await
@@ -412,7 +412,7 @@ async fn what_listeners_of_an_earlier_life_left_is_deleted() {
     assert_eq!(left.name, "listen-01234567");
     lab.server.engine.put_subscription(left).await.unwrap();
     assert_eq!(lab.server.engine.directory.all_subscriptions().len(), 2);
-    delete_left_over(&lab.server).await;
+    delete_orphaned_subscriptions(&lab.server).await;
     let names: Vec<String> = lab
         .server
         .engine

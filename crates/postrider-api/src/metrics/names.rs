@@ -5,15 +5,15 @@
 //! of this server. Which dimensions and values exist beyond the documented ones is unknown, so the
 //! names of this server's outcomes and reasons are used.
 
-use super::page::{Kind, Page, labels};
-use super::{Numbers, OfSubscription, OfTopic, by_outcome, by_reason};
+use super::page::{MetricKind, MetricsPage, labels};
+use super::{MetricValues, SubscriptionMetrics, TopicMetrics, by_outcome, by_reason};
 use postrider_core::outcome::Outcome;
-use postrider_core::retry::Reason;
+use postrider_core::retry::GiveUpReason;
 use std::time::Duration;
 
 /// Sets of metric names that are enabled besides our own.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Names {
+pub struct MetricNameSets {
     pub azure: bool,
     pub edge: bool,
 }
@@ -23,24 +23,24 @@ fn millis(time: Duration) -> f64 {
 }
 
 /// A sum and a count under one name.
-fn average(page: &mut Page, name: &str, labels: &str, sum: f64, count: u64) {
+fn average(page: &mut MetricsPage, name: &str, labels: &str, sum: f64, count: u64) {
     page.line(&format!("{name}_sum"), labels, sum);
     page.line(&format!("{name}_count"), labels, count);
 }
 
-pub(super) fn azure(page: &mut Page, numbers: &Numbers) {
-    let topics: Vec<(String, &OfTopic)> = numbers
+pub(super) fn azure(page: &mut MetricsPage, numbers: &MetricValues) {
+    let topics: Vec<(String, &TopicMetrics)> = numbers
         .topics
         .iter()
         .map(|topic| (labels(&[("Resource", &topic.label)]), topic))
         .collect();
-    let subscriptions: Vec<(String, &OfSubscription)> = numbers
+    let subscriptions: Vec<(String, &SubscriptionMetrics)> = numbers
         .subscriptions
         .iter()
         .map(|one| (azure_labels(one), one))
         .collect();
 
-    type OfTopics = fn(&OfTopic) -> Option<u64>;
+    type OfTopics = fn(&TopicMetrics) -> Option<u64>;
     let counts: [(&str, &str, OfTopics); 3] = [
         (
             "PublishSuccessCount",
@@ -59,7 +59,7 @@ pub(super) fn azure(page: &mut Page, numbers: &Numbers) {
         ),
     ];
     for (name, help, count) in counts {
-        page.family(name, Kind::Untyped, help);
+        page.family(name, MetricKind::Untyped, help);
         for (labels, topic) in &topics {
             if let Some(count) = count(topic) {
                 page.line(name, labels, count);
@@ -67,12 +67,12 @@ pub(super) fn azure(page: &mut Page, numbers: &Numbers) {
         }
     }
     let name = "PublishSuccessLatencyInMs";
-    page.family(name, Kind::Summary, "What accepted publish requests took.");
+    page.family(name, MetricKind::Summary, "What accepted publish requests took.");
     for (labels, topic) in &topics {
         average(page, name, labels, topic.micros as f64 / 1e3, topic.requests);
     }
 
-    type OfSubscriptions = fn(&OfSubscription) -> u64;
+    type OfSubscriptions = fn(&SubscriptionMetrics) -> u64;
     let counts: [(&str, &str, OfSubscriptions); 2] = [
         (
             "MatchedEventCount",
@@ -84,13 +84,17 @@ pub(super) fn azure(page: &mut Page, numbers: &Numbers) {
         }),
     ];
     for (name, help, count) in counts {
-        page.family(name, Kind::Untyped, help);
+        page.family(name, MetricKind::Untyped, help);
         for (labels, one) in &subscriptions {
             page.line(name, labels, count(one));
         }
     }
     let name = "DeliveryAttemptFailCount";
-    page.family(name, Kind::Untyped, "Counter: delivery requests that failed.");
+    page.family(
+        name,
+        MetricKind::Untyped,
+        "Counter: delivery requests that failed.",
+    );
     for (labels, one) in &subscriptions {
         for (outcome, count) in by_outcome(&one.totals).filter(|(outcome, _)| *outcome != Outcome::Success) {
             let labels = format!("{labels},ErrorType=\"{outcome}\",Error=\"{outcome}\"");
@@ -98,12 +102,12 @@ pub(super) fn azure(page: &mut Page, numbers: &Numbers) {
         }
     }
     let name = "DestinationProcessingDurationInMs";
-    page.family(name, Kind::Summary, "What delivery requests took.");
+    page.family(name, MetricKind::Summary, "What delivery requests took.");
     for (labels, one) in &subscriptions {
         let duration = &one.totals.duration;
         average(page, name, labels, millis(duration.sum), duration.count());
     }
-    type ByReason = fn(&OfSubscription) -> &[u64];
+    type ByReason = fn(&SubscriptionMetrics) -> &[u64];
     let with_reasons: [(&str, &str, &str, ByReason); 2] = [
         (
             "DeadLetteredCount",
@@ -119,7 +123,7 @@ pub(super) fn azure(page: &mut Page, numbers: &Numbers) {
         ),
     ];
     for (name, dimension, help, counts) in with_reasons {
-        page.family(name, Kind::Untyped, help);
+        page.family(name, MetricKind::Untyped, help);
         for (labels, one) in &subscriptions {
             for (reason, count) in by_reason(counts(one)) {
                 page.line(name, &format!("{labels},{dimension}=\"{reason}\""), count);
@@ -128,13 +132,13 @@ pub(super) fn azure(page: &mut Page, numbers: &Numbers) {
     }
 }
 
-fn successes(one: &OfSubscription) -> u64 {
+fn successes(one: &SubscriptionMetrics) -> u64 {
     one.totals.outcomes[usize::from(Outcome::Success.code())]
 }
 
 /// Labels of a subscription. In a domain, subscriptions of a domain topic and those of the whole
 /// domain have different labels.
-fn azure_labels(one: &OfSubscription) -> String {
+fn azure_labels(one: &SubscriptionMetrics) -> String {
     let mut all = vec![("Resource", one.topic.as_str())];
     match &one.domain_topic {
         Some(inside) => all.extend([("Topic", inside.as_str()), ("EventSubscriptionName", &one.name)]),
@@ -144,8 +148,8 @@ fn azure_labels(one: &OfSubscription) -> String {
     labels(&all)
 }
 
-pub(super) fn edge(page: &mut Page, numbers: &Numbers) {
-    type OfTopics = fn(&OfTopic) -> u64;
+pub(super) fn edge(page: &mut MetricsPage, numbers: &MetricValues) {
+    type OfTopics = fn(&TopicMetrics) -> u64;
     let counts: [(&str, &str, OfTopics); 5] = [
         ("EventsReceived", "Counter: events that were accepted.", |t| {
             t.events
@@ -171,25 +175,25 @@ pub(super) fn edge(page: &mut Page, numbers: &Numbers) {
             |t| t.refused - t.refused_by_trouble,
         ),
     ];
-    let topics: Vec<(String, &OfTopic)> = numbers
+    let topics: Vec<(String, &TopicMetrics)> = numbers
         .topics
         .iter()
         .map(|topic| (labels(&[("topic", &topic.label)]), topic))
         .collect();
     for (name, help, count) in counts {
-        page.family(name, Kind::Untyped, help);
+        page.family(name, MetricKind::Untyped, help);
         for (labels, topic) in &topics {
             page.line(name, labels, count(topic));
         }
     }
     let name = "SuccessRequestLatencyMs";
-    page.family(name, Kind::Summary, "What accepted publish requests took.");
+    page.family(name, MetricKind::Summary, "What accepted publish requests took.");
     for (labels, topic) in &topics {
         average(page, name, labels, topic.micros as f64 / 1e3, topic.requests);
     }
 
     let subscriptions = &numbers.subscriptions;
-    type OfSubscriptions = fn(&OfSubscription) -> u64;
+    type OfSubscriptions = fn(&SubscriptionMetrics) -> u64;
     let counts: [(&str, &str, OfSubscriptions); 4] = [
         ("DeliverySuccessCounts", "Counter: events that arrived.", |s| {
             s.delivered
@@ -206,18 +210,18 @@ pub(super) fn edge(page: &mut Page, numbers: &Numbers) {
             "ExpiredCounts",
             "Counter: events whose time to live was over.",
             |s| {
-                let code = usize::from(Reason::TimeToLiveExceeded.code());
+                let code = usize::from(GiveUpReason::TimeToLiveExceeded.code());
                 s.dead_lettered[code] + s.dropped[code]
             },
         ),
     ];
     for (name, help, count) in counts {
-        page.family(name, Kind::Untyped, help);
+        page.family(name, MetricKind::Untyped, help);
         for one in subscriptions {
             page.line(name, &one.labels, count(one));
         }
     }
-    type Average = fn(&OfSubscription) -> (Duration, u64);
+    type Average = fn(&SubscriptionMetrics) -> (Duration, u64);
     let averages: [(&str, &str, Average); 3] = [
         (
             "DeliverySuccessLatencyMs",
@@ -236,7 +240,7 @@ pub(super) fn edge(page: &mut Page, numbers: &Numbers) {
         ),
     ];
     for (name, help, of) in averages {
-        page.family(name, Kind::Summary, help);
+        page.family(name, MetricKind::Summary, help);
         for one in subscriptions {
             let (sum, count) = of(one);
             average(page, name, &one.labels, millis(sum), count);

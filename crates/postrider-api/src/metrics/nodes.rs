@@ -1,12 +1,12 @@
 //! Metrics of a cluster, as this node knows them.
 
-use super::page::{Kind, Page, labels};
-use crate::cluster::{Cluster, Standing};
+use super::page::{MetricKind, MetricsPage, labels};
+use crate::cluster::{ClusterState, NodeStanding};
 
-pub fn cluster(page: &mut Page, cluster: &Cluster) {
+pub fn cluster(page: &mut MetricsPage, cluster: &ClusterState) {
     let name = "postrider_cluster_nodes";
-    page.family(name, Kind::Gauge, "Nodes, by how they are doing.");
-    for standing in Standing::ALL {
+    page.family(name, MetricKind::Gauge, "Nodes, by how they are doing.");
+    for standing in NodeStanding::ALL {
         let count = cluster
             .nodes
             .iter()
@@ -63,7 +63,7 @@ pub fn cluster(page: &mut Page, cluster: &Cluster) {
         ),
     ];
     for (name, help, value) in gauges {
-        page.family(name, Kind::Gauge, help);
+        page.family(name, MetricKind::Gauge, help);
         page.line(name, "", value);
     }
     let tallies = &cluster.own.tallies;
@@ -120,7 +120,7 @@ pub fn cluster(page: &mut Page, cluster: &Cluster) {
         ),
     ];
     for (name, help, value) in counters {
-        page.family(name, Kind::Counter, help);
+        page.family(name, MetricKind::Counter, help);
         page.line(name, "", value);
     }
 }

@@ -4,7 +4,7 @@ use postrider_engine::meters::Histogram;
 use std::fmt::{Display, Write};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Kind {
+pub(super) enum MetricKind {
     Counter,
     Gauge,
     Histogram,
@@ -15,18 +15,18 @@ pub(super) enum Kind {
 }
 
 #[derive(Default)]
-pub(super) struct Page {
+pub(super) struct MetricsPage {
     pub text: String,
 }
 
-impl Page {
-    pub fn family(&mut self, name: &str, kind: Kind, help: &str) {
+impl MetricsPage {
+    pub fn family(&mut self, name: &str, kind: MetricKind, help: &str) {
         let kind = match kind {
-            Kind::Counter => "counter",
-            Kind::Gauge => "gauge",
-            Kind::Histogram => "histogram",
-            Kind::Summary => "summary",
-            Kind::Untyped => "untyped",
+            MetricKind::Counter => "counter",
+            MetricKind::Gauge => "gauge",
+            MetricKind::Histogram => "histogram",
+            MetricKind::Summary => "summary",
+            MetricKind::Untyped => "untyped",
         };
         let _ = writeln!(self.text, "# HELP {name} {help}\n# TYPE {name} {kind}");
     }

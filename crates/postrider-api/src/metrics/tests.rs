@@ -1,11 +1,11 @@
-use super::page::{Kind, Page, labels};
+use super::page::{MetricKind, MetricsPage, labels};
 use super::*;
 use std::time::Duration;
 
 #[test]
 fn lines_are_as_prometheus_reads_them() {
-    let mut page = Page::default();
-    page.family("x_total", Kind::Counter, "How many.");
+    let mut page = MetricsPage::default();
+    page.family("x_total", MetricKind::Counter, "How many.");
     page.line("x_total", "", 3);
     page.line(
         "x_total",
@@ -25,7 +25,7 @@ fn histograms_count_upwards() {
         beyond: 4,
         sum: Duration::from_millis(1_250),
     };
-    let mut page = Page::default();
+    let mut page = MetricsPage::default();
     page.histogram("h", "topic=\"t\"", &[0.5, 1.0, 30.0], &histogram, |_, value| {
         value
     });
@@ -42,7 +42,7 @@ fn histograms_count_upwards() {
 // since a decrease would be taken for a restart.
 #[test]
 fn what_is_added_up_never_goes_back() {
-    let shown = Shown::default();
+    let shown = MonotonicCounters::default();
     let told = [5.0, 9.0, 3.0, 10.0].map(|value| shown.at_least("x", value));
     assert_eq!(told, [5.0, 9.0, 9.0, 10.0]);
     assert_eq!(shown.at_least("y", 1.0), 1.0);

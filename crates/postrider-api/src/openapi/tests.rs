@@ -1,12 +1,12 @@
 //! The description against the server: each has exactly what the other has.
 
 use super::*;
-use crate::azure::subscriptions::tests::lab::{Got, Lab};
-use crate::listen::Listeners;
+use crate::azure::subscriptions::tests::test_server::{ApiTestServer, TestAnswer};
+use crate::listen::ListenSessions;
 use async_trait::async_trait;
 use postrider_core::outcome::Outcome;
-use postrider_core::retry::Reason;
-use postrider_engine::deliver::{Reply, Request, Transport};
+use postrider_core::retry::GiveUpReason;
+use postrider_engine::deliver::{DeliveryReply, DeliveryRequest, DeliveryTransport};
 use postrider_engine::recorder::EventState;
 use postrider_engine::subscription_health::{HealthReasonKind, SubscriptionHealth};
 use serde_json::{Value, json};
@@ -31,18 +31,18 @@ fn filled(path: &str) -> String {
     parts.collect::<Vec<_>>().join("/")
 }
 
-fn ours() -> impl Iterator<Item = Operation> {
+fn ours() -> impl Iterator<Item = DescribedOperation> {
     operations()
         .into_iter()
         .filter(|one| one.path.starts_with("/postrider/"))
 }
 
-fn needs(operation: &Operation) -> String {
+fn needs(operation: &DescribedOperation) -> String {
     text(operation.told, "x-needs").unwrap().into_owned()
 }
 
 /// Whether the router does not know the path, as opposed to a missing resource.
-fn is_unknown_path(got: &Got, path: &str) -> bool {
+fn is_unknown_path(got: &TestAnswer, path: &str) -> bool {
     got.status == 404 && got.body["detail"] == format!("{path} does not exist")
 }
 
@@ -80,7 +80,7 @@ fn it_is_whole() {
         .map(|tag| &tag["name"])
         .collect();
     let schemes = document["components"]["securitySchemes"].as_object().unwrap();
-    for Operation { method, path, told } in operations() {
+    for DescribedOperation { method, path, told } in operations() {
         let told: Value = serde_json::from_str(told.text()).unwrap();
         let id = told["operationId"].as_str().expect("an operation has an id");
         assert!(names.insert(id.to_owned()), "{id} is there twice");
@@ -123,7 +123,7 @@ fn names_are_those_of_the_code() {
         );
     };
     check("Outcome", Outcome::ALL.map(Outcome::name).to_vec());
-    check("Reason", Reason::ALL.map(Reason::name).to_vec());
+    check("Reason", GiveUpReason::ALL.map(GiveUpReason::name).to_vec());
     check(
         "SubscriptionHealth",
         SubscriptionHealth::ALL.map(SubscriptionHealth::name).to_vec(),
@@ -157,7 +157,7 @@ fn paths_are_found_and_others_are_not() {
 /// knows.
 #[tokio::test]
 async fn methods() {
-    let lab = Lab::new(false).await;
+    let lab = ApiTestServer::new(false).await;
     let paths: BTreeSet<&str> = ours().map(|one| one.path).collect();
     for path in paths {
         let known: BTreeSet<String> = ours()
@@ -211,7 +211,7 @@ async fn methods() {
 /// The permissions in the description are those that the server enforces.
 #[tokio::test]
 async fn credentials() {
-    let lab = Lab::new(false).await;
+    let lab = ApiTestServer::new(false).await;
     for one in operations() {
         let path = filled(one.path);
         let ask = async |headers: &[(&str, &str)]| {
@@ -220,7 +220,7 @@ async fn credentials() {
             lab.exchange(&one.method, &path, None, &all).await
         };
         let (nobody, reader, owner) = (ask(&[]).await, ask(&[READER]).await, ask(&[OWNER]).await);
-        let check = |who: &str, got: &Got, statuses: &[u16], expected: bool| {
+        let check = |who: &str, got: &TestAnswer, statuses: &[u16], expected: bool| {
             let is = statuses.contains(&got.status);
             assert_eq!(
                 is, expected,
@@ -259,7 +259,7 @@ fn listed<'a>(detail: &'a str, words: &str) -> Option<BTreeSet<&'a str>> {
 /// The query parameters that the server's errors list are those of the description.
 #[tokio::test]
 async fn parameters() {
-    let lab = Lab::new(false).await;
+    let lab = ApiTestServer::new(false).await;
     let mut checked = 0;
     for one in ours().filter(|one| one.method == "GET" && needs(one) == "read") {
         let path = filled(one.path);
@@ -318,11 +318,11 @@ async fn parameters() {
 }
 
 /// A transport that sends nothing.
-struct Nowhere;
+struct NullTransport;
 
 #[async_trait]
-impl Transport for Nowhere {
-    async fn send(self: Arc<Self>, _: Request) -> Reply {
+impl DeliveryTransport for NullTransport {
+    async fn send(self: Arc<Self>, _: DeliveryRequest) -> DeliveryReply {
         std::future::pending().await
     }
 }
@@ -330,8 +330,8 @@ impl Transport for Nowhere {
 /// Members that are not described are refused by name.
 #[tokio::test]
 async fn members_of_bodies() {
-    let listeners = Arc::new(Listeners::new(Arc::new(Nowhere)));
-    let lab = Lab::with(false, |server| server.listeners = Some(listeners)).await;
+    let listeners = Arc::new(ListenSessions::new(Arc::new(NullTransport)));
+    let lab = ApiTestServer::with(false, |server| server.listeners = Some(listeners)).await;
     let document = document();
     for one in ours().filter(|one| one.method == "POST" && needs(one) != "loopback") {
         let told: Value = serde_json::from_str(one.told.text()).unwrap();

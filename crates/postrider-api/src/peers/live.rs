@@ -4,14 +4,14 @@
 //! receive the announcement report what happens at them. A node that attempts an event which
 //! another node accepted requests the event's description from that node.
 
-use super::{Heard, Peers, gather};
+use super::{PeerResponses, Peers, gather};
 use crate::Server;
 use crate::events;
 use crate::stream;
 use bytes::{Bytes, BytesMut};
 use postrider_core::ids::{SubscriptionId, TopicId};
 use postrider_core::time::{Clock, Timestamp};
-use postrider_engine::recorder::{Line, Place};
+use postrider_engine::recorder::{EventPlace, LiveStreamLine};
 use serde::{Deserialize, Serialize};
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
@@ -41,31 +41,31 @@ const WHAT: &str = "live";
 
 /// A line of the live stream as watchers read it, with the topic and subscription that it concerns.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Told {
+pub struct LiveLine {
     pub topic: TopicId,
     pub subscription: Option<SubscriptionId>,
     pub text: Bytes,
 }
 
 /// Live stream over all nodes.
-pub(crate) struct Live {
+pub(crate) struct ClusterLiveStream {
     /// Created for the first watcher: a single server does not need it.
-    lines: OnceLock<broadcast::Sender<Arc<Told>>>,
-    state: Mutex<State>,
+    lines: OnceLock<broadcast::Sender<Arc<LiveLine>>>,
+    state: Mutex<LiveStreamState>,
 }
 
-struct State {
+struct LiveStreamState {
     /// Until when other nodes watch.
     watched_until: Timestamp,
     telling: bool,
     hearing: bool,
 }
 
-impl Default for Live {
-    fn default() -> Live {
-        Live {
+impl Default for ClusterLiveStream {
+    fn default() -> ClusterLiveStream {
+        ClusterLiveStream {
             lines: OnceLock::new(),
-            state: Mutex::new(State {
+            state: Mutex::new(LiveStreamState {
                 watched_until: Timestamp::MIN,
                 telling: false,
                 hearing: false,
@@ -74,12 +74,12 @@ impl Default for Live {
     }
 }
 
-impl Live {
-    fn state(&self) -> MutexGuard<'_, State> {
+impl ClusterLiveStream {
+    fn state(&self) -> MutexGuard<'_, LiveStreamState> {
         self.state.lock().expect("no panic holds it")
     }
 
-    fn lines(&self) -> &broadcast::Sender<Arc<Told>> {
+    fn lines(&self) -> &broadcast::Sender<Arc<LiveLine>> {
         self.lines.get_or_init(|| broadcast::channel(LINES_MAX).0)
     }
 
@@ -97,7 +97,7 @@ impl Live {
 
     /// Lines of all nodes from now on. Returns when all nodes that reply know that somebody
     /// watches.
-    pub async fn watch(&self, server: &Arc<Server>) -> broadcast::Receiver<Arc<Told>> {
+    pub async fn watch(&self, server: &Arc<Server>) -> broadcast::Receiver<Arc<LiveLine>> {
         let lines = self.lines().subscribe();
         self.begin_telling(server);
         let begins = !std::mem::replace(&mut self.state().hearing, true);
@@ -137,7 +137,7 @@ impl Live {
 
 /// A line in a message between nodes.
 #[derive(Debug, Serialize, Deserialize)]
-struct Passed {
+struct LiveLineMessage {
     topic: u64,
     subscription: Option<u64>,
     text: String,
@@ -186,13 +186,13 @@ async fn hear(server: Arc<Server>, peers: Arc<dyn Peers>, told: oneshot::Sender<
     }
 }
 
-fn pass_on(lines: &broadcast::Sender<Arc<Told>>, piece: &[u8]) {
-    let Ok(passed) = serde_json::from_slice::<Vec<Passed>>(piece) else {
+fn pass_on(lines: &broadcast::Sender<Arc<LiveLine>>, piece: &[u8]) {
+    let Ok(passed) = serde_json::from_slice::<Vec<LiveLineMessage>>(piece) else {
         return;
     };
     for one in passed {
         // All watchers may have disconnected.
-        let _ = lines.send(Arc::new(Told {
+        let _ = lines.send(Arc::new(LiveLine {
             topic: TopicId(one.topic),
             subscription: one.subscription.map(SubscriptionId),
             text: one.text.into(),
@@ -201,9 +201,13 @@ fn pass_on(lines: &broadcast::Sender<Arc<Told>>, piece: &[u8]) {
 }
 
 /// Reports what happens at this node while somebody watches at any node.
-async fn tell(server: Arc<Server>, peers: Arc<dyn Peers>, mut lines: broadcast::Receiver<Arc<Line>>) {
+async fn tell(
+    server: Arc<Server>,
+    peers: Arc<dyn Peers>,
+    mut lines: broadcast::Receiver<Arc<LiveStreamLine>>,
+) {
     let (clock, stop) = (server.wall.clone(), server.streams.stop.clone());
-    let mut known = Known::default();
+    let mut known = EventDescriptionCache::default();
     loop {
         let pause = clock.sleep_until(clock.now() + SAY);
         let first = tokio::select! {
@@ -234,7 +238,10 @@ async fn tell(server: Arc<Server>, peers: Arc<dyn Peers>, mut lines: broadcast::
 }
 
 /// The lines that have arrived. Lines that were lost because this node was too slow are skipped.
-fn piece(first: Result<Arc<Line>, RecvError>, lines: &mut broadcast::Receiver<Arc<Line>>) -> Vec<Arc<Line>> {
+fn piece(
+    first: Result<Arc<LiveStreamLine>, RecvError>,
+    lines: &mut broadcast::Receiver<Arc<LiveStreamLine>>,
+) -> Vec<Arc<LiveStreamLine>> {
     let mut piece = Vec::new();
     let mut received = first.ok();
     loop {
@@ -250,15 +257,15 @@ fn piece(first: Result<Arc<Line>, RecvError>, lines: &mut broadcast::Receiver<Ar
     }
 }
 
-async fn pass(server: &Server, peers: &dyn Peers, told: Vec<Told>) {
+async fn pass(server: &Server, peers: &dyn Peers, told: Vec<LiveLine>) {
     let others = server.live.state().watched_until > server.wall.now();
     if others {
-        let passed = told.iter().map(|told| Passed {
+        let passed = told.iter().map(|told| LiveLineMessage {
             topic: told.topic.0,
             subscription: told.subscription.map(|id| id.0),
             text: String::from_utf8_lossy(&told.text).into_owned(),
         });
-        let passed: Vec<Passed> = passed.collect();
+        let passed: Vec<LiveLineMessage> = passed.collect();
         let body = serde_json::to_vec(&passed).expect("names are strings");
         peers.tell(WHAT, body.into()).await;
     }
@@ -272,7 +279,7 @@ async fn pass(server: &Server, peers: &dyn Peers, told: Vec<Told>) {
 
 /// Description of an event, for the node that attempts an event which another node accepted.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Event {
+pub struct EventDescription {
     place: String,
     id: String,
     topic: u64,
@@ -283,18 +290,21 @@ pub struct Event {
 }
 
 /// Descriptions of the events at these positions that this node accepted.
-pub async fn answer_events_at(server: &Arc<Server>, places: Vec<String>) -> Result<Vec<Event>, String> {
+pub async fn answer_events_at(
+    server: &Arc<Server>,
+    places: Vec<String>,
+) -> Result<Vec<EventDescription>, String> {
     if places.len() > LINES_PER_PIECE {
         return Err(format!(
             "no more than {LINES_PER_PIECE} events may be asked for at once"
         ));
     }
-    let places: Result<Vec<Place>, ()> = places.iter().map(|place| place.parse()).collect();
+    let places: Result<Vec<EventPlace>, ()> = places.iter().map(|place| place.parse()).collect();
     let places = places.map_err(|()| "a place cannot be understood")?;
     let found = events::ask(server, move |recordings| recordings.events_at(&places)).await;
     let found = found.map_err(|problem| problem.detail)?;
-    let event = |story: postrider_engine::recorder::EventStory| {
-        Some(Event {
+    let event = |story: postrider_engine::recorder::EventHistory| {
+        Some(EventDescription {
             place: story.place?.to_string(),
             id: story.id,
             topic: story.topic.0,
@@ -309,15 +319,20 @@ pub async fn answer_events_at(server: &Arc<Server>, places: Vec<String>) -> Resu
 
 /// Descriptions of other nodes' events that were requested.
 #[derive(Default)]
-struct Known {
-    events: HashMap<Place, Event>,
-    order: VecDeque<Place>,
+struct EventDescriptionCache {
+    events: HashMap<EventPlace, EventDescription>,
+    order: VecDeque<EventPlace>,
 }
 
-impl Known {
+impl EventDescriptionCache {
     /// Renders lines for watchers. Lines of events whose description no node has are left out.
-    async fn tell(&mut self, peers: &dyn Peers, clock: &dyn Clock, piece: &[Arc<Line>]) -> Vec<Told> {
-        let mut unknown: Vec<Place> = piece.iter().filter_map(|line| line.elsewhere).collect();
+    async fn tell(
+        &mut self,
+        peers: &dyn Peers,
+        clock: &dyn Clock,
+        piece: &[Arc<LiveStreamLine>],
+    ) -> Vec<LiveLine> {
+        let mut unknown: Vec<EventPlace> = piece.iter().filter_map(|line| line.elsewhere).collect();
         unknown.sort_unstable();
         unknown.dedup();
         for pause in ASK_AGAIN {
@@ -326,8 +341,8 @@ impl Known {
                 break;
             }
             clock.sleep_until(clock.now() + pause).await;
-            let places: Vec<String> = unknown.iter().map(Place::to_string).collect();
-            let heard: Heard<Vec<Event>> = gather(peers, "events-at", &places).await;
+            let places: Vec<String> = unknown.iter().map(EventPlace::to_string).collect();
+            let heard: PeerResponses<Vec<EventDescription>> = gather(peers, "events-at", &places).await;
             for event in heard.answers.into_iter().flat_map(|(_, events)| events) {
                 self.learn(event);
             }
@@ -338,8 +353,8 @@ impl Known {
         piece.iter().filter_map(|line| self.told(line)).collect()
     }
 
-    fn learn(&mut self, event: Event) {
-        let Ok(place) = event.place.parse::<Place>() else {
+    fn learn(&mut self, event: EventDescription) {
+        let Ok(place) = event.place.parse::<EventPlace>() else {
             return;
         };
         if self.events.insert(place, event).is_none() {
@@ -352,7 +367,7 @@ impl Known {
         }
     }
 
-    fn told(&self, line: &Line) -> Option<Told> {
+    fn told(&self, line: &LiveStreamLine) -> Option<LiveLine> {
         let mut text = BytesMut::new();
         let topic = match line.elsewhere {
             None => {
@@ -361,7 +376,7 @@ impl Known {
             }
             Some(place) => {
                 let event = self.events.get(&place)?;
-                let line = Line {
+                let line = LiveStreamLine {
                     id: event.id.clone(),
                     topic: TopicId(event.topic),
                     topic_name: event.topic_name.clone(),
@@ -374,7 +389,7 @@ impl Known {
                 line.topic
             }
         };
-        Some(Told {
+        Some(LiveLine {
             topic,
             subscription: line.subscription.as_ref().map(|(id, _)| *id),
             text: text.freeze(),
@@ -385,22 +400,22 @@ impl Known {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::peers::Gathered;
+    use crate::peers::RawPeerReplies;
     use async_trait::async_trait;
     use postrider_core::ids::Position;
     use postrider_engine::clock::SystemClock;
-    use postrider_engine::recorder::Happening;
+    use postrider_engine::recorder::LiveStreamHappening;
     use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
     use tokio::sync::mpsc;
 
     /// Knows one event, from the second request on.
-    struct Other {
-        event: Event,
+    struct OtherNode {
+        event: EventDescription,
         asked: AtomicUsize,
     }
 
     #[async_trait]
-    impl Peers for Other {
+    impl Peers for OtherNode {
         fn name(&self) -> &str {
             "me"
         }
@@ -410,11 +425,11 @@ mod tests {
         fn is_present(&self, _: &str) -> bool {
             true
         }
-        async fn ask(&self, question: &str, _: Bytes) -> Gathered {
+        async fn ask(&self, question: &str, _: Bytes) -> RawPeerReplies {
             assert_eq!(question, "events-at");
             let known = &[&self.event][..self.asked.fetch_add(1, Relaxed).min(1)];
             let known = serde_json::to_vec(known).unwrap();
-            Gathered {
+            RawPeerReplies {
                 answers: vec![("other".into(), Ok(known.into()))],
                 missing: Vec::new(),
             }
@@ -428,9 +443,9 @@ mod tests {
         }
     }
 
-    fn line(elsewhere: Option<u64>) -> Arc<Line> {
-        Arc::new(Line {
-            what: Happening::Accepted { matched: 1 },
+    fn line(elsewhere: Option<u64>) -> Arc<LiveStreamLine> {
+        Arc::new(LiveStreamLine {
+            what: LiveStreamHappening::Accepted { matched: 1 },
             at: Timestamp::from_secs(1),
             id: if elsewhere.is_some() { "" } else { "own" }.into(),
             topic: TopicId(1),
@@ -439,7 +454,7 @@ mod tests {
             event_type: "T".into(),
             subject: "s".into(),
             subscription: None,
-            elsewhere: elsewhere.map(|first| Place {
+            elsewhere: elsewhere.map(|first| EventPlace {
                 first: Position(first),
                 index: 3,
             }),
@@ -448,7 +463,7 @@ mod tests {
 
     #[tokio::test]
     async fn events_of_other_nodes_are_told_by_their_names() {
-        let event = Event {
+        let event = EventDescription {
             place: "7:3".into(),
             id: "theirs".into(),
             topic: 9,
@@ -457,8 +472,8 @@ mod tests {
             event_type: "U".into(),
             subject: "t".into(),
         };
-        let mut known = Known::default();
-        let other = Other {
+        let mut known = EventDescriptionCache::default();
+        let other = OtherNode {
             event,
             asked: AtomicUsize::new(0),
         };

@@ -1,16 +1,16 @@
 //! A search over the recordings of all nodes: their pages are merged in the order of time, and the
 //! cursor holds the progress at each node.
 
-use super::{Heard, Peers, gather, note_missing, stories};
+use super::{PeerResponses, Peers, event_history, gather, note_missing};
 use crate::Server;
 use crate::attempts::{AttemptsQuery, bad_cursor, outcome_of, shown_attempt};
 use crate::events;
-use crate::ours::Problem;
+use crate::own_api::Problem;
 use base64::Engine as _;
 use base64::prelude::BASE64_URL_SAFE_NO_PAD;
 use postrider_core::ids::{SubscriptionId, TopicId};
 use postrider_core::time::Timestamp;
-use postrider_engine::recorder::{Cursor, EventState, Query};
+use postrider_engine::recorder::{EventQuery, EventState, SearchCursor};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
@@ -25,7 +25,7 @@ const LOOKED_THROUGH: usize = 250;
 /// Peer request for a page of events. Filters on outcomes are not part of it, because one node does
 /// not know all outcomes of an event.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
-pub struct Asked {
+pub struct PeerSearchRequest {
     id: Option<String>,
     topic: Option<u64>,
     subscription: Option<u64>,
@@ -40,8 +40,8 @@ pub struct Asked {
 
 /// A page of one node.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct Page {
-    lines: Vec<Found>,
+pub struct PeerSearchPage {
+    lines: Vec<PeerSearchLine>,
     /// None when there are no more events.
     cursor: Option<String>,
     searched: Option<(i64, i64)>,
@@ -49,7 +49,7 @@ pub struct Page {
 
 /// An event as the node that accepted it knows it.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct Found {
+pub struct PeerSearchLine {
     line: Value,
     accepted: i64,
     place: Option<String>,
@@ -61,7 +61,7 @@ pub struct Found {
     matched: Vec<(u64, String)>,
 }
 
-pub async fn answer(server: &Arc<Server>, asked: Asked) -> Result<Page, String> {
+pub async fn answer(server: &Arc<Server>, asked: PeerSearchRequest) -> Result<PeerSearchPage, String> {
     let own = server.peers.as_ref().and_then(|peers| {
         // If two nodes have the same name, each is called by its id too.
         let whole = format!("{} ({})", peers.name(), peers.id());
@@ -72,10 +72,13 @@ pub async fn answer(server: &Arc<Server>, asked: Asked) -> Result<Page, String> 
     });
     let cursor = match own.map(String::as_str) {
         None => None,
-        Some(ENDED) => return Ok(Page::default()),
-        Some(text) => Some(text.parse::<Cursor>().map_err(|()| "the cursor is not ours")?),
+        Some(ENDED) => return Ok(PeerSearchPage::default()),
+        Some(text) => Some(
+            text.parse::<SearchCursor>()
+                .map_err(|()| "the cursor is not ours")?,
+        ),
     };
-    let query = Query {
+    let query = EventQuery {
         id: asked.id,
         topic: asked.topic.map(TopicId),
         subscription: asked.subscription.map(SubscriptionId),
@@ -90,14 +93,14 @@ pub async fn answer(server: &Arc<Server>, asked: Asked) -> Result<Page, String> 
             .map(Timestamp::from_nanos),
         cursor,
         limit: asked.limit.min(events::LIMIT_MAX),
-        ..Query::default()
+        ..EventQuery::default()
     };
     let page = events::ask(server, move |recordings| recordings.search(&query)).await;
     let page = page.map_err(|problem| problem.detail)?;
-    let lines = page.events.iter().map(|line| Found {
+    let lines = page.events.iter().map(|line| PeerSearchLine {
         accepted: line.accepted.nanos(),
         place: line.place.map(|place| place.to_string()),
-        before: Cursor {
+        before: SearchCursor {
             event: line.behind.event + 1,
             ..line.behind
         }
@@ -110,7 +113,7 @@ pub async fn answer(server: &Arc<Server>, asked: Asked) -> Result<Page, String> 
             .collect(),
         line: events::line(line),
     });
-    Ok(Page {
+    Ok(PeerSearchPage {
         lines: lines.collect(),
         cursor: page.cursor.map(|cursor| cursor.to_string()),
         searched: page.searched.map(|(from, to)| (from.nanos(), to.nanos())),
@@ -122,7 +125,7 @@ const ENDED: &str = "";
 
 /// Progress of a search, encoded in its cursor.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-struct Progress {
+struct SearchProgress {
     #[serde(rename = "n")]
     nodes: BTreeMap<String, String>,
     /// End of the searched time range, moved back as events are shown.
@@ -134,8 +137,8 @@ struct Progress {
     part: Option<(String, usize)>,
 }
 
-impl Progress {
-    fn read(text: &str) -> Option<Progress> {
+impl SearchProgress {
+    fn read(text: &str) -> Option<SearchProgress> {
         let bytes = BASE64_URL_SAFE_NO_PAD.decode(text).ok()?;
         serde_json::from_slice(&bytes).ok()
     }
@@ -152,9 +155,9 @@ impl Progress {
 }
 
 pub async fn search(server: &Server, peers: &dyn Peers, query: &str) -> Result<Value, Problem> {
-    let mut progress = Progress::default();
+    let mut progress = SearchProgress::default();
     let query = events::read_search_from(server, query, |_, cursor| {
-        progress = Progress::read(cursor).ok_or_else(bad_cursor)?;
+        progress = SearchProgress::read(cursor).ok_or_else(bad_cursor)?;
         Ok(())
     })?;
     let looks_through = query.state.is_some() || query.outcome.is_some();
@@ -162,8 +165,8 @@ pub async fn search(server: &Server, peers: &dyn Peers, query: &str) -> Result<V
     let looked = look(peers, &query, looks_through, &mut progress, |found, happened| {
         value.extend(shown(&query, found, happened));
         match value.len() < query.limit {
-            true => Taken::More,
-            false => Taken::Full,
+            true => SearchStep::More,
+            false => SearchStep::Full,
         }
     });
     let looked = looked.await;
@@ -191,13 +194,13 @@ struct PickedAttempts {
 /// A page of the attempts of one subscription, whichever nodes made them.
 pub(crate) async fn attempts(peers: &dyn Peers, asked: &AttemptsQuery) -> Result<Value, Problem> {
     let mut progress = match &asked.cursor {
-        Some(text) => Progress::read(text).ok_or_else(bad_cursor)?,
-        None => Progress::default(),
+        Some(text) => SearchProgress::read(text).ok_or_else(bad_cursor)?,
+        None => SearchProgress::default(),
     };
-    let query = Query {
+    let query = EventQuery {
         subscription: Some(asked.of),
         limit: asked.limit,
-        ..Query::default()
+        ..EventQuery::default()
     };
     let wanted = |delivery: Value| -> Vec<Value> {
         let mut delivery = delivery;
@@ -208,14 +211,14 @@ pub(crate) async fn attempts(peers: &dyn Peers, asked: &AttemptsQuery) -> Result
         attempts
     };
     let of_subscription = |happened: Vec<Value>| -> Vec<Value> {
-        let told = stories::by_number(happened).remove(&asked.of.0);
-        wanted(stories::joined(told.unwrap_or_default()))
+        let told = event_history::group_by_subscription(happened).remove(&asked.of.0);
+        wanted(event_history::merge_delivery(told.unwrap_or_default()))
     };
     let begun = progress.part.take();
     let (mut part, mut picked, mut count) = (None, Vec::new(), 0);
     let looked = look(peers, &query, true, &mut progress, |found, happened| {
         let Some(place) = found.place.as_ref().filter(|_| found.line.is_object()) else {
-            return Taken::More;
+            return SearchStep::More;
         };
         let mut end = of_subscription(happened).len();
         if let Some((_, left)) = begun.as_ref().filter(|(at, _)| at == place) {
@@ -236,18 +239,18 @@ pub(crate) async fn attempts(peers: &dyn Peers, asked: &AttemptsQuery) -> Result
             });
         }
         match (from, count < asked.limit) {
-            (0, true) => Taken::More,
-            (0, false) => Taken::Full,
+            (0, true) => SearchStep::More,
+            (0, false) => SearchStep::Full,
             _ => {
                 part = Some((place.clone(), from));
-                Taken::FullWithin
+                SearchStep::FullWithin
             }
         }
     });
     let looked = looked.await;
     progress.part = part;
     let places = picked.iter().map(|one| Some((one.place.clone(), one.accepted)));
-    let (happened, more) = stories::happened(peers, places.collect(), false).await;
+    let (happened, more) = event_history::gather_deliveries(peers, places.collect(), false).await;
     let mut value: Vec<Value> = Vec::new();
     for (one, happened) in picked.iter().zip(happened) {
         let attempts = of_subscription(happened);
@@ -265,7 +268,7 @@ pub(crate) async fn attempts(peers: &dyn Peers, asked: &AttemptsQuery) -> Result
 }
 
 /// Result of examining an event during a search.
-enum Taken {
+enum SearchStep {
     More,
     /// The page is full after this event …
     Full,
@@ -274,7 +277,7 @@ enum Taken {
 }
 
 /// Coverage of a search for one page.
-struct Looked {
+struct SearchCoverage {
     /// Whether there are no more events.
     over: bool,
     searched: Option<(i64, i64)>,
@@ -286,18 +289,18 @@ struct Looked {
 /// requested at a time.
 async fn look(
     peers: &dyn Peers,
-    query: &Query,
+    query: &EventQuery,
     looks_through: bool,
-    progress: &mut Progress,
-    mut take: impl FnMut(&Found, Vec<Value>) -> Taken,
-) -> Looked {
-    let mut looked = Looked {
+    progress: &mut SearchProgress,
+    mut take: impl FnMut(&PeerSearchLine, Vec<Value>) -> SearchStep,
+) -> SearchCoverage {
+    let mut looked = SearchCoverage {
         over: false,
         searched: None,
         missing: Vec::new(),
     };
     for _ in 0..ROUNDS_MAX {
-        let asked = Asked {
+        let asked = PeerSearchRequest {
             id: query.id.clone(),
             topic: query.topic.map(|id| id.0),
             subscription: query.subscription.map(|id| id.0),
@@ -316,11 +319,11 @@ async fn look(
                 false => query.limit,
             },
         };
-        let heard: Heard<Page> = gather(peers, "search", &asked).await;
+        let heard: PeerResponses<PeerSearchPage> = gather(peers, "search", &asked).await;
         looked.missing.extend(heard.missing);
         let nodes: Vec<String> = heard.answers.iter().map(|(node, _)| node.clone()).collect();
         let most = match looks_through {
-            true => stories::PLACES_MAX,
+            true => event_history::PLACES_MAX,
             false => query.limit,
         };
         let merged = merge(heard.answers, most);
@@ -332,13 +335,13 @@ async fn look(
             let place = found.place.clone()?;
             Some((place, found.accepted))
         });
-        let (happened, more) = stories::happened(peers, places.collect(), true).await;
+        let (happened, more) = event_history::gather_deliveries(peers, places.collect(), true).await;
         looked.missing.extend(more);
         let (mut used, mut full) = (0, false);
         for ((_, found), happened) in merged.lines.iter().zip(happened) {
             let taken = take(found, happened);
-            full = !matches!(taken, Taken::More);
-            if matches!(taken, Taken::FullWithin) {
+            full = !matches!(taken, SearchStep::More);
+            if matches!(taken, SearchStep::FullWithin) {
                 break;
             }
             used += 1;
@@ -360,15 +363,15 @@ async fn look(
 
 /// The merged pages of several nodes.
 #[derive(Debug, PartialEq)]
-struct Merged {
+struct MergedSearchPages {
     /// Each line with the node that has it. The lines of one node stay in their order.
-    lines: Vec<(String, Found)>,
+    lines: Vec<(String, PeerSearchLine)>,
     /// Cursor of each node when all these lines have been shown.
     cursors: BTreeMap<String, String>,
     searched: Option<(i64, i64)>,
 }
 
-impl Merged {
+impl MergedSearchPages {
     /// Cursor of each node when only the first `used` lines have been shown.
     fn cursors_after(&self, used: usize) -> BTreeMap<String, String> {
         let mut cursors = self.cursors.clone();
@@ -382,7 +385,7 @@ impl Merged {
 
 /// Merges pages, the latest event first, up to `most` lines. Lines older than the end of any
 /// unfinished page are left for later: that node could still have newer ones.
-fn merge(pages: Vec<(String, Page)>, most: usize) -> Merged {
+fn merge(pages: Vec<(String, PeerSearchPage)>, most: usize) -> MergedSearchPages {
     let going_on = pages.iter().filter(|(_, page)| page.cursor.is_some());
     let horizon = going_on
         .filter_map(|(_, page)| page.searched)
@@ -399,14 +402,14 @@ fn merge(pages: Vec<(String, Page)>, most: usize) -> Merged {
         .map(|(from, _)| from)
         .min();
     let mut cursors = BTreeMap::new();
-    let mut heads: Vec<(String, std::vec::IntoIter<Found>)> = Vec::new();
+    let mut heads: Vec<(String, std::vec::IntoIter<PeerSearchLine>)> = Vec::new();
     for (node, page) in pages {
         cursors.insert(node.clone(), page.cursor.unwrap_or_else(|| ENDED.to_owned()));
         heads.push((node, page.lines.into_iter()));
     }
     let mut lines = Vec::new();
     while lines.len() < most {
-        let first = |(at, (_, rest)): (usize, &(String, std::vec::IntoIter<Found>))| {
+        let first = |(at, (_, rest)): (usize, &(String, std::vec::IntoIter<PeerSearchLine>))| {
             let accepted = rest.as_slice().first()?.accepted;
             Some((accepted, std::cmp::Reverse(at)))
         };
@@ -424,7 +427,7 @@ fn merge(pages: Vec<(String, Page)>, most: usize) -> Merged {
             cursors.insert(node.clone(), first.before.clone());
         }
     }
-    Merged {
+    MergedSearchPages {
         lines,
         cursors,
         searched: horizon
@@ -435,16 +438,16 @@ fn merge(pages: Vec<(String, Page)>, most: usize) -> Merged {
 }
 
 /// A line with the outcome of its event; none if the query filters by another outcome.
-fn shown(query: &Query, found: &Found, happened: Vec<Value>) -> Option<Value> {
-    let mut told = stories::by_number(happened);
+fn shown(query: &EventQuery, found: &PeerSearchLine, happened: Vec<Value>) -> Option<Value> {
+    let mut told = event_history::group_by_subscription(happened);
     let mut deliveries = Vec::with_capacity(found.matched.len());
     for (number, name) in &found.matched {
-        let delivery = stories::joined(told.remove(number).unwrap_or_default());
+        let delivery = event_history::merge_delivery(told.remove(number).unwrap_or_default());
         deliveries.push((*number, name, delivery));
     }
     let state = |delivery: &Value| delivery["state"].as_str().unwrap_or_default().to_owned();
     let states: Vec<String> = deliveries.iter().map(|(.., delivery)| state(delivery)).collect();
-    let of_all = stories::state_of_all(&states).to_owned();
+    let of_all = event_history::state_of_all(&states).to_owned();
     let looked_at = deliveries.iter().filter(|(number, ..)| {
         let wanted = query.subscription;
         wanted.is_none_or(|wanted| wanted.0 == *number)
@@ -492,7 +495,7 @@ fn shown(query: &Query, found: &Found, happened: Vec<Value>) -> Option<Value> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::peers::Gathered;
+    use crate::peers::RawPeerReplies;
     use async_trait::async_trait;
     use bytes::Bytes;
     use postrider_core::outcome::Outcome;
@@ -501,27 +504,27 @@ mod tests {
     use std::time::Duration;
     use tokio::sync::mpsc;
 
-    fn found(accepted: i64) -> Found {
-        Found {
+    fn found(accepted: i64) -> PeerSearchLine {
+        PeerSearchLine {
             line: json!({"id": accepted.to_string()}),
             accepted,
             before: format!("before {accepted}"),
             behind: format!("behind {accepted}"),
-            ..Found::default()
+            ..PeerSearchLine::default()
         }
     }
 
-    fn page(accepted: &[i64], cursor: bool) -> Page {
+    fn page(accepted: &[i64], cursor: bool) -> PeerSearchPage {
         let from = accepted.iter().min().copied();
         let to = accepted.iter().max().copied();
-        Page {
+        PeerSearchPage {
             lines: accepted.iter().map(|at| found(*at)).collect(),
             cursor: cursor.then(|| format!("behind {}", from.unwrap_or(0))),
             searched: from.zip(to),
         }
     }
 
-    fn times(merged: &Merged) -> Vec<i64> {
+    fn times(merged: &MergedSearchPages) -> Vec<i64> {
         merged.lines.iter().map(|(_, found)| found.accepted).collect()
     }
 
@@ -603,22 +606,22 @@ mod tests {
 
     #[test]
     fn progress_is_read_as_it_was_written() {
-        let progress = Progress {
+        let progress = SearchProgress {
             nodes: BTreeMap::from([("a".into(), "1-2-3".into()), ("b".into(), String::new())]),
             until: Some(5),
             part: Some(("1:0".into(), 2)),
         };
-        assert_eq!(Progress::read(&progress.write()), Some(progress.clone()));
+        assert_eq!(SearchProgress::read(&progress.write()), Some(progress.clone()));
         assert!(!progress.is_over(&["a".into(), "b".into()]) && progress.is_over(&["b".into()]));
         assert!(!progress.is_over(&["new".into()]));
         for bad in ["", "1-2-3", "bm90IGpzb24"] {
-            assert_eq!(Progress::read(bad), None, "{bad}");
+            assert_eq!(SearchProgress::read(bad), None, "{bad}");
         }
     }
 
     #[test]
     fn a_line_is_judged_by_what_all_nodes_know() {
-        let found = Found {
+        let found = PeerSearchLine {
             matched: vec![(1, "one".into()), (2, "two".into())],
             ..found(10)
         };
@@ -627,8 +630,8 @@ mod tests {
             json!({"number": 1, "attempts": [attempt("Success", "done")], "ended": {"at": "2", "disposition": "delivered"}}),
             json!({"number": 2, "attempts": [attempt("Busy", "retry")]}),
         ];
-        let look = |query: Query| shown(&query, &found, happened.clone());
-        let line = look(Query::default()).unwrap();
+        let look = |query: EventQuery| shown(&query, &found, happened.clone());
+        let line = look(EventQuery::default()).unwrap();
         assert_eq!((&line["state"], &line["attempts"]), (&json!("mixed"), &json!(2)));
         assert_eq!(
             line["subscriptions"],
@@ -637,10 +640,10 @@ mod tests {
                 {"name": "two", "state": "retrying", "lastOutcome": "Busy"},
             ])
         );
-        let state = |state, subscription: Option<u64>| Query {
+        let state = |state, subscription: Option<u64>| EventQuery {
             state: Some(state),
             subscription: subscription.map(SubscriptionId),
-            ..Query::default()
+            ..EventQuery::default()
         };
         assert!(look(state(EventState::Mixed, None)).is_some());
         let delivered = EventState::All(DeliveryState::Delivered);
@@ -648,10 +651,10 @@ mod tests {
         assert!(look(state(delivered, Some(1))).is_some());
         assert!(look(state(delivered, Some(2))).is_none());
         assert!(look(state(EventState::All(DeliveryState::Pending), None)).is_none());
-        let outcome = |outcome, subscription: Option<u64>| Query {
+        let outcome = |outcome, subscription: Option<u64>| EventQuery {
             outcome: Some(outcome),
             subscription: subscription.map(SubscriptionId),
-            ..Query::default()
+            ..EventQuery::default()
         };
         assert!(look(outcome(Outcome::Busy, None)).is_some());
         assert!(look(outcome(Outcome::Busy, Some(1))).is_none());
@@ -701,7 +704,7 @@ mod tests {
         fn is_present(&self, _: &str) -> bool {
             true
         }
-        async fn ask(&self, question: &str, body: Bytes) -> Gathered {
+        async fn ask(&self, question: &str, body: Bytes) -> RawPeerReplies {
             let asked: Value = serde_json::from_slice(&body).unwrap();
             let answers = match question {
                 "search" => {
@@ -712,7 +715,7 @@ mod tests {
                         text => text.parse::<usize>().unwrap(),
                     });
                     let events = self.places.iter().enumerate().skip(told);
-                    let lines = events.map(|(at, place)| Found {
+                    let lines = events.map(|(at, place)| PeerSearchLine {
                         line: json!({"id": format!("e{at}"), "type": "T", "subject": "s", "topic": "t"}),
                         accepted: 100 - at as i64,
                         place: Some(place.clone()),
@@ -720,12 +723,12 @@ mod tests {
                         behind: (at + 1).to_string(),
                         matched: vec![(1, "one".into()), (2, "two".into())],
                     });
-                    let page = Page {
+                    let page = PeerSearchPage {
                         lines: lines.collect(),
                         cursor: None,
                         searched: Some((0, 100)),
                     };
-                    [("a", json!(page)), ("b", json!(Page::default()))]
+                    [("a", json!(page)), ("b", json!(PeerSearchPage::default()))]
                 }
                 "happened" => {
                     let events = asked["events"].as_array().unwrap();
@@ -739,7 +742,7 @@ mod tests {
                 }
                 other => panic!("{other}"),
             };
-            Gathered {
+            RawPeerReplies {
                 answers: answers
                     .into_iter()
                     .map(|(node, answer)| (node.to_owned(), Ok(answer.to_string().into())))

@@ -1,7 +1,9 @@
 //! The portal over real connections, with requests as a browser sends them.
 
 use crate::LocalSignInPage;
-use crate::azure::subscriptions::tests::lab::{GROUP, Got, Lab, Still, VERSION, web_hook};
+use crate::azure::subscriptions::tests::test_server::{
+    ApiTestServer, GROUP, LabClock, TestAnswer, VERSION, web_hook,
+};
 use base64::Engine as _;
 use base64::prelude::BASE64_URL_SAFE_NO_PAD as BASE64;
 use postrider_portal::INDEX;
@@ -10,13 +12,13 @@ use std::path::Path;
 
 /// A browser on one of the server's own pages.
 struct Browser<'a> {
-    lab: &'a Lab,
+    lab: &'a ApiTestServer,
     cookie: String,
     token: String,
 }
 
 impl<'a> Browser<'a> {
-    async fn signed_in(lab: &'a Lab, secret: &str) -> Browser<'a> {
+    async fn signed_in(lab: &'a ApiTestServer, secret: &str) -> Browser<'a> {
         let got = sign_in(lab, secret).await.expect(200);
         Browser {
             lab,
@@ -25,7 +27,7 @@ impl<'a> Browser<'a> {
         }
     }
 
-    async fn ask(&self, method: &str, path: &str, body: Option<Value>, more: &[(&str, &str)]) -> Got {
+    async fn ask(&self, method: &str, path: &str, body: Option<Value>, more: &[(&str, &str)]) -> TestAnswer {
         let mut headers = vec![("cookie", self.cookie.as_str())];
         for (name, value) in [("host", "localhost"), ("x-csrf-token", self.token.as_str())] {
             if !more.iter().any(|(given, _)| *given == name) {
@@ -36,16 +38,16 @@ impl<'a> Browser<'a> {
         self.lab.exchange(method, path, body.as_ref(), &headers).await
     }
 
-    async fn get(&self, path: &str) -> Got {
+    async fn get(&self, path: &str) -> TestAnswer {
         self.ask("GET", path, None, &[]).await
     }
 
-    async fn change(&self, method: &str, path: &str, body: Option<Value>) -> Got {
+    async fn change(&self, method: &str, path: &str, body: Option<Value>) -> TestAnswer {
         self.ask(method, path, body, &[]).await
     }
 }
 
-async fn sign_in(lab: &Lab, secret: &str) -> Got {
+async fn sign_in(lab: &ApiTestServer, secret: &str) -> TestAnswer {
     let headers = [("host", "localhost"), ("content-type", "application/json")];
     let body = json!({ "secret": secret });
     lab.exchange("POST", "/portal/session", Some(&body), &headers)
@@ -56,14 +58,14 @@ async fn sign_in(lab: &Lab, secret: &str) -> Got {
 const NO_TOKEN: [(&str, &str); 1] = [("x-csrf-token", "")];
 
 /// The cookie that a browser sends back.
-fn cookie(got: &Got) -> String {
+fn cookie(got: &TestAnswer) -> String {
     let set = got.header("set-cookie");
     set.split(';').next().unwrap().to_owned()
 }
 
 #[tokio::test]
 async fn files_are_served_with_what_keeps_them_safe() {
-    let lab = Lab::new(false).await;
+    let lab = ApiTestServer::new(false).await;
     let ask = async |method: &str, path: &str, more: &[(&str, &str)]| {
         let mut headers = vec![("host", "localhost")];
         headers.extend(more);
@@ -124,11 +126,11 @@ async fn files_are_served_with_what_keeps_them_safe() {
 #[tokio::test]
 async fn only_browsers_on_this_machine_learn_where_the_secret_is() {
     let path = Path::new("/var/lib/a \"b\" <c>/credentials.toml");
-    let mut lab = Lab::with(false, |server| {
+    let mut lab = ApiTestServer::with(false, |server| {
         server.local_sign_in_page = Some(LocalSignInPage::new(path));
     })
     .await;
-    let shown = async |lab: &Lab, headers: &[(&str, &str)]| {
+    let shown = async |lab: &ApiTestServer, headers: &[(&str, &str)]| {
         let got = lab.exchange("GET", "/portal", None, headers).await.expect(200);
         let text = String::from_utf8_lossy(&got.bytes).into_owned();
         assert!(text.contains("data-visitor=\"stranger\""), "{text}");
@@ -159,15 +161,15 @@ async fn only_browsers_on_this_machine_learn_where_the_secret_is() {
     let remote = [("host", "localhost"), ("if-none-match", tag.as_str())];
     assert!(!shown(&lab, &remote).await.0);
     // A server with configured clients has generated no secret file.
-    let lab = Lab::new(false).await;
+    let lab = ApiTestServer::new(false).await;
     assert!(!shown(&lab, &[("host", "localhost")]).await.0);
 }
 
 #[tokio::test]
 async fn the_first_page_says_whether_there_is_a_session() {
-    let lab = Lab::new(false).await;
+    let lab = ApiTestServer::new(false).await;
     let is_for_strangers =
-        |got: &Got| String::from_utf8_lossy(&got.bytes).contains("data-visitor=\"stranger\"");
+        |got: &TestAnswer| String::from_utf8_lossy(&got.bytes).contains("data-visitor=\"stranger\"");
     let mut browser = Browser::signed_in(&lab, "owner secret").await;
     let known = browser.get("/portal").await.expect(200);
     assert!(!is_for_strangers(&known));
@@ -193,7 +195,7 @@ async fn the_first_page_says_whether_there_is_a_session() {
 }
 
 #[track_caller]
-fn check_headers(got: &Got) {
+fn check_headers(got: &TestAnswer) {
     let policy = got.header("content-security-policy");
     let parts: Vec<&str> = policy.split("; ").collect();
     let expected = [
@@ -215,7 +217,7 @@ fn check_headers(got: &Got) {
 
 #[tokio::test]
 async fn a_secret_becomes_a_session_and_the_session_ends() {
-    let lab = Lab::new(false).await;
+    let lab = ApiTestServer::new(false).await;
     let got = sign_in(&lab, "reader secret").await.expect(200);
     let set = got.header("set-cookie").to_owned();
     assert!(set.starts_with("__Host-postrider_session_443="), "{set}");
@@ -267,7 +269,7 @@ async fn a_secret_becomes_a_session_and_the_session_ends() {
 
 #[tokio::test]
 async fn the_cookie_alone_opens_nothing_and_names_its_port() {
-    let lab = Lab::new(false).await;
+    let lab = ApiTestServer::new(false).await;
     let browser = Browser::signed_in(&lab, "owner secret").await;
     let group = format!("{GROUP}/providers/Microsoft.EventGrid/topics?api-version={VERSION}");
     for path in ["/portal/session", "/postrider/v1/endpoints", group.as_str()] {
@@ -309,7 +311,7 @@ async fn the_cookie_alone_opens_nothing_and_names_its_port() {
 
 #[tokio::test]
 async fn every_answer_has_the_headers_that_keep_it_safe() {
-    let lab = Lab::new(false).await;
+    let lab = ApiTestServer::new(false).await;
     lab.topic("t1").await;
     let topic = format!("{GROUP}/providers/Microsoft.EventGrid/topics/t1");
     let version = format!("?api-version={VERSION}");
@@ -348,7 +350,7 @@ async fn every_answer_has_the_headers_that_keep_it_safe() {
 
 #[tokio::test]
 async fn an_address_that_guesses_has_to_wait_and_sessions_go_on() {
-    let lab = Lab::with(false, |server| server.wall = std::sync::Arc::new(Still)).await;
+    let lab = ApiTestServer::with(false, |server| server.wall = std::sync::Arc::new(LabClock)).await;
     let browser = Browser::signed_in(&lab, "owner secret").await;
     for _ in 0..10 {
         sign_in(&lab, "wrong").await.expect(401);
@@ -388,7 +390,7 @@ async fn an_address_that_guesses_has_to_wait_and_sessions_go_on() {
 
 #[tokio::test]
 async fn wrong_secrets_are_counted_and_say_nothing() {
-    let lab = Lab::new(false).await;
+    let lab = ApiTestServer::new(false).await;
     for wrong in ["", "x", "owner", "owner secreT", "owner secret "] {
         let got = sign_in(&lab, wrong).await.expect(401);
         assert_eq!(got.body["field"], "secret");
@@ -434,7 +436,7 @@ async fn wrong_secrets_are_counted_and_say_nothing() {
 
 #[tokio::test]
 async fn changes_need_the_token_of_the_session() {
-    let lab = Lab::new(false).await;
+    let lab = ApiTestServer::new(false).await;
     lab.topic("t1").await;
     let browser = Browser::signed_in(&lab, "owner secret").await;
     let other = Browser::signed_in(&lab, "owner secret").await;
@@ -471,7 +473,7 @@ async fn changes_need_the_token_of_the_session() {
 
 #[tokio::test]
 async fn a_session_counts_only_for_pages_of_ours_and_without_another_credential() {
-    let lab = Lab::new(false).await;
+    let lab = ApiTestServer::new(false).await;
     let browser = Browser::signed_in(&lab, "owner secret").await;
     let path = "/postrider/v1/endpoints";
     let ask = async |more: &[(&str, &str)]| browser.ask("GET", path, None, more).await;

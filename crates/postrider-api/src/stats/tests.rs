@@ -1,7 +1,7 @@
-use crate::azure::subscriptions::tests::lab::{ACCOUNT, GROUP, Got, Lab, web_hook};
+use crate::azure::subscriptions::tests::test_server::{ACCOUNT, ApiTestServer, GROUP, TestAnswer, web_hook};
 use serde_json::{Value, json};
 
-async fn get(lab: &Lab, path: &str) -> Got {
+async fn get(lab: &ApiTestServer, path: &str) -> TestAnswer {
     let path = format!("/postrider/v1/{path}");
     lab.send("GET", &path, None, &[]).await
 }
@@ -14,8 +14,8 @@ fn id(topic: &str, name: &str) -> String {
 
 /// Topic `t1` with subscriptions `aaa` and `bbb`, and domain `dom` with subscription `aaa` on its
 /// topic `inside`.
-async fn lab() -> Lab {
-    let lab = Lab::new(false).await;
+async fn lab() -> ApiTestServer {
+    let lab = ApiTestServer::new(false).await;
     lab.topic("t1").await;
     lab.domain("dom", true).await;
     for (topic, name) in [
@@ -224,7 +224,7 @@ fn the_verdict_names_the_worst_first_and_counts_all() {
 
 #[tokio::test]
 async fn a_subscription_is_seen_while_its_webhook_is_asked() {
-    let lab = Lab::new(true).await;
+    let lab = ApiTestServer::new(true).await;
     lab.topic("t1").await;
     let path = id("topics/t1", "asked");
     let body = web_hook("/never", json!({}));

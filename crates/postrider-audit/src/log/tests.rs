@@ -1,6 +1,6 @@
 use super::*;
-use crate::line::{Actor, Outcome};
-use crate::read::{Order, Position};
+use crate::line::{Actor, AuditOutcome};
+use crate::read::{LineOrder, LinePosition};
 use crate::verify::verify;
 use postrider_core::time::Sleep;
 use std::fs::File;
@@ -33,8 +33,8 @@ fn config(directory: &Path) -> Config {
     }
 }
 
-fn entry(actor: &str, action: &str, resource: &str) -> Entry {
-    Entry {
+fn entry(actor: &str, action: &str, resource: &str) -> AuditEntry {
+    AuditEntry {
         actor: Actor {
             id: actor.into(),
             roles: vec!["owner".into()],
@@ -42,11 +42,11 @@ fn entry(actor: &str, action: &str, resource: &str) -> Entry {
         },
         action: action.into(),
         resource: resource.into(),
-        outcome: Outcome {
+        outcome: AuditOutcome {
             status: Some(200),
-            ..Outcome::default()
+            ..AuditOutcome::default()
         },
-        ..Entry::default()
+        ..AuditEntry::default()
     }
 }
 
@@ -97,9 +97,9 @@ async fn an_unfinished_line_is_cut_off_and_told_of() {
         let seq = log.append(entry("ci", "login", "/")).await.unwrap();
         assert_eq!(seq, last + 2, "the repair has a line of its own");
         let page = log
-            .read(&Query {
+            .read(&AuditQuery {
                 limit: 10,
-                ..Query::default()
+                ..AuditQuery::default()
             })
             .unwrap();
         assert!(
@@ -253,10 +253,10 @@ async fn the_oldest_files_go_by_age() {
         clock.0.fetch_add(3600, Relaxed);
     }
     let page = log
-        .read(&Query {
+        .read(&AuditQuery {
             limit: 1000,
-            order: Order::OldestFirst,
-            ..Query::default()
+            order: LineOrder::OldestFirst,
+            ..AuditQuery::default()
         })
         .unwrap();
     let oldest = page.rows[0].time;
@@ -268,9 +268,9 @@ async fn the_oldest_files_go_by_age() {
     assert!(log.verify().unwrap().intact);
 }
 
-struct FailingDisk(Arc<AtomicBool>, RealDisk);
+struct FailingAuditDisk(Arc<AtomicBool>, RealAuditDisk);
 
-impl Disk for FailingDisk {
+impl AuditDisk for FailingAuditDisk {
     fn write_at(&mut self, file: &File, bytes: &[u8], at: u64) -> io::Result<()> {
         if self.0.load(Relaxed) {
             // Half of the bytes reach the disk.
@@ -297,7 +297,7 @@ async fn a_full_disk_is_told_of_before_a_change_and_no_line_is_lost() {
     let place = TempDir::new().unwrap();
     let config = config(place.path());
     let full = Arc::new(AtomicBool::new(false));
-    let disk = Box::new(FailingDisk(full.clone(), RealDisk));
+    let disk = Box::new(FailingAuditDisk(full.clone(), RealAuditDisk));
     let log = AuditLog::open_on(config.clone(), clock(), disk).unwrap();
     written(&log, 2).await;
     log.admit().await.unwrap();
@@ -330,40 +330,40 @@ async fn lines_are_found_by_what_is_asked_and_page_by_page() {
         log.append(entry(actor, action, resource)).await.unwrap();
         clock.0.fetch_add(10, Relaxed);
     }
-    let base = || Query {
+    let base = || AuditQuery {
         limit: 100,
-        order: Order::OldestFirst,
-        ..Query::default()
+        order: LineOrder::OldestFirst,
+        ..AuditQuery::default()
     };
-    let check = |query: Query, expected: &[u64]| {
+    let check = |query: AuditQuery, expected: &[u64]| {
         let found: Vec<u64> = log.read(&query).unwrap().rows.iter().map(|row| row.seq).collect();
         assert_eq!(found, expected, "{query:?}");
     };
     let text = |text: &str| Some(text.to_owned());
     check(base(), &[1, 2, 3, 4]);
     check(
-        Query {
+        AuditQuery {
             actor: text("ci"),
             ..base()
         },
         &[1, 2],
     );
     check(
-        Query {
+        AuditQuery {
             action: text("topic"),
             ..base()
         },
         &[1, 2],
     );
     check(
-        Query {
+        AuditQuery {
             action: text("Topic.Delete"),
             ..base()
         },
         &[2],
     );
     check(
-        Query {
+        AuditQuery {
             resource: text("/topics/a"),
             ..base()
         },
@@ -371,16 +371,16 @@ async fn lines_are_found_by_what_is_asked_and_page_by_page() {
     );
     let at = |secs: u64| Some(start + Duration::from_secs(secs));
     check(
-        Query {
+        AuditQuery {
             since: at(10),
             until: at(30),
             ..base()
         },
         &[2, 3],
     );
-    let mut query = Query {
+    let mut query = AuditQuery {
         limit: 3,
-        ..Query::default()
+        ..AuditQuery::default()
     };
     let first = log.read(&query).unwrap();
     assert_eq!(
@@ -388,7 +388,7 @@ async fn lines_are_found_by_what_is_asked_and_page_by_page() {
         [4, 3, 2]
     );
     query.after = first.next;
-    assert_eq!(query.after.as_ref().map(|at: &Position| at.seq), Some(2));
+    assert_eq!(query.after.as_ref().map(|at: &LinePosition| at.seq), Some(2));
     check(query, &[1]);
 }
 
@@ -446,7 +446,7 @@ async fn what_is_missing_at_a_start_is_told_and_stays_visible() {
         std::fs::write(&file, first).unwrap();
     };
     let rewrite: fn(&Config) = |config| {
-        let mut head = Head::default();
+        let mut head = ChainHead::default();
         let line = |_| head.append(&entry("me", "topic.read", "/"), "", Timestamp::from_secs(1));
         let text: String = (0..3).map(line).collect();
         std::fs::write(files(config).pop().unwrap(), text).unwrap();

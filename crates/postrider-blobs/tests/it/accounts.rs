@@ -1,20 +1,20 @@
 //! Checks of accounts before any store is contacted.
 
-use crate::{Plain, account};
+use crate::{DirectConnect, account};
 use bytes::Bytes;
-use postrider_blobs::{Account, BLOB_BYTES_MAX, ObjectStores, Place};
+use postrider_blobs::{AccountLocation, BLOB_BYTES_MAX, BlobAccountConfig, ObjectStores};
 use postrider_core::ids::Secret;
-use postrider_engine::blobs::{BlobError, Blobs};
+use postrider_engine::blobs::{BlobError, BlobStore};
 use postrider_engine::clock::SystemClock;
 use std::sync::Arc;
 
-fn refused(place: Place) -> String {
-    let account = Account {
+fn refused(place: AccountLocation) -> String {
+    let account = BlobAccountConfig {
         name: "dead".to_owned(),
         place,
         create_containers: false,
     };
-    match ObjectStores::new(vec![account], Arc::new(SystemClock), Arc::new(Plain)) {
+    match ObjectStores::new(vec![account], Arc::new(SystemClock), Arc::new(DirectConnect)) {
         Ok(_) => panic!("was accepted"),
         Err(e) => {
             assert_eq!(e.account, "dead");
@@ -23,16 +23,16 @@ fn refused(place: Place) -> String {
     }
 }
 
-fn azure(account: &str, endpoint: &str, key: &str) -> Place {
-    Place::Azure {
+fn azure(account: &str, endpoint: &str, key: &str) -> AccountLocation {
+    AccountLocation::Azure {
         account: account.to_owned(),
         endpoint: endpoint.to_owned(),
         key: Secret::new(key),
     }
 }
 
-fn s3(endpoint: &str, region: &str, id: &str, secret: &str) -> Place {
-    Place::S3 {
+fn s3(endpoint: &str, region: &str, id: &str, secret: &str) -> AccountLocation {
+    AccountLocation::S3 {
         endpoint: Some(endpoint.to_owned()),
         region: region.to_owned(),
         bucket: None,
@@ -41,8 +41,8 @@ fn s3(endpoint: &str, region: &str, id: &str, secret: &str) -> Place {
     }
 }
 
-fn gcs(service_account: &str) -> Place {
-    Place::Gcs {
+fn gcs(service_account: &str) -> AccountLocation {
+    AccountLocation::Gcs {
         endpoint: None,
         bucket: Some("bucket".to_owned()),
         service_account: Secret::new(service_account),
@@ -96,15 +96,15 @@ fn what_is_wrong_is_named_without_secrets() {
 
 #[test]
 fn accounts_are_told_apart_by_name() {
-    let directory = |name: &str| Account {
+    let directory = |name: &str| BlobAccountConfig {
         name: name.to_owned(),
-        place: Place::Directory { root: name.into() },
+        place: AccountLocation::Directory { root: name.into() },
         create_containers: true,
     };
     let stores = ObjectStores::new(
         vec![directory("b"), directory("a")],
         Arc::new(SystemClock),
-        Arc::new(Plain),
+        Arc::new(DirectConnect),
     )
     .unwrap();
     assert_eq!(stores.accounts(), ["a", "b"]);
@@ -120,11 +120,18 @@ fn accounts_are_told_apart_by_name() {
     let twice = ObjectStores::new(
         vec![directory("a"), directory("a")],
         Arc::new(SystemClock),
-        Arc::new(Plain),
+        Arc::new(DirectConnect),
     );
     let told = twice.err().unwrap().to_string();
     assert_eq!(told, "storage account \"a\": is configured twice");
-    assert!(ObjectStores::new(vec![directory("")], Arc::new(SystemClock), Arc::new(Plain)).is_err());
+    assert!(
+        ObjectStores::new(
+            vec![directory("")],
+            Arc::new(SystemClock),
+            Arc::new(DirectConnect)
+        )
+        .is_err()
+    );
 }
 
 #[test]

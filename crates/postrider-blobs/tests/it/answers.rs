@@ -2,9 +2,9 @@
 
 use crate::{account, assert_refused, assert_unreachable};
 use bytes::Bytes;
-use postrider_blobs::{ObjectStores, Place};
+use postrider_blobs::{AccountLocation, ObjectStores};
 use postrider_core::ids::Secret;
-use postrider_engine::blobs::Blobs;
+use postrider_engine::blobs::BlobStore;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpListener};
 use std::time::Duration;
@@ -44,7 +44,7 @@ fn with_status(status: &str, body: &str) -> Vec<u8> {
 }
 
 fn azure(address: SocketAddr) -> ObjectStores {
-    let place = Place::Azure {
+    let place = AccountLocation::Azure {
         account: "me".to_owned(),
         endpoint: format!("http://{address}/me"),
         key: Secret::new(KEY),
@@ -53,7 +53,7 @@ fn azure(address: SocketAddr) -> ObjectStores {
 }
 
 fn s3(address: SocketAddr) -> ObjectStores {
-    let place = Place::S3 {
+    let place = AccountLocation::S3 {
         endpoint: Some(format!("http://{address}")),
         region: "eu".to_owned(),
         bucket: None,

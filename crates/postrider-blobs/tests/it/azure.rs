@@ -1,13 +1,13 @@
 //! Azure Blob Storage, tested with Azurite, Microsoft's emulator.
 
-use crate::server::{Server, installed};
+use crate::server::{StorageServer, installed};
 use crate::{
     ODD, account, assert_refused, assert_unreachable, no_container, writes_replaces_reads_and_deletes,
 };
 use bytes::Bytes;
-use postrider_blobs::{ObjectStores, Place};
+use postrider_blobs::{AccountLocation, ObjectStores};
 use postrider_core::ids::Secret;
-use postrider_engine::blobs::Blobs;
+use postrider_engine::blobs::BlobStore;
 use rcgen::{BasicConstraints, CertificateParams, DnType, IsCa, Issuer, KeyPair};
 use std::process::Command;
 use tempfile::TempDir;
@@ -16,12 +16,12 @@ const ACCOUNT: &str = "devstoreaccount1";
 /// Azurite's documented key.
 const KEY: &str = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw==";
 
-fn at(server: &Server, key: &str, create_containers: bool) -> ObjectStores {
+fn at(server: &StorageServer, key: &str, create_containers: bool) -> ObjectStores {
     at_url(&server.url(), key, create_containers)
 }
 
 fn at_url(url: &str, key: &str, create_containers: bool) -> ObjectStores {
-    let place = Place::Azure {
+    let place = AccountLocation::Azure {
         account: ACCOUNT.to_owned(),
         endpoint: format!("{url}/{ACCOUNT}"),
         key: Secret::new(key),
@@ -32,7 +32,7 @@ fn at_url(url: &str, key: &str, create_containers: bool) -> ObjectStores {
 #[tokio::test(flavor = "multi_thread")]
 async fn azurite_keeps_blobs_and_the_python_sdk_reads_them() {
     let Some(clients) = installed() else { return };
-    let server = Server::azurite(&clients);
+    let server = StorageServer::azurite(&clients);
     let stores = at(&server, KEY, true);
     stores
         .put("dead", "letters", "first", Bytes::new())
@@ -61,7 +61,7 @@ async fn azurite_keeps_blobs_and_the_python_sdk_reads_them() {
 #[tokio::test(flavor = "multi_thread")]
 async fn azurites_containers_are_made_only_if_the_account_says_so() {
     let Some(clients) = installed() else { return };
-    let server = Server::azurite(&clients);
+    let server = StorageServer::azurite(&clients);
     let makes = at(&server, KEY, true);
     let expects = at(&server, KEY, false);
     let missing = Err(no_container("letters"));
@@ -96,7 +96,7 @@ async fn azurites_containers_are_made_only_if_the_account_says_so() {
 #[tokio::test(flavor = "multi_thread")]
 async fn azurite_refuses_a_wrong_key_which_is_not_told() {
     let Some(clients) = installed() else { return };
-    let server = Server::azurite(&clients);
+    let server = StorageServer::azurite(&clients);
     at(&server, KEY, true)
         .put("dead", "letters", "a", Bytes::new())
         .await
@@ -121,7 +121,7 @@ async fn azurite_refuses_a_wrong_key_which_is_not_told() {
 #[tokio::test(flavor = "multi_thread")]
 async fn azurite_is_unreachable_while_it_is_down() {
     let Some(clients) = installed() else { return };
-    let mut server = Server::azurite(&clients);
+    let mut server = StorageServer::azurite(&clients);
     let stores = at(&server, KEY, true);
     stores
         .put("dead", "letters", "a", Bytes::from("1"))
@@ -178,7 +178,8 @@ async fn azurite_is_spoken_to_over_tls_if_the_machine_trusts_it() {
         .signed_by(&key, &Issuer::new(ca, ca_key))
         .unwrap();
     let certificate = write("server.pem", signed.pem());
-    let server = Server::azurite_with_tls(&clients, certificate, write("server.key", key.serialize_pem()));
+    let server =
+        StorageServer::azurite_with_tls(&clients, certificate, write("server.key", key.serialize_pem()));
 
     let told = assert_unreachable(at(&server, KEY, true).probe("dead", "letters").await);
     assert!(told.contains("certificate"), "{told}");

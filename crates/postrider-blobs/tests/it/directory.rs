@@ -2,8 +2,8 @@
 
 use crate::{account, assert_unreachable, no_container, writes_replaces_reads_and_deletes};
 use bytes::Bytes;
-use postrider_blobs::{BLOB_BYTES_MAX, ObjectStores, Place};
-use postrider_engine::blobs::{BlobError, Blobs};
+use postrider_blobs::{AccountLocation, BLOB_BYTES_MAX, ObjectStores};
+use postrider_engine::blobs::{BlobError, BlobStore};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use tempfile::TempDir;
 use tokio::task::JoinSet;
 
 fn at(root: &Path, create_containers: bool) -> ObjectStores {
-    let place = Place::Directory {
+    let place = AccountLocation::Directory {
         root: root.to_owned(),
     };
     account(place, create_containers)

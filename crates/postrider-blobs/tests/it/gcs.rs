@@ -5,15 +5,15 @@
 //! moto, which does not check credentials by default. Whether Google accepts the tokens, and how it
 //! words its errors, is not tested.
 
-use crate::server::{Server, installed};
+use crate::server::{StorageServer, installed};
 use crate::{account, no_container, writes_replaces_reads_and_deletes};
 use bytes::Bytes;
-use postrider_blobs::{ObjectStores, Place};
+use postrider_blobs::{AccountLocation, ObjectStores};
 use postrider_core::ids::Secret;
-use postrider_engine::blobs::Blobs;
+use postrider_engine::blobs::BlobStore;
 
-fn at(server: &Server, service_account: &str, bucket: Option<&str>) -> ObjectStores {
-    let place = Place::Gcs {
+fn at(server: &StorageServer, service_account: &str, bucket: Option<&str>) -> ObjectStores {
+    let place = AccountLocation::Gcs {
         endpoint: Some(server.url()),
         bucket: bucket.map(str::to_owned),
         service_account: Secret::new(service_account),
@@ -24,7 +24,7 @@ fn at(server: &Server, service_account: &str, bucket: Option<&str>) -> ObjectSto
 #[tokio::test(flavor = "multi_thread")]
 async fn requests_to_google_work_with_what_speaks_the_same_dialect() {
     let Some(clients) = installed() else { return };
-    let server = Server::moto(&clients);
+    let server = StorageServer::moto(&clients);
     let service_account = server.python("service_account.py", &[]);
     let stores = at(&server, &service_account, None);
     // Buckets are never created at Google, whatever the account's setting.
@@ -35,7 +35,7 @@ async fn requests_to_google_work_with_what_speaks_the_same_dialect() {
     let put = stores.put("dead", "letters", "a", Bytes::new()).await;
     assert_eq!(put, Err(no_container("letters")));
 
-    let place = Place::S3 {
+    let place = AccountLocation::S3 {
         endpoint: Some(server.url()),
         region: "us-east-1".to_owned(),
         bucket: None,

@@ -14,8 +14,8 @@ mod server;
 use async_trait::async_trait;
 use bytes::Bytes;
 use http::Uri;
-use postrider_blobs::{Account, Connect, ObjectStores, Place, Stream};
-use postrider_engine::blobs::{BlobError, Blobs};
+use postrider_blobs::{AccountLocation, BlobAccountConfig, ObjectStores, StoreConnect, StoreStream};
+use postrider_engine::blobs::{BlobError, BlobStore};
 use postrider_engine::clock::SystemClock;
 use std::sync::Arc;
 use tokio::net::TcpStream;
@@ -27,11 +27,11 @@ use tokio_rustls::rustls::{ClientConfig, RootCertStore};
 const ODD: &str = "ORDERS/a b/ü%2F?#&+=(1)~'/one.json";
 
 /// Connects to any address, and trusts what the machine trusts.
-struct Plain;
+struct DirectConnect;
 
 #[async_trait]
-impl Connect for Plain {
-    async fn connect(&self, url: &Uri) -> Result<Box<dyn Stream>, String> {
+impl StoreConnect for DirectConnect {
+    async fn connect(&self, url: &Uri) -> Result<Box<dyn StoreStream>, String> {
         let host = url.host().unwrap_or_default().trim_matches(['[', ']']);
         let port = url.port_u16().unwrap_or(80);
         let stream = TcpStream::connect((host, port)).await;
@@ -56,13 +56,13 @@ impl Connect for Plain {
 }
 
 /// A single account named `dead`.
-fn account(place: Place, create_containers: bool) -> ObjectStores {
-    let account = Account {
+fn account(place: AccountLocation, create_containers: bool) -> ObjectStores {
+    let account = BlobAccountConfig {
         name: "dead".to_owned(),
         place,
         create_containers,
     };
-    ObjectStores::new(vec![account], Arc::new(SystemClock), Arc::new(Plain)).unwrap()
+    ObjectStores::new(vec![account], Arc::new(SystemClock), Arc::new(DirectConnect)).unwrap()
 }
 
 fn no_container(container: &str) -> BlobError {

@@ -1,32 +1,32 @@
 //! S3, tested with moto, which checks signatures with Amazon's own code.
 
-use crate::server::{Server, installed};
+use crate::server::{StorageServer, installed};
 use crate::{ODD, account, assert_refused, no_container, writes_replaces_reads_and_deletes};
 use bytes::Bytes;
-use postrider_blobs::{ObjectStores, Place};
+use postrider_blobs::{AccountLocation, ObjectStores};
 use postrider_core::ids::Secret;
-use postrider_engine::blobs::{BlobError, Blobs};
+use postrider_engine::blobs::{BlobError, BlobStore};
 
 /// A server that accepts only the user whose key is returned.
-fn start(clients: &std::path::Path) -> (Server, Key) {
-    let server = Server::moto(clients);
+fn start(clients: &std::path::Path) -> (StorageServer, MotoKey) {
+    let server = StorageServer::moto(clients);
     let printed = server.python("s3_user.py", &[&server.url()]);
     let (id, secret) = printed.trim().split_once(' ').expect("an id and a secret");
-    let key = Key {
+    let key = MotoKey {
         id: id.to_owned(),
         secret: secret.to_owned(),
     };
     (server, key)
 }
 
-struct Key {
+struct MotoKey {
     id: String,
     secret: String,
 }
 
-impl Key {
-    fn at(&self, server: &Server, bucket: Option<&str>, create_containers: bool) -> ObjectStores {
-        let place = Place::S3 {
+impl MotoKey {
+    fn at(&self, server: &StorageServer, bucket: Option<&str>, create_containers: bool) -> ObjectStores {
+        let place = AccountLocation::S3 {
             endpoint: Some(server.url()),
             region: "eu-central-1".to_owned(),
             bucket: bucket.map(str::to_owned),
@@ -100,7 +100,7 @@ async fn moto_refuses_a_wrong_key_which_is_not_told() {
         .put("dead", "letters", "a", Bytes::new())
         .await
         .unwrap();
-    let wrong = Key {
+    let wrong = MotoKey {
         id: key.id,
         secret: "wrongwrongwrongwrongwrongwrong".to_owned(),
     };

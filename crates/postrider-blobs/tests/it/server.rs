@@ -17,9 +17,9 @@ pub fn installed() -> Option<PathBuf> {
 
 /// A server on a free port of this machine with its data in a temporary directory. Killed when
 /// dropped.
-pub struct Server {
+pub struct StorageServer {
     clients: PathBuf,
-    kind: Kind,
+    kind: StorageServerKind,
     directory: TempDir,
     /// The files of its certificate and private key, for TLS.
     certificate: Option<(PathBuf, PathBuf)>,
@@ -28,27 +28,31 @@ pub struct Server {
 }
 
 #[derive(Clone, Copy)]
-enum Kind {
+enum StorageServerKind {
     Azurite,
     Moto,
 }
 
-impl Server {
-    pub fn azurite(clients: &Path) -> Server {
-        Server::start_new(clients, Kind::Azurite, None)
+impl StorageServer {
+    pub fn azurite(clients: &Path) -> StorageServer {
+        StorageServer::start_new(clients, StorageServerKind::Azurite, None)
     }
 
-    pub fn azurite_with_tls(clients: &Path, certificate: PathBuf, key: PathBuf) -> Server {
-        Server::start_new(clients, Kind::Azurite, Some((certificate, key)))
+    pub fn azurite_with_tls(clients: &Path, certificate: PathBuf, key: PathBuf) -> StorageServer {
+        StorageServer::start_new(clients, StorageServerKind::Azurite, Some((certificate, key)))
     }
 
     /// moto: AWS in memory. It accepts all credentials until told otherwise.
-    pub fn moto(clients: &Path) -> Server {
-        Server::start_new(clients, Kind::Moto, None)
+    pub fn moto(clients: &Path) -> StorageServer {
+        StorageServer::start_new(clients, StorageServerKind::Moto, None)
     }
 
-    fn start_new(clients: &Path, kind: Kind, certificate: Option<(PathBuf, PathBuf)>) -> Server {
-        let mut server = Server {
+    fn start_new(
+        clients: &Path,
+        kind: StorageServerKind,
+        certificate: Option<(PathBuf, PathBuf)>,
+    ) -> StorageServer {
+        let mut server = StorageServer {
             clients: clients.to_owned(),
             kind,
             directory: TempDir::new().expect("a temporary directory"),
@@ -72,7 +76,7 @@ impl Server {
     fn command(&self) -> Command {
         let port = self.port.to_string();
         match self.kind {
-            Kind::Azurite => {
+            StorageServerKind::Azurite => {
                 let program = self.clients.join("js/node_modules/azurite/dist/src/blob/main.js");
                 let mut command = Command::new("node");
                 command
@@ -86,7 +90,7 @@ impl Server {
                 }
                 command
             }
-            Kind::Moto => {
+            StorageServerKind::Moto => {
                 let mut command = Command::new(self.clients.join("venv/bin/python"));
                 command.args(["-m", "moto.server", "-H", "127.0.0.1", "-p", &port]);
                 command
@@ -149,7 +153,7 @@ impl Server {
     }
 }
 
-impl Drop for Server {
+impl Drop for StorageServer {
     fn drop(&mut self) {
         self.kill();
     }

@@ -2,7 +2,7 @@
 //! counted.
 
 use super::text;
-use crate::envelope::{Envelope, Field, KeyStyle};
+use crate::envelope::{EnvelopeField, EventEnvelope, KeyStyle};
 use std::borrow::Cow;
 use std::cell::OnceCell;
 use std::collections::BTreeMap;
@@ -41,12 +41,12 @@ impl FilterBudget {
 type FieldKey<'a> = (&'a str, KeyStyle);
 
 pub struct FilterInput<'a> {
-    event: &'a Envelope<'a>,
+    event: &'a EventEnvelope<'a>,
     /// The topic's name as delivered events carry it.
     topic: &'a str,
     /// Fields that advanced filters have looked up. Usually few: filters use the same keys again
     /// and again.
-    fields: Vec<(FieldKey<'a>, KnownField<'a>)>,
+    fields: Vec<(FieldKey<'a>, LookedUpField<'a>)>,
     /// The index of each field, once there are many.
     places: BTreeMap<FieldKey<'a>, usize>,
     event_type: OnceCell<Option<Cow<'a, str>>>,
@@ -55,15 +55,15 @@ pub struct FilterInput<'a> {
 }
 
 /// A field that was looked up, and its text in the forms that were needed so far.
-pub(super) struct KnownField<'a> {
-    pub field: Option<Field<'a>>,
+pub(super) struct LookedUpField<'a> {
+    pub field: Option<EnvelopeField<'a>>,
     text: OnceCell<Option<Cow<'a, str>>>,
     folded: OnceCell<String>,
 }
 
-impl<'a> KnownField<'a> {
-    pub fn new(field: Option<Field<'a>>) -> KnownField<'a> {
-        KnownField {
+impl<'a> LookedUpField<'a> {
+    pub fn new(field: Option<EnvelopeField<'a>>) -> LookedUpField<'a> {
+        LookedUpField {
             field,
             text: OnceCell::new(),
             folded: OnceCell::new(),
@@ -75,7 +75,9 @@ impl<'a> KnownField<'a> {
         if self.text.get().is_none() {
             budget.spend(self.len())?;
         }
-        let text = self.text.get_or_init(|| self.field.and_then(Field::as_text));
+        let text = self
+            .text
+            .get_or_init(|| self.field.and_then(EnvelopeField::as_text));
         Ok(text.as_deref())
     }
 
@@ -87,13 +89,13 @@ impl<'a> KnownField<'a> {
     }
 
     fn len(&self) -> usize {
-        let raw = self.field.and_then(Field::raw);
+        let raw = self.field.and_then(EnvelopeField::raw);
         raw.map_or(0, |raw| raw.text().len())
     }
 }
 
 impl<'a> FilterInput<'a> {
-    pub fn new(event: &'a Envelope<'a>, topic: &'a str, budget: FilterBudget) -> FilterInput<'a> {
+    pub fn new(event: &'a EventEnvelope<'a>, topic: &'a str, budget: FilterBudget) -> FilterInput<'a> {
         FilterInput {
             event,
             topic,
@@ -112,14 +114,14 @@ impl<'a> FilterInput<'a> {
 
     /// The event's type, and the budget.
     pub(super) fn event_type(&mut self) -> (Option<&str>, &mut FilterBudget) {
-        let text = || self.event.event_type_field().and_then(Field::as_text);
+        let text = || self.event.event_type_field().and_then(EnvelopeField::as_text);
         let event_type = self.event_type.get_or_init(text).as_deref();
         (event_type, &mut self.budget)
     }
 
     /// The event's subject, and the budget.
     pub(super) fn subject(&mut self) -> (&str, &mut FilterBudget) {
-        let text = || self.event.subject_field().and_then(Field::as_text);
+        let text = || self.event.subject_field().and_then(EnvelopeField::as_text);
         let subject = self.subject.get_or_init(|| text().unwrap_or_default());
         (subject, &mut self.budget)
     }
@@ -129,7 +131,7 @@ impl<'a> FilterInput<'a> {
         &mut self,
         key: &'a str,
         keys: KeyStyle,
-    ) -> Result<(&KnownField<'a>, &mut FilterBudget), FilterBudgetExceeded> {
+    ) -> Result<(&LookedUpField<'a>, &mut FilterBudget), FilterBudgetExceeded> {
         // The charge for searching the known fields.
         self.budget.spend(1 + key.len())?;
         let at = match self.place_of((key, keys)) {
@@ -137,7 +139,7 @@ impl<'a> FilterInput<'a> {
             None => {
                 self.budget.spend(self.event.object.text().len())?;
                 let field = self.event.lookup(key, keys, self.topic);
-                self.note((key, keys), KnownField::new(field));
+                self.note((key, keys), LookedUpField::new(field));
                 self.fields.len() - 1
             }
         };
@@ -151,7 +153,7 @@ impl<'a> FilterInput<'a> {
         self.places.get(&key).copied()
     }
 
-    fn note(&mut self, key: FieldKey<'a>, field: KnownField<'a>) {
+    fn note(&mut self, key: FieldKey<'a>, field: LookedUpField<'a>) {
         self.fields.push((key, field));
         let count = self.fields.len();
         if count <= FIELDS_SEARCHED_MAX {

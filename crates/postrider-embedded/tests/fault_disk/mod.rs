@@ -1,7 +1,7 @@
 //! A disk in memory that fails on demand and loses unflushed data at a power loss.
 
 use postrider_embedded::disk::{Disk, DiskFile};
-use postrider_store::conformance::Seeded;
+use postrider_store::conformance::SeededRandom;
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{self, IoSlice};
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -11,30 +11,30 @@ const SECTOR: usize = 512;
 const RESERVED_SHOWN: usize = 4096;
 
 /// The files of a disk as a restart finds them.
-pub type Image = BTreeMap<String, Vec<u8>>;
+pub type DiskImage = BTreeMap<String, Vec<u8>>;
 
 #[derive(Clone, Default)]
 pub struct FaultDisk {
-    disk: Arc<Mutex<Files>>,
+    disk: Arc<Mutex<FaultDiskState>>,
 }
 
 #[derive(Default)]
-struct Files {
+struct FaultDiskState {
     /// The directory after each change since its last sync; the first state is the durable one.
     directories: Vec<BTreeMap<String, usize>>,
-    contents: Vec<Content>,
+    contents: Vec<FaultFileContent>,
     /// Total capacity in bytes, if limited.
     room: Option<u64>,
     syncs_to_fail: u32,
     writes_to_fail: u32,
-    at_sync: Option<AtSync>,
+    at_sync: Option<SyncHook>,
 }
 
 /// Called before and after every flush of a file with an image that a power loss could leave.
-type AtSync = Box<dyn FnMut(Image) + Send>;
+type SyncHook = Box<dyn FnMut(DiskImage) + Send>;
 
 #[derive(Clone, Default)]
-struct Content {
+struct FaultFileContent {
     bytes: Vec<u8>,
     /// Length of the file; reserved bytes beyond those written read as zero.
     len: usize,
@@ -42,10 +42,10 @@ struct Content {
     durable_len: usize,
     dirty: BTreeSet<usize>,
     /// The content before a truncation that is not durable yet.
-    before_truncation: Option<Box<Content>>,
+    before_truncation: Option<Box<FaultFileContent>>,
 }
 
-impl Content {
+impl FaultFileContent {
     fn put(&mut self, bytes: &[u8], at: usize) {
         let end = at + bytes.len();
         if self.bytes.len() < end {
@@ -65,7 +65,7 @@ impl Content {
 
     /// The content after a power loss: each sector written since the last sync is either old or
     /// new.
-    fn cut(&self, random: &mut Seeded) -> Vec<u8> {
+    fn cut(&self, random: &mut SeededRandom) -> Vec<u8> {
         if let Some(before) = &self.before_truncation
             && random.one_in(2)
         {
@@ -99,7 +99,7 @@ impl Content {
     }
 }
 
-impl Files {
+impl FaultDiskState {
     fn now(&mut self) -> &mut BTreeMap<String, usize> {
         self.directories.last_mut().expect("there is one")
     }
@@ -124,7 +124,7 @@ impl Files {
         }
     }
 
-    fn cut(&self, random: &mut Seeded) -> Image {
+    fn cut(&self, random: &mut SeededRandom) -> DiskImage {
         let directory = &self.directories[random.below(self.directories.len() as u64) as usize];
         let files = directory.iter();
         files
@@ -134,26 +134,26 @@ impl Files {
 
     fn tell(&mut self, seed: u64) {
         if let Some(mut at_sync) = self.at_sync.take() {
-            at_sync(self.cut(&mut Seeded(seed)));
+            at_sync(self.cut(&mut SeededRandom(seed)));
             self.at_sync = Some(at_sync);
         }
     }
 }
 
 impl FaultDisk {
-    pub fn new(image: Image) -> FaultDisk {
+    pub fn new(image: DiskImage) -> FaultDisk {
         let disk = FaultDisk::default();
         let mut files = disk.lock();
         let mut directory = BTreeMap::new();
         for (name, bytes) in image {
             directory.insert(name, files.contents.len());
             let len = bytes.len();
-            files.contents.push(Content {
+            files.contents.push(FaultFileContent {
                 bytes: bytes.clone(),
                 len,
                 durable: bytes,
                 durable_len: len,
-                ..Content::default()
+                ..FaultFileContent::default()
             });
         }
         files.directories.push(directory);
@@ -161,17 +161,17 @@ impl FaultDisk {
         disk
     }
 
-    fn lock(&self) -> MutexGuard<'_, Files> {
+    fn lock(&self) -> MutexGuard<'_, FaultDiskState> {
         self.disk.lock().expect("no panic holds it")
     }
 
     /// The image that a power loss would leave now.
-    pub fn cut(&self, seed: u64) -> Image {
-        self.lock().cut(&mut Seeded(seed))
+    pub fn cut(&self, seed: u64) -> DiskImage {
+        self.lock().cut(&mut SeededRandom(seed))
     }
 
     /// The current content, as the death of the process alone leaves it.
-    pub fn image(&self) -> Image {
+    pub fn image(&self) -> DiskImage {
         let mut files = self.lock();
         let directory = files.now().clone();
         let content = |inode: usize| {
@@ -205,7 +205,7 @@ impl FaultDisk {
         self.lock().writes_to_fail = count;
     }
 
-    pub fn at_sync(&self, at_sync: impl FnMut(Image) + Send + 'static) {
+    pub fn at_sync(&self, at_sync: impl FnMut(DiskImage) + Send + 'static) {
         self.lock().at_sync = Some(Box::new(at_sync));
     }
 
@@ -235,7 +235,7 @@ impl Disk for FaultDisk {
             return Err(io::ErrorKind::AlreadyExists.into());
         }
         let inode = files.contents.len();
-        files.contents.push(Content::default());
+        files.contents.push(FaultFileContent::default());
         files.change(|names| {
             names.insert(name.into(), inode);
         });

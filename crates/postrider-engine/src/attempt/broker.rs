@@ -1,6 +1,6 @@
 //! Messages for Event Hubs and Service Bus over HTTP: their properties travel in headers.
 
-use super::sign::NamedKey;
+use super::sign::ServiceBusKey;
 use http::Uri;
 use http::header::{CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue, ORIGIN};
 use postrider_core::subscription::{AttributeValue, DeliveryAttribute};
@@ -15,21 +15,21 @@ pub const SERVICE_BUS_AUTHORIZATION: HeaderName = HeaderName::from_static("servi
 
 /// The credentials for sending to a broker or through a relay.
 #[derive(Clone, Debug)]
-pub enum Access {
+pub enum BrokerAccess {
     /// No credentials are needed.
     Open,
-    Key(NamedKey),
+    Key(ServiceBusKey),
     /// A fixed token, valid until it expires.
     Token(HeaderValue),
 }
 
-impl Access {
+impl BrokerAccess {
     /// The value of the header that authorizes access to `url`.
     pub fn token(&self, url: &str, now: Timestamp) -> Option<HeaderValue> {
         let mut token = match self {
-            Access::Open => return None,
-            Access::Token(token) => token.clone(),
-            Access::Key(key) => {
+            BrokerAccess::Open => return None,
+            BrokerAccess::Token(token) => token.clone(),
+            BrokerAccess::Key(key) => {
                 HeaderValue::try_from(key.token(url, now)).expect("what is percent-encoded fits a header")
             }
         };
@@ -39,17 +39,17 @@ impl Access {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub enum BrokerKind {
     EventHub,
     ServiceBus,
 }
 
-impl Kind {
+impl BrokerKind {
     /// The properties that the broker itself interprets.
     fn properties(self) -> &'static [&'static str] {
         match self {
-            Kind::EventHub => &["PartitionKey"],
-            Kind::ServiceBus => &[
+            BrokerKind::EventHub => &["PartitionKey"],
+            BrokerKind::ServiceBus => &[
                 "MessageId",
                 "PartitionKey",
                 "SessionId",
@@ -71,27 +71,32 @@ impl Kind {
 
 /// An entity of a broker, and the broker properties that its messages get.
 #[derive(Debug)]
-pub struct Broker {
-    kind: Kind,
-    access: Access,
+pub struct BrokerEntity {
+    kind: BrokerKind,
+    access: BrokerAccess,
     /// The URL that tokens are issued for.
     entity: String,
     messages: Arc<Uri>,
     properties: Vec<(&'static str, AttributeValue)>,
 }
 
-impl Broker {
+impl BrokerEntity {
     /// `entity` is the entity's URL without a trailing slash. None if it is not a valid URL.
-    pub fn new(kind: Kind, entity: &str, access: Access, attributes: &[DeliveryAttribute]) -> Option<Broker> {
+    pub fn new(
+        kind: BrokerKind,
+        entity: &str,
+        access: BrokerAccess,
+        attributes: &[DeliveryAttribute],
+    ) -> Option<BrokerEntity> {
         let query = match kind {
-            Kind::EventHub => "?api-version=2014-01",
-            Kind::ServiceBus => "",
+            BrokerKind::EventHub => "?api-version=2014-01",
+            BrokerKind::ServiceBus => "",
         };
         let of_broker = |attribute: &DeliveryAttribute| {
             let name = kind.property(&attribute.name)?;
             Some((name, attribute.value.clone()))
         };
-        Some(Broker {
+        Some(BrokerEntity {
             kind,
             access,
             messages: Arc::new(format!("{entity}/messages{query}").parse().ok()?),
@@ -106,8 +111,8 @@ impl Broker {
 
     /// Whether messages are bare objects: Event Hubs takes even a single Event Grid event in an
     /// array, Service Bus does not.
-    pub fn takes_objects(&self) -> bool {
-        self.kind == Kind::ServiceBus
+    pub fn takes_single_objects(&self) -> bool {
+        self.kind == BrokerKind::ServiceBus
     }
 
     pub fn authorization(&self, now: Timestamp) -> Option<HeaderValue> {
@@ -138,7 +143,7 @@ impl Broker {
         look_up: impl Fn(&str) -> Option<Cow<'a, str>>,
     ) -> Option<HeaderValue> {
         let mut all: Vec<(&str, Cow<'_, str>)> = Vec::with_capacity(self.properties.len() + 1);
-        if self.kind == Kind::ServiceBus {
+        if self.kind == BrokerKind::ServiceBus {
             all.push(("MessageId", Cow::Borrowed(id)));
         }
         for (name, value) in &self.properties {
@@ -215,18 +220,18 @@ mod tests {
         }
     }
 
-    fn broker(kind: Kind, attributes: &[DeliveryAttribute]) -> Broker {
-        Broker::new(kind, "https://ns.example/orders", Access::Open, attributes).unwrap()
+    fn broker(kind: BrokerKind, attributes: &[DeliveryAttribute]) -> BrokerEntity {
+        BrokerEntity::new(kind, "https://ns.example/orders", BrokerAccess::Open, attributes).unwrap()
     }
 
     #[test]
     fn messages_go_where_the_brokers_take_them() {
         let url = |kind| broker(kind, &[]).url().to_string();
         assert_eq!(
-            url(Kind::EventHub),
+            url(BrokerKind::EventHub),
             "https://ns.example/orders/messages?api-version=2014-01"
         );
-        assert_eq!(url(Kind::ServiceBus), "https://ns.example/orders/messages");
+        assert_eq!(url(BrokerKind::ServiceBus), "https://ns.example/orders/messages");
     }
 
     #[test]
@@ -241,17 +246,21 @@ mod tests {
             let text = properties.as_ref().map(|value| value.to_str().unwrap());
             assert_eq!(text, expected, "{attributes:?}");
         };
-        check(Kind::EventHub, &[], None);
-        check(Kind::EventHub, &[fixed("SessionId", "a")], None);
+        check(BrokerKind::EventHub, &[], None);
+        check(BrokerKind::EventHub, &[fixed("SessionId", "a")], None);
         check(
-            Kind::EventHub,
+            BrokerKind::EventHub,
             &[dynamic("partitionkey", "data.key")],
             Some(r#"{"PartitionKey":"Zo\u00eb \"1\"\\"}"#),
         );
-        check(Kind::EventHub, &[dynamic("PartitionKey", "data.none")], None);
-        check(Kind::ServiceBus, &[], Some(r#"{"MessageId":"system-id"}"#));
         check(
-            Kind::ServiceBus,
+            BrokerKind::EventHub,
+            &[dynamic("PartitionKey", "data.none")],
+            None,
+        );
+        check(BrokerKind::ServiceBus, &[], Some(r#"{"MessageId":"system-id"}"#));
+        check(
+            BrokerKind::ServiceBus,
             &[
                 fixed("Label", "l"),
                 dynamic("MessageId", "data.none"),
@@ -260,7 +269,7 @@ mod tests {
             Some(r#"{"MessageId":"system-id","Label":"l"}"#),
         );
         check(
-            Kind::ServiceBus,
+            BrokerKind::ServiceBus,
             &[dynamic("MessageId", "data.key"), fixed("PartitionKey", "p")],
             Some(r#"{"MessageId":"Zo\u00eb \"1\"\\","PartitionKey":"p"}"#),
         );
@@ -283,7 +292,7 @@ mod tests {
             (HeaderName::from_static("label"), "data.l".to_owned()),
             (HeaderName::from_static("x-other"), "data.o".to_owned()),
         ];
-        broker(Kind::ServiceBus, &attributes).adapt(&mut headers, &mut looked_up);
+        broker(BrokerKind::ServiceBus, &attributes).adapt(&mut headers, &mut looked_up);
         let all: Vec<(&str, &str)> = headers
             .iter()
             .map(|(name, value)| (name.as_str(), value.to_str().unwrap()))

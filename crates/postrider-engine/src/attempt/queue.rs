@@ -1,7 +1,7 @@
 //! Messages for storage account queues: one event each, base64 in XML.
 
-use super::sign::{AccountKey, Signed};
-use crate::deliver::{Reply, Request, SendGuard, Sending, Transport};
+use super::sign::{SignedStorageRequest, StorageAccountKey};
+use crate::deliver::{DeliveryReply, DeliveryRequest, DeliveryTransport, PendingReply, SendGuard};
 use crate::in_flight::InFlightCharge;
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD as BASE64;
@@ -22,16 +22,16 @@ const AFTER: &str = "</MessageText></QueueMessage>";
 
 /// The credentials for sending to a storage account.
 #[derive(Clone, Debug)]
-pub enum Access {
-    Key(AccountKey),
+pub enum QueueAccess {
+    Key(StorageAccountKey),
     /// A shared access signature in the URL's query.
     Signature,
 }
 
 /// A queue that events are put into.
 #[derive(Debug)]
-pub struct Queue {
-    access: Access,
+pub struct StorageQueueTarget {
+    access: QueueAccess,
     /// The URL of the queue.
     place: Arc<Uri>,
     /// The URL that messages are posted to.
@@ -42,17 +42,17 @@ pub struct Queue {
     headers: Arc<HeaderMap>,
 }
 
-impl Queue {
+impl StorageQueueTarget {
     /// `endpoint` is the account's queue endpoint without a trailing slash; `signature` is the
     /// query that is added to every request. None if they do not form a valid URL.
     pub fn new(
         endpoint: &str,
         queue: &str,
         time_to_live_secs: i64,
-        access: Access,
+        access: QueueAccess,
         signature: &str,
         create: bool,
-    ) -> Option<Queue> {
+    ) -> Option<StorageQueueTarget> {
         let url = |path: &str, query: &str| -> Option<Arc<Uri>> {
             let queries = [query, signature].into_iter().filter(|query| !query.is_empty());
             let query = queries.collect::<Vec<_>>().join("&");
@@ -63,7 +63,7 @@ impl Queue {
         let time_to_live = time_to_live_secs.to_string();
         let mut headers = HeaderMap::new();
         headers.insert(MS_VERSION, HeaderValue::from_static(VERSION));
-        Some(Queue {
+        Some(StorageQueueTarget {
             access,
             place: url("", "")?,
             messages: url("/messages", &format!("messagettl={time_to_live}"))?,
@@ -81,12 +81,12 @@ impl Queue {
     /// Puts an event into the queue. A missing queue may be created first, within the same attempt.
     pub fn send(
         self: &Arc<Self>,
-        transport: Arc<dyn Transport>,
+        transport: Arc<dyn DeliveryTransport>,
         event: &[u8],
         charge: &Arc<InFlightCharge>,
         guard: &SendGuard,
         now: Timestamp,
-    ) -> Sending {
+    ) -> PendingReply {
         let mut put = self.put(event, now);
         put.guard = Some(guard.clone());
         put.body.charge = Some(charge.clone());
@@ -96,17 +96,19 @@ impl Queue {
         let queue = self.clone();
         Box::pin(async move {
             let reply = transport.clone().send(put.clone()).await;
-            if !matches!(&reply, Reply::Answered(answer) if answer.status == 404) {
+            if !matches!(&reply, DeliveryReply::Answered(answer) if answer.status == 404) {
                 return reply;
             }
             match transport.clone().send(queue.make(now)).await {
                 // 204: another client has created the queue in the meantime.
-                Reply::Answered(made) if matches!(made.status, 201 | 204) => transport.send(put).await,
-                Reply::Answered(refused) => {
+                DeliveryReply::Answered(made) if matches!(made.status, 201 | 204) => {
+                    transport.send(put).await
+                }
+                DeliveryReply::Answered(refused) => {
                     tracing::warn!(queue = %queue.place.path(), status = refused.status, "a missing queue could not be made");
                     reply
                 }
-                Reply::Failed(failure) => {
+                DeliveryReply::Failed(failure) => {
                     tracing::warn!(queue = %queue.place.path(), detail = %failure.detail, "a missing queue could not be made");
                     reply
                 }
@@ -114,7 +116,7 @@ impl Queue {
         })
     }
 
-    fn put(&self, event: &[u8], now: Timestamp) -> Request {
+    fn put(&self, event: &[u8], now: Timestamp) -> DeliveryRequest {
         let mut body = String::with_capacity(BEFORE.len() + event.len().div_ceil(3) * 4 + AFTER.len());
         body.push_str(BEFORE);
         BASE64.encode_string(event, &mut body);
@@ -123,7 +125,7 @@ impl Queue {
         self.request(Method::POST, &self.messages, body, &parameters, now)
     }
 
-    fn make(&self, now: Timestamp) -> Request {
+    fn make(&self, now: Timestamp) -> DeliveryRequest {
         self.request(Method::PUT, &self.place, String::new(), &[], now)
     }
 
@@ -134,12 +136,12 @@ impl Queue {
         body: String,
         parameters: &[(&str, &str)],
         now: Timestamp,
-    ) -> Request {
+    ) -> DeliveryRequest {
         let date = now.http_date();
         let content_type = if body.is_empty() { "" } else { XML };
         let mut more = Vec::with_capacity(3);
-        if let Access::Key(key) = &self.access {
-            let authorization = key.authorization(&Signed {
+        if let QueueAccess::Key(key) = &self.access {
+            let authorization = key.authorization(&SignedStorageRequest {
                 method: method.as_str(),
                 length: body.len(),
                 content_type,
@@ -159,7 +161,7 @@ impl Queue {
         if !body.is_empty() {
             more.push((CONTENT_TYPE, HeaderValue::from_static(XML)));
         }
-        Request {
+        DeliveryRequest {
             method,
             url: url.clone(),
             headers: self.headers.clone(),
@@ -173,15 +175,15 @@ impl Queue {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::deliver::{Answer, Failure, FailureKind};
+    use crate::deliver::{DeliveryAnswer, TransportFailure, TransportFailureKind};
     use async_trait::async_trait;
     use std::sync::Mutex;
 
     const ENDPOINT: &str = "http://127.0.0.1:10001/devstoreaccount1";
 
-    fn queue(create: bool) -> Arc<Queue> {
-        let key = AccountKey::new("devstoreaccount1", "a2V5").unwrap();
-        Arc::new(Queue::new(ENDPOINT, "orders", 300, Access::Key(key), "", create).unwrap())
+    fn queue(create: bool) -> Arc<StorageQueueTarget> {
+        let key = StorageAccountKey::new("devstoreaccount1", "a2V5").unwrap();
+        Arc::new(StorageQueueTarget::new(ENDPOINT, "orders", 300, QueueAccess::Key(key), "", create).unwrap())
     }
 
     const NOW: Timestamp = Timestamp::from_secs(784_111_777);
@@ -210,7 +212,9 @@ mod tests {
 
     #[test]
     fn a_signature_in_the_url_needs_no_key() {
-        let queue = Queue::new(ENDPOINT, "orders", -1, Access::Signature, "sv=1&sig=x", true).unwrap();
+        let queue =
+            StorageQueueTarget::new(ENDPOINT, "orders", -1, QueueAccess::Signature, "sv=1&sig=x", true)
+                .unwrap();
         let (put, make) = (queue.put(b"{}", NOW), queue.make(NOW));
         let messages = format!("{ENDPOINT}/orders/messages?messagettl=-1&sv=1&sig=x");
         assert_eq!(put.url.to_string(), messages);
@@ -222,31 +226,31 @@ mod tests {
     }
 
     /// Answers with one status after another; 0 stands for no answer.
-    struct Scripted {
+    struct ScriptedStatusTransport {
         statuses: Mutex<Vec<u16>>,
         asked: Mutex<Vec<(Method, String)>>,
     }
 
     #[async_trait]
-    impl Transport for Scripted {
-        async fn send(self: Arc<Self>, request: Request) -> Reply {
+    impl DeliveryTransport for ScriptedStatusTransport {
+        async fn send(self: Arc<Self>, request: DeliveryRequest) -> DeliveryReply {
             let target = request.url.path().to_owned();
             self.asked.lock().unwrap().push((request.method, target));
             match self.statuses.lock().unwrap().remove(0) {
-                0 => Reply::Failed(Failure {
-                    kind: FailureKind::Socket,
+                0 => DeliveryReply::Failed(TransportFailure {
+                    kind: TransportFailureKind::Socket,
                     detail: "gone".into(),
                 }),
-                status => Reply::Answered(Answer {
+                status => DeliveryReply::Answered(DeliveryAnswer {
                     status,
-                    ..Answer::default()
+                    ..DeliveryAnswer::default()
                 }),
             }
         }
     }
 
     async fn check(create: bool, statuses: &[u16], asked: &str, expected: u16) {
-        let transport = Arc::new(Scripted {
+        let transport = Arc::new(ScriptedStatusTransport {
             statuses: Mutex::new(statuses.to_vec()),
             asked: Mutex::default(),
         });
@@ -259,7 +263,7 @@ mod tests {
                 NOW,
             )
             .await;
-        let Reply::Answered(answer) = reply else {
+        let DeliveryReply::Answered(answer) = reply else {
             panic!("{reply:?}");
         };
         assert_eq!(answer.status, expected, "{statuses:?}");

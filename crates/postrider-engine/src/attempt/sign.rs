@@ -13,13 +13,13 @@ const TOKEN_LIFE: Duration = Duration::from_secs(3600);
 
 /// The key of a storage account.
 #[derive(Clone, Debug)]
-pub struct AccountKey {
+pub struct StorageAccountKey {
     account: String,
     key: hmac::Key,
 }
 
 /// The parts of a request to a storage account that are signed.
-pub struct Signed<'a> {
+pub struct SignedStorageRequest<'a> {
     pub method: &'a str,
     /// The length of the body.
     pub length: usize,
@@ -32,18 +32,18 @@ pub struct Signed<'a> {
     pub parameters: &'a [(&'a str, &'a str)],
 }
 
-impl AccountKey {
+impl StorageAccountKey {
     /// None if the key is not base64.
-    pub fn new(account: &str, key: &str) -> Option<AccountKey> {
+    pub fn new(account: &str, key: &str) -> Option<StorageAccountKey> {
         let key = BASE64.decode(key).ok()?;
-        Some(AccountKey {
+        Some(StorageAccountKey {
             account: account.to_owned(),
             key: hmac::Key::new(hmac::HMAC_SHA256, &key),
         })
     }
 
     /// The value of the header `Authorization`.
-    pub fn authorization(&self, request: &Signed<'_>) -> String {
+    pub fn authorization(&self, request: &SignedStorageRequest<'_>) -> String {
         let length = match request.length {
             0 => String::new(),
             length => length.to_string(),
@@ -70,15 +70,15 @@ impl AccountKey {
 
 /// A named key of a Service Bus namespace, or of one of its entities.
 #[derive(Clone, Debug)]
-pub struct NamedKey {
+pub struct ServiceBusKey {
     name: String,
     key: hmac::Key,
 }
 
-impl NamedKey {
+impl ServiceBusKey {
     /// The key is used as written and never base64-decoded, even if it looks like base64.
-    pub fn new(name: &str, key: &str) -> NamedKey {
-        NamedKey {
+    pub fn new(name: &str, key: &str) -> ServiceBusKey {
+        ServiceBusKey {
             name: name.to_owned(),
             key: hmac::Key::new(hmac::HMAC_SHA256, key.as_bytes()),
         }
@@ -119,12 +119,12 @@ mod tests {
     // such requests.
     #[test]
     fn storage_requests_are_signed_as_the_azure_sdk_signs_them() {
-        let key = AccountKey::new("devstoreaccount1", KEY).unwrap();
+        let key = StorageAccountKey::new("devstoreaccount1", KEY).unwrap();
         let headers = [
             ("x-ms-date", "Sun, 15 Nov 2026 20:19:29 GMT"),
             ("x-ms-version", "2021-12-02"),
         ];
-        let create = Signed {
+        let create = SignedStorageRequest {
             method: "PUT",
             length: 0,
             content_type: "",
@@ -136,7 +136,7 @@ mod tests {
             key.authorization(&create),
             "SharedKey devstoreaccount1:nHB2i60UfQpXmpPJgmXblI2bwWbFhvy7s0y4odusZVI="
         );
-        let put = Signed {
+        let put = SignedStorageRequest {
             method: "POST",
             length: 111,
             content_type: "application/xml",
@@ -148,20 +148,20 @@ mod tests {
             key.authorization(&put),
             "SharedKey devstoreaccount1:1mvRx88yu0By9/67VjiHxAqt94ro5lrpwjt+k3bv3bE="
         );
-        assert!(AccountKey::new("a", "no base64!").is_none());
+        assert!(StorageAccountKey::new("a", "no base64!").is_none());
     }
 
     // The expected signatures were computed with Python's hmac.
     #[test]
     fn tokens_for_the_service_bus_name_the_resource_the_key_and_the_time() {
         let now = Timestamp::from_secs(1_403_733_277);
-        let key = NamedKey::new("RootManageSharedAccessKey", "c2VjcmV0IGtleQ==");
+        let key = ServiceBusKey::new("RootManageSharedAccessKey", "c2VjcmV0IGtleQ==");
         assert_eq!(
             key.token("https://ns.servicebus.windows.net/orders", now),
             "SharedAccessSignature sr=https%3A%2F%2Fns.servicebus.windows.net%2Forders\
              &sig=L4YBKe%2Fwr9g2tejJQGJvAuwl%2BIh7UvQA3sRFDO5gi%2F8%3D&se=1403736877&skn=RootManageSharedAccessKey"
         );
-        let key = NamedKey::new("send & listen", "k+/=");
+        let key = ServiceBusKey::new("send & listen", "k+/=");
         assert_eq!(
             key.token("http://127.0.0.1:9/a~b", now),
             "SharedAccessSignature sr=http%3A%2F%2F127.0.0.1%3A9%2Fa~b&sig=EfMvTX6BF3l1pltIHA6dmhlBCjrrKkX3tq9jkKOxQCA%3D&se=1403736877&skn=send%20%26%20listen"

@@ -1,12 +1,14 @@
 //! The trace context of an attempt: what is sent to the receiver, and the span that is exported.
 
-use super::{Plan, Way};
+use super::{DeliveryMethod, DeliveryPlan};
 use http::header::{HeaderName, HeaderValue};
-use postrider_core::event::Schema;
-use postrider_core::json::Raw;
+use postrider_core::event::EventSchema;
+use postrider_core::json::RawJson;
 use postrider_core::subscription::{InputMapping, Topic};
-use postrider_core::trace::{Carried, Context, Gathered, Ids, Share, Standing};
-use postrider_core::{envelope, event::Batch, trace};
+use postrider_core::trace::{
+    CarriedContext, GatheredContexts, SpanStanding, TraceContext, TraceIds, TraceShare,
+};
+use postrider_core::{envelope, event::PublishedBatch, trace};
 use postrider_store::Claim;
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -21,9 +23,9 @@ const ID_BYTES_MAX: usize = 128;
 
 /// The tracing of one attempt.
 #[derive(Debug, Default)]
-pub struct Traced {
+pub struct AttemptTracing {
     /// The trace context that the receiver gets, with its `tracestate`.
-    pub told: Option<(Context, Box<str>)>,
+    pub told: Option<(TraceContext, Box<str>)>,
     /// The span to export; none if this trace is not exported.
     pub span: Option<Box<AttemptSpan>>,
 }
@@ -31,7 +33,7 @@ pub struct Traced {
 /// The parts of an attempt's span that are known before it ends.
 #[derive(Clone, Debug)]
 pub struct AttemptSpan {
-    pub standing: Standing,
+    pub standing: SpanStanding,
     pub state: Box<str>,
     pub topic: Arc<Topic>,
     pub events: usize,
@@ -39,27 +41,27 @@ pub struct AttemptSpan {
     pub ids: Vec<Box<str>>,
 }
 
-impl Plan {
+impl DeliveryPlan {
     /// Derives the tracing of an attempt for these claims. `exported` is set if spans are exported;
     /// its value is the share of the traces begun here that are.
-    pub fn traced(&self, claims: &[Claim], exported: Option<Share>) -> Traced {
-        let ids = Ids { log: self.log };
-        let mut gathered = Gathered::default();
+    pub fn traced(&self, claims: &[Claim], exported: Option<TraceShare>) -> AttemptTracing {
+        let ids = TraceIds { log: self.log };
+        let mut gathered = GatheredContexts::default();
         let mut begun = None;
         let mut last = None;
         for claim in claims {
             let (batch, first) = (&claim.entry.batch, claim.entry.first);
             // Only CloudEvents carry their own context; other events of one request share the
             // request's context.
-            if batch.schema != Schema::CloudEvent && last == Some(first) {
+            if batch.schema != EventSchema::CloudEvent && last == Some(first) {
                 continue;
             }
             last = Some(first);
-            let carried = Carried::of_event(batch, claim.index as usize);
+            let carried = CarriedContext::of_event(batch, claim.index as usize);
             let carried = carried.or_else(|| {
-                let context = ids.begun(first, exported?);
+                let context = ids.begin_trace(first, exported?);
                 begun = Some(context);
-                Some(Carried {
+                Some(CarriedContext {
                     context,
                     state: Cow::Borrowed(""),
                 })
@@ -70,7 +72,7 @@ impl Plan {
             // Our span is not exported, so the receiver's span becomes a direct child of the
             // producer's.
             let told = gathered.shared();
-            return Traced {
+            return AttemptTracing {
                 told: told.map(|shared| (shared.context, shared.state.as_ref().into())),
                 span: None,
             };
@@ -85,7 +87,7 @@ impl Plan {
         let mapping = self.topic.topic.mapping.as_ref();
         let named = claims.iter().take(IDS_MAX);
         let named = named.filter_map(|claim| event_id(&claim.entry.batch, claim.index as usize, mapping));
-        Traced {
+        AttemptTracing {
             told: Some((standing.context, state.clone())),
             span: Some(Box::new(AttemptSpan {
                 standing,
@@ -98,12 +100,14 @@ impl Plan {
     }
 
     /// Adds the trace context to the headers, unless the subscription sets those headers itself.
-    pub(super) fn tell(&self, traced: &Traced, more: &mut Vec<(HeaderName, HeaderValue)>) {
+    pub(super) fn tell(&self, traced: &AttemptTracing, more: &mut Vec<(HeaderName, HeaderValue)>) {
         let Some((context, state)) = &traced.told else {
             return;
         };
         // For a broker, headers become message properties, which only the subscription chooses.
-        if !matches!(self.way, Way::Plain | Way::Relay { .. }) || self.sets(&TRACEPARENT) {
+        if !matches!(self.way, DeliveryMethod::Plain | DeliveryMethod::Relay { .. })
+            || self.sets(&TRACEPARENT)
+        {
             return;
         }
         let header = HeaderValue::try_from(context.to_string());
@@ -123,11 +127,11 @@ impl Plan {
 }
 
 /// The event's id, truncated.
-pub fn event_id(batch: &Batch, index: usize, mapping: Option<&InputMapping>) -> Option<Box<str>> {
-    let object = Raw::trusted(batch.object(index));
+pub fn event_id(batch: &PublishedBatch, index: usize, mapping: Option<&InputMapping>) -> Option<Box<str>> {
+    let object = RawJson::trusted(batch.object(index));
     let id = match batch.schema {
-        Schema::EventGrid | Schema::CloudEvent => object.get("id")?,
-        Schema::Custom => envelope::path(object, mapping?.id.source_field.as_deref()?)?,
+        EventSchema::EventGrid | EventSchema::CloudEvent => object.get("id")?,
+        EventSchema::Custom => envelope::path(object, mapping?.id.source_field.as_deref()?)?,
     };
     let id = id.as_str()?;
     let end = (0..=ID_BYTES_MAX.min(id.len()))

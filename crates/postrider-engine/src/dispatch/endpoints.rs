@@ -1,11 +1,11 @@
 //! The endpoints that subscriptions share, and the stored delays of those on probation.
 
 use super::Dispatcher;
-use super::time::Alarm;
+use super::time::DispatchAlarm;
 use crate::Error;
-use crate::attempt::Plan;
+use crate::attempt::DeliveryPlan;
 use crate::endpoint::{self, DelayChange, DelayScope, Endpoint};
-use crate::recorder::{Held, Released};
+use crate::recorder::{HeldEndpoint, ReleasedEndpoint};
 use http::Uri;
 use postrider_core::ids::SubscriptionId;
 use postrider_core::probation::EndpointDelay;
@@ -26,7 +26,7 @@ const CONFLICT_PAUSE: Duration = Duration::from_millis(100);
 const TROUBLE_PAUSE: Duration = Duration::from_secs(5);
 
 #[derive(Default)]
-pub(super) struct Endpoints {
+pub(super) struct EndpointRegistry {
     known: FxHashMap<String, Weak<Endpoint>>,
     /// The number of endpoints at which unused ones are next looked for.
     look_at: usize,
@@ -39,7 +39,7 @@ pub struct EndpointStatus {
     pub name: String,
     /// Also delayed if every subscription is delayed by itself: nothing is sent to the endpoint
     /// then.
-    pub state: endpoint::State,
+    pub state: endpoint::EndpointReportState,
     /// The latest request that has ended since the start.
     pub last: Option<LastAttempt>,
     /// Events that wait for their first attempt or for a retry.
@@ -47,11 +47,16 @@ pub struct EndpointStatus {
     pub subscriptions: Vec<SubscriptionId>,
     /// Subscriptions whose own deliveries are delayed, because the endpoint answers them with
     /// failures.
-    pub held_subscriptions: BTreeMap<SubscriptionId, endpoint::State>,
+    pub held_subscriptions: BTreeMap<SubscriptionId, endpoint::EndpointReportState>,
 }
 
 impl EndpointStatus {
-    fn add(&mut self, subscription: SubscriptionId, backlog: Backlog, own: Option<endpoint::State>) {
+    fn add(
+        &mut self,
+        subscription: SubscriptionId,
+        backlog: Backlog,
+        own: Option<endpoint::EndpointReportState>,
+    ) {
         self.waiting += backlog.waiting + backlog.retrying;
         self.subscriptions.push(subscription);
         self.held_subscriptions.extend(own.map(|own| (subscription, own)));
@@ -78,7 +83,7 @@ impl Dispatcher {
 
     /// To be called once all restored subscriptions have been put.
     pub fn restored(&self) {
-        for endpoint in self.delays.left_restored() {
+        for endpoint in self.delays.take_unused_restored() {
             self.forget_delay(&endpoint);
         }
     }
@@ -135,7 +140,7 @@ impl Dispatcher {
 
     fn forget_delay(&self, endpoint: &str) {
         if self.delays.note(endpoint, None) {
-            self.recorder.released(Released {
+            self.recorder.released(ReleasedEndpoint {
                 endpoint: endpoint.into(),
                 at: self.clock.now(),
             });
@@ -145,7 +150,7 @@ impl Dispatcher {
     /// Drops a subscription's reference to an endpoint, and forgets the endpoint if it was the
     /// last. An attempt in flight keeps the endpoint alive; it is then forgotten later with the
     /// other unused ones.
-    pub(super) fn forget_unless_used(&self, plan: Arc<Plan>) {
+    pub(super) fn forget_unless_used(&self, plan: Arc<DeliveryPlan>) {
         let name = plan.endpoint.name.clone();
         // The lock is held so that the endpoint cannot be taken into use between dropping the
         // reference and counting users.
@@ -178,14 +183,14 @@ impl Dispatcher {
                 subscriptions: Vec::new(),
                 held_subscriptions: BTreeMap::new(),
             });
-            status.add(outlet.id, backlog, plan.endpoint.own_state(outlet.id));
+            status.add(outlet.id, backlog, plan.endpoint.own_delay_state(outlet.id));
         }
         found.into_values().map(EndpointStatus::finish).collect()
     }
 
     /// Ends the delays of an endpoint and of its subscriptions on an operator's request. Returns
     /// whether there was one.
-    pub fn admit_again(self: &Arc<Self>, name: &str) -> bool {
+    pub fn end_delays_by_operator(self: &Arc<Self>, name: &str) -> bool {
         let known = self.known_endpoint(name);
         known.is_some_and(|endpoint| self.recover(&endpoint, None))
     }
@@ -257,19 +262,19 @@ impl Dispatcher {
         self.delays.note(&name, delay);
         let (endpoint, at) = (name.into(), self.clock.now());
         match delay {
-            Some(delay) => self.recorder.held(Held {
+            Some(delay) => self.recorder.held(HeldEndpoint {
                 endpoint,
                 cause: delay.cause,
                 at,
                 until: delay.until,
             }),
-            None => self.recorder.released(Released { endpoint, at }),
+            None => self.recorder.released(ReleasedEndpoint { endpoint, at }),
         }
     }
 
     /// Applies a delay that another node has set.
-    pub(crate) fn delay_elsewhere(self: &Arc<Self>, one: EndpointDelay) {
-        let delay = self.delays.set_elsewhere(&one);
+    pub(crate) fn apply_remote_delay(self: &Arc<Self>, one: EndpointDelay) {
+        let delay = self.delays.apply_remote_delay_set(&one);
         let (name, scope) = DelayScope::parse(&one.endpoint);
         let endpoints = self.endpoints.lock().expect("no panic holds it");
         let known = endpoints.known.get(name).and_then(Weak::upgrade);
@@ -287,25 +292,25 @@ impl Dispatcher {
             by = one.by.as_deref().unwrap_or_default(),
             "endpoint keeps failing elsewhere: its deliveries are delayed"
         );
-        self.recorder.held(Held {
+        self.recorder.held(HeldEndpoint {
             endpoint: one.endpoint.as_str().into(),
             cause: delay.cause,
             at: self.clock.now(),
             until: one.delay.until,
         });
-        self.alarm(delay.until, Alarm::Endpoint(Arc::downgrade(&endpoint)));
+        self.alarm(delay.until, DispatchAlarm::Endpoint(Arc::downgrade(&endpoint)));
     }
 
     /// Another node has found an endpoint to be well, or an operator said so there.
-    pub(crate) fn recovered_elsewhere(self: &Arc<Self>, name: &str) {
-        self.delays.ended_elsewhere(name);
+    pub(crate) fn apply_remote_recovery(self: &Arc<Self>, name: &str) {
+        self.delays.apply_remote_delay_end(name);
         let (endpoint, scope) = DelayScope::parse(name);
         if let Some(endpoint) = self.known_endpoint(endpoint)
             && endpoint.release(scope)
         {
             self.wake_waiting(&endpoint);
             tracing::info!(endpoint = %endpoint.name, "endpoint is well again elsewhere: deliveries go on");
-            self.recorder.released(Released {
+            self.recorder.released(ReleasedEndpoint {
                 endpoint: name.into(),
                 at: self.clock.now(),
             });
@@ -313,7 +318,7 @@ impl Dispatcher {
     }
 
     /// Runs the loop that saves delays as they change.
-    pub(super) async fn keep_delays(self: Arc<Self>) {
+    pub(super) async fn run_delay_saver(self: Arc<Self>) {
         let mut again = None;
         loop {
             let pause = again.unwrap_or_default();

@@ -172,7 +172,7 @@ impl LanePool {
 
     /// Parks a lane that read `epoch` before it claimed and found nothing. Returns the future to
     /// wait for, and whether the caller has to schedule a call of [`LanePool::reap`].
-    pub fn park(&self, epoch: u64) -> (Parked<'_>, bool) {
+    pub fn park(&self, epoch: u64) -> (ParkedLane<'_>, bool) {
         self.with(|state| {
             let slot = state.free.pop().unwrap_or_else(|| {
                 state.slots.push(ParkingSlot::Free);
@@ -187,7 +187,7 @@ impl LanePool {
                 ParkingSlot::Parked(None)
             };
             let schedule = !state.parked.is_empty() && !std::mem::replace(&mut state.reap_scheduled, true);
-            let parked = Parked {
+            let parked = ParkedLane {
                 pool: self,
                 slot: Some(slot),
                 epoch,
@@ -257,13 +257,13 @@ impl LaneState {
 
 /// A parked lane. Completes when the lane is woken or has to end.
 #[must_use]
-pub struct Parked<'a> {
+pub struct ParkedLane<'a> {
     pool: &'a LanePool,
     slot: Option<usize>,
     epoch: u64,
 }
 
-impl Future for Parked<'_> {
+impl Future for ParkedLane<'_> {
     type Output = ParkOutcome;
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<ParkOutcome> {
@@ -295,7 +295,7 @@ impl Future for Parked<'_> {
     }
 }
 
-impl Drop for Parked<'_> {
+impl Drop for ParkedLane<'_> {
     /// A lane that is torn down while it is parked leaves the pool, and hands on a wake-up that it
     /// did not get to see.
     fn drop(&mut self) {

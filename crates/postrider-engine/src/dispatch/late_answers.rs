@@ -1,45 +1,45 @@
 //! Attempts that timed out and whose answers may still come.
 
-use super::{Dispatcher, Outlet, Sending, place};
-use crate::attempt::Plan;
+use super::{Dispatcher, PendingReply, SubscriptionDispatcher, place};
+use crate::attempt::DeliveryPlan;
 use crate::counters::{add, by_reason};
-use crate::recorder::{Disposition, Ended, Place};
+use crate::recorder::{DeliveryDisposition, EndedDeliveries, EventPlace};
 use crate::tasks::TaskKind;
 use postrider_core::ids::Position;
 use postrider_core::outcome::Outcome;
-use postrider_core::retry::Next;
+use postrider_core::retry::NextStep;
 use postrider_core::time::Timestamp;
-use postrider_store::{Letter, LetterKey, Settled};
+use postrider_store::{DeadLetterKey, PendingDeadLetter, Settlement};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::AcqRel;
 use tokio::sync::OwnedSemaphorePermit;
 
 /// A timed-out attempt whose answer may still come.
-pub(super) struct Listening {
-    plan: Arc<Plan>,
-    outlet: Arc<Outlet>,
-    sending: Sending,
+pub(super) struct LateAnswerWait {
+    plan: Arc<DeliveryPlan>,
+    outlet: Arc<SubscriptionDispatcher>,
+    sending: PendingReply,
     until: Timestamp,
     /// The deliveries with the times of their retries; none for those that were given up.
     waiting: Vec<(Position, Option<Timestamp>)>,
     /// When each of them was received.
     received: Vec<(Position, Timestamp)>,
     /// The same deliveries by the recorder's places; empty without a recorder.
-    places: Vec<Place>,
+    places: Vec<EventPlace>,
     _place: OwnedSemaphorePermit,
 }
 
 /// Counts the wait for a late answer in its subscription for as long as it lasts.
-struct ListenerCount<'a>(&'a Outlet);
+struct LateAnswerWaitGuard<'a>(&'a SubscriptionDispatcher);
 
-impl<'a> ListenerCount<'a> {
-    fn of(outlet: &'a Outlet) -> ListenerCount<'a> {
+impl<'a> LateAnswerWaitGuard<'a> {
+    fn of(outlet: &'a SubscriptionDispatcher) -> LateAnswerWaitGuard<'a> {
         outlet.late_listeners.fetch_add(1, AcqRel);
-        ListenerCount(outlet)
+        LateAnswerWaitGuard(outlet)
     }
 }
 
-impl Drop for ListenerCount<'_> {
+impl Drop for LateAnswerWaitGuard<'_> {
     fn drop(&mut self) {
         self.0.late_listeners.fetch_sub(1, AcqRel);
     }
@@ -50,19 +50,19 @@ impl Dispatcher {
     /// the answer could still change something.
     pub(super) fn listen(
         &self,
-        plan: &Arc<Plan>,
-        outlet: &Arc<Outlet>,
-        sending: Sending,
+        plan: &Arc<DeliveryPlan>,
+        outlet: &Arc<SubscriptionDispatcher>,
+        sending: PendingReply,
         sent: Timestamp,
-        settled: &[Settled],
-    ) -> Option<Listening> {
+        settled: &[Settlement],
+    ) -> Option<LateAnswerWait> {
         let until = sent + plan.profile.late_window?;
         let waiting: Vec<(Position, Option<Timestamp>)> = settled
             .iter()
             .filter_map(|one| match one.next {
-                Next::RetryAt(due) => Some((one.claim.position(), Some(due))),
-                Next::DeadLetter(_) => Some((one.claim.position(), None)),
-                Next::Done | Next::Drop(_) => None,
+                NextStep::RetryAt(due) => Some((one.claim.position(), Some(due))),
+                NextStep::DeadLetter(_) => Some((one.claim.position(), None)),
+                NextStep::Done | NextStep::Drop(_) => None,
             })
             .collect();
         if waiting.is_empty() {
@@ -70,14 +70,18 @@ impl Dispatcher {
         }
         let room = self.late_room.clone().try_acquire_owned().ok()?;
         outlet.late.listen(&waiting);
-        let retried = || settled.iter().filter(|one| matches!(one.next, Next::RetryAt(_)));
+        let retried = || {
+            settled
+                .iter()
+                .filter(|one| matches!(one.next, NextStep::RetryAt(_)))
+        };
         let received = retried().map(|one| (one.claim.position(), one.claim.received()));
         let received = received.collect();
         let places = match self.recorder.on() {
             true => retried().map(|one| place(&one.claim)).collect(),
             false => Vec::new(),
         };
-        Some(Listening {
+        Some(LateAnswerWait {
             plan: plan.clone(),
             outlet: outlet.clone(),
             sending,
@@ -91,8 +95,8 @@ impl Dispatcher {
 
     /// Handles a late answer. A success takes the deliveries out of the retry queue, or withdraws
     /// their pending dead letters; a failure changes nothing.
-    pub(super) async fn hear_late(self: Arc<Self>, listening: Listening) {
-        let Listening {
+    pub(super) async fn await_late_answer(self: Arc<Self>, listening: LateAnswerWait) {
+        let LateAnswerWait {
             plan,
             outlet,
             mut sending,
@@ -102,7 +106,7 @@ impl Dispatcher {
             mut places,
             _place,
         } = listening;
-        let _counted = ListenerCount::of(&outlet);
+        let _counted = LateAnswerWaitGuard::of(&outlet);
         let mut window = self.clock.sleep_until(until);
         let reply = tokio::select! {
             biased;
@@ -116,7 +120,7 @@ impl Dispatcher {
         let in_time = now <= until;
         let success = reply.is_some_and(|r| in_time && plan.outcome(&r, now).outcome == Outcome::Success);
         if !success {
-            outlet.late.unheard(&waiting);
+            outlet.late.end_answer_wait(&waiting);
             return;
         }
         self.late_busy.fetch_add(1, AcqRel);
@@ -129,15 +133,15 @@ impl Dispatcher {
                 outlet.splits.forget(ended.iter().copied());
                 self.replay_outcomes.delivered_late(outlet.id, &ended);
                 // Another node attempts these now.
-                elsewhere.retain(|position| !self.log.keeps(*position));
+                elsewhere.retain(|position| !self.log.owns_position(*position));
                 outlet.late.forget(&elsewhere);
                 places.retain(|place| ended.contains(&place.position()));
                 if !places.is_empty() {
-                    self.recorder.ended(Ended {
+                    self.recorder.ended(EndedDeliveries {
                         subscription: outlet.id,
                         events: places,
                         at: now,
-                        disposition: Disposition::DeliveredLate,
+                        disposition: DeliveryDisposition::DeliveredLate,
                     });
                 }
                 for counters in [&self.counters, &outlet.counters] {
@@ -157,7 +161,11 @@ impl Dispatcher {
 
     /// Notes dead letters that are in the log: from now on a late answer can withdraw them.
     /// Withdraws those whose late answer has already come.
-    pub(super) fn letters_settled(self: &Arc<Self>, outlet: &Arc<Outlet>, letters: &[LetterKey]) {
+    pub(super) fn letters_settled(
+        self: &Arc<Self>,
+        outlet: &Arc<SubscriptionDispatcher>,
+        letters: &[DeadLetterKey],
+    ) {
         let delivered = outlet.late.letters_settled(letters);
         if delivered.is_empty() {
             return;
@@ -172,14 +180,14 @@ impl Dispatcher {
 
     /// Withdraws the dead letters of events that turned out to be delivered. A dead letter that is
     /// already in its blob stays there.
-    async fn withdraw_letters(&self, outlet: &Outlet, letters: Vec<LetterKey>) {
+    async fn withdraw_letters(&self, outlet: &SubscriptionDispatcher, letters: Vec<DeadLetterKey>) {
         if letters.is_empty() {
             return;
         }
         let Some(engine) = self.engine.get().and_then(std::sync::Weak::upgrade) else {
             return;
         };
-        let withdrawn: Vec<Letter> = match engine.withdraw_letters(outlet.id, letters).await {
+        let withdrawn: Vec<PendingDeadLetter> = match engine.withdraw_letters(outlet.id, letters).await {
             Ok(withdrawn) => withdrawn,
             Err(e) => {
                 tracing::error!(error = %e, "cannot record a late answer; the events stay dead letters");
@@ -187,21 +195,21 @@ impl Dispatcher {
             }
         };
         let now = self.clock.now();
-        let positions: Vec<Position> = withdrawn.iter().map(Letter::position).collect();
+        let positions: Vec<Position> = withdrawn.iter().map(PendingDeadLetter::position).collect();
         if positions.is_empty() {
             return;
         }
         self.replay_outcomes.recovered(outlet.id, &positions);
         if self.recorder.on() {
-            let place = |letter: &Letter| Place {
+            let place = |letter: &PendingDeadLetter| EventPlace {
                 first: letter.entry.first,
                 index: letter.index,
             };
-            self.recorder.ended(Ended {
+            self.recorder.ended(EndedDeliveries {
                 subscription: outlet.id,
                 events: withdrawn.iter().map(place).collect(),
                 at: now,
-                disposition: Disposition::DeliveredLate,
+                disposition: DeliveryDisposition::DeliveredLate,
             });
         }
         for counters in [&self.counters, &outlet.counters] {

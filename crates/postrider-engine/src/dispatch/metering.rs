@@ -1,15 +1,15 @@
 //! Counters and meters of deliveries.
 
-use super::noting::Sent;
-use super::{Dispatcher, Outlet};
-use crate::counters::{Counters, add, by_reason};
-use crate::meters::{Attempt, FailureCause, FailureEffect, Meter, Noted};
-use postrider_core::event::Batch;
+use super::recording::FinishedAttempt;
+use super::{Dispatcher, SubscriptionDispatcher};
+use crate::counters::{DeliveryCounters, add, by_reason};
+use crate::meters::{AttemptMeasurement, FailureCause, FailureEffect, Meter, MeterNote};
+use postrider_core::event::PublishedBatch;
 use postrider_core::ids::SubscriptionId;
-use postrider_core::retry::{Next, Reason};
+use postrider_core::retry::{GiveUpReason, NextStep};
 use postrider_core::time::Timestamp;
 use postrider_store::log::LastAttempt;
-use postrider_store::{Letter, Settled};
+use postrider_store::{PendingDeadLetter, Settlement};
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::time::Duration;
 
@@ -19,21 +19,21 @@ pub const LABELLED_MAX: usize = 2000;
 
 /// The counts of deleted subscriptions that are not shown separately.
 #[derive(Debug, Default)]
-pub struct Unlabelled {
-    pub counters: Counters,
+pub struct UnlabelledCounts {
+    pub counters: DeliveryCounters,
     pub meter: Meter,
     /// The number of subscriptions that are shown separately.
     labelled: AtomicUsize,
 }
 
-impl Unlabelled {
+impl UnlabelledCounts {
     /// Decides whether one more subscription is shown separately.
     pub(super) fn label(&self) -> bool {
         let more = |labelled: usize| (labelled < LABELLED_MAX).then_some(labelled + 1);
         self.labelled.fetch_update(Relaxed, Relaxed, more).is_ok()
     }
 
-    pub(super) fn gone(&self, outlet: &Outlet) {
+    pub(super) fn gone(&self, outlet: &SubscriptionDispatcher) {
         if outlet.labelled {
             self.labelled.fetch_sub(1, Relaxed);
         } else {
@@ -45,15 +45,15 @@ impl Unlabelled {
 
 /// The subscriptions that the events of a request match: distinct sets, each with its number of
 /// events.
-pub(crate) struct Wanted(Vec<(Box<[SubscriptionId]>, usize)>);
+pub(crate) struct MatchedSubscriptions(Vec<(Box<[SubscriptionId]>, usize)>);
 
-impl Wanted {
-    pub(crate) fn of(batch: &Batch) -> Wanted {
+impl MatchedSubscriptions {
+    pub(crate) fn of(batch: &PublishedBatch) -> MatchedSubscriptions {
         let mut counts = vec![0; batch.matched.len()];
         for event in &batch.events {
             counts[event.matched as usize] += 1;
         }
-        Wanted(batch.matched.iter().cloned().zip(counts).collect())
+        MatchedSubscriptions(batch.matched.iter().cloned().zip(counts).collect())
     }
 
     pub(crate) fn deliveries(&self) -> usize {
@@ -63,7 +63,7 @@ impl Wanted {
 
 impl Dispatcher {
     /// Counts events that were appended.
-    pub(crate) fn count_matched(&self, wanted: &Wanted) {
+    pub(crate) fn count_matched(&self, wanted: &MatchedSubscriptions) {
         add(&self.counters.matched, wanted.deliveries());
         let outlets = self.outlets.read().expect("no panic holds it");
         for (set, events) in &wanted.0 {
@@ -73,7 +73,7 @@ impl Dispatcher {
         }
     }
 
-    fn meters<'a>(&'a self, outlet: &'a Outlet) -> [&'a Meter; 3] {
+    fn meters<'a>(&'a self, outlet: &'a SubscriptionDispatcher) -> [&'a Meter; 3] {
         [&self.meter, &outlet.topic.meter, &outlet.meter]
     }
 
@@ -93,9 +93,9 @@ impl Dispatcher {
                 }
             }
         }
-        let noted = Noted {
+        let noted = MeterNote {
             given_up: letters,
-            ..Noted::default()
+            ..MeterNote::default()
         };
         match &outlet {
             Some(outlet) => self
@@ -107,12 +107,18 @@ impl Dispatcher {
     }
 
     /// Meters dead letters that could not be written.
-    pub(crate) fn meter_dropped(&self, outlet: &Outlet, now: Timestamp, letters: &[Letter], reason: Reason) {
+    pub(crate) fn meter_dropped(
+        &self,
+        outlet: &SubscriptionDispatcher,
+        now: Timestamp,
+        letters: &[PendingDeadLetter],
+        reason: GiveUpReason,
+    ) {
         let effect = FailureEffect::Dropped(reason);
         let given_up = by_cause(letters.iter().map(|letter| (effect, letter.last_attempt)));
-        let noted = Noted {
+        let noted = MeterNote {
             given_up: &given_up,
-            ..Noted::default()
+            ..MeterNote::default()
         };
         for meter in self.meters(outlet) {
             meter.note(now, &noted);
@@ -121,14 +127,14 @@ impl Dispatcher {
 
     pub(super) fn meter_late(
         &self,
-        outlet: &Outlet,
+        outlet: &SubscriptionDispatcher,
         now: Timestamp,
         received: impl Iterator<Item = Timestamp>,
     ) {
         let delivered = together(now, received);
-        let noted = Noted {
+        let noted = MeterNote {
             delivered: &delivered,
-            ..Noted::default()
+            ..MeterNote::default()
         };
         for meter in self.meters(outlet) {
             meter.note(now, &noted);
@@ -136,8 +142,8 @@ impl Dispatcher {
     }
 
     /// Meters a request that was refused as a whole and is sent again in halves.
-    pub(super) fn meter_split(&self, outlet: &Outlet, sent: &Sent<'_>) {
-        let attempt = Attempt {
+    pub(super) fn meter_split(&self, outlet: &SubscriptionDispatcher, sent: &FinishedAttempt<'_>) {
+        let attempt = AttemptMeasurement {
             outcome: sent.attempted.outcome,
             status: sent.attempted.status,
             took: sent.ended.since(sent.begun),
@@ -148,11 +154,16 @@ impl Dispatcher {
         }
     }
 
-    pub(super) fn meter_settled(&self, outlet: &Outlet, settled: &[Settled], sent: Option<&Sent<'_>>) {
+    pub(super) fn meter_settled(
+        &self,
+        outlet: &SubscriptionDispatcher,
+        settled: &[Settlement],
+        sent: Option<&FinishedAttempt<'_>>,
+    ) {
         let attempt = sent.map(|sent| {
             let first = settled.get(sent.from).map(|one| &one.claim);
             let fresh = first.filter(|claim| claim.attempts_made == 0);
-            Attempt {
+            AttemptMeasurement {
                 outcome: sent.attempted.outcome,
                 status: sent.attempted.status,
                 took: sent.ended.since(sent.begun),
@@ -161,16 +172,16 @@ impl Dispatcher {
         });
         let given_up = by_cause(settled.iter().filter_map(|one| {
             let effect = match one.next {
-                Next::Drop(reason) => FailureEffect::Dropped(reason),
+                NextStep::Drop(reason) => FailureEffect::Dropped(reason),
                 // Whether a dead letter can be written is not known yet.
-                Next::DeadLetter(_) | Next::Done | Next::RetryAt(_) => return None,
+                NextStep::DeadLetter(_) | NextStep::Done | NextStep::RetryAt(_) => return None,
             };
             Some((effect, one.last_attempt))
         }));
-        let done = settled.iter().filter(|one| one.next == Next::Done);
+        let done = settled.iter().filter(|one| one.next == NextStep::Done);
         let now = settled.last().map_or_else(|| self.clock.now(), |one| one.at);
         let delivered = together(now, done.map(|one| one.claim.received()));
-        let noted = Noted {
+        let noted = MeterNote {
             attempt,
             delivered: &delivered,
             given_up: &given_up,
@@ -182,7 +193,7 @@ impl Dispatcher {
 }
 
 /// Dead letters by cause, counted as dead-lettered events.
-pub(crate) fn letters_by_cause(letters: &[Letter]) -> Vec<(FailureCause, usize)> {
+pub(crate) fn letters_by_cause(letters: &[PendingDeadLetter]) -> Vec<(FailureCause, usize)> {
     by_cause(letters.iter().map(|letter| {
         let effect = FailureEffect::DeadLettered(letter.reason);
         (effect, letter.last_attempt)
@@ -228,16 +239,16 @@ mod tests {
 
     #[test]
     fn what_is_added_up_stays_when_its_subscription_goes() {
-        let unlabelled = Unlabelled::default();
-        let outlet = |n| Outlet::new(SubscriptionId(n), Arc::default(), unlabelled.label());
-        let labelled: Vec<Outlet> = (0..LABELLED_MAX as u64).map(outlet).collect();
+        let unlabelled = UnlabelledCounts::default();
+        let outlet = |n| SubscriptionDispatcher::new(SubscriptionId(n), Arc::default(), unlabelled.label());
+        let labelled: Vec<SubscriptionDispatcher> = (0..LABELLED_MAX as u64).map(outlet).collect();
         assert!(labelled.iter().all(|one| one.labelled));
         let other = outlet(9999);
         assert!(!other.labelled);
         let delivered = [(Duration::from_secs(1), 3)];
-        let noted = Noted {
+        let noted = MeterNote {
             delivered: &delivered,
-            ..Noted::default()
+            ..MeterNote::default()
         };
         for one in [&labelled[0], &other] {
             add(&one.counters.delivered, 3);

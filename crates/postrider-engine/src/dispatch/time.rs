@@ -1,28 +1,28 @@
 //! Timers of the dispatcher: the log knows when retries are due, alarms cover everything else.
 
-use super::{Dispatcher, LINGER, Outlet};
+use super::{Dispatcher, LINGER, SubscriptionDispatcher};
 use crate::endpoint::Endpoint;
 use postrider_core::time::Timestamp;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-pub(super) enum Alarm {
+pub(super) enum DispatchAlarm {
     Endpoint(Weak<Endpoint>),
-    Outlet(Weak<Outlet>),
+    Outlet(Weak<SubscriptionDispatcher>),
     /// An event of this subscription is about to expire while its endpoint is on probation.
-    Expiry(Weak<Outlet>),
+    Expiry(Weak<SubscriptionDispatcher>),
     /// Lanes of this subscription have been parked for a while.
-    Parked(Weak<Outlet>),
+    Parked(Weak<SubscriptionDispatcher>),
 }
 
-impl Alarm {
-    fn same(&self, other: &Alarm) -> bool {
+impl DispatchAlarm {
+    fn same(&self, other: &DispatchAlarm) -> bool {
         match (self, other) {
-            (Alarm::Endpoint(a), Alarm::Endpoint(b)) => a.ptr_eq(b),
-            (Alarm::Outlet(a), Alarm::Outlet(b))
-            | (Alarm::Expiry(a), Alarm::Expiry(b))
-            | (Alarm::Parked(a), Alarm::Parked(b)) => a.ptr_eq(b),
+            (DispatchAlarm::Endpoint(a), DispatchAlarm::Endpoint(b)) => a.ptr_eq(b),
+            (DispatchAlarm::Outlet(a), DispatchAlarm::Outlet(b))
+            | (DispatchAlarm::Expiry(a), DispatchAlarm::Expiry(b))
+            | (DispatchAlarm::Parked(a), DispatchAlarm::Parked(b)) => a.ptr_eq(b),
             _ => false,
         }
     }
@@ -30,17 +30,17 @@ impl Alarm {
     /// Whether the alarm may lead to an attempt.
     fn may_attempt(&self) -> bool {
         match self {
-            Alarm::Endpoint(_) | Alarm::Outlet(_) => true,
-            Alarm::Expiry(outlet) => outlet
+            DispatchAlarm::Endpoint(_) | DispatchAlarm::Outlet(_) => true,
+            DispatchAlarm::Expiry(outlet) => outlet
                 .upgrade()
                 .is_some_and(|outlet| outlet.waiting.load(Relaxed)),
-            Alarm::Parked(_) => false,
+            DispatchAlarm::Parked(_) => false,
         }
     }
 }
 
 impl Dispatcher {
-    pub(super) fn alarm(&self, at: Timestamp, alarm: Alarm) {
+    pub(super) fn alarm(&self, at: Timestamp, alarm: DispatchAlarm) {
         let number = self.alarm_number.fetch_add(1, Relaxed);
         let mut alarms = self.alarms.lock().expect("no panic holds it");
         let first = alarms.first_key_value().map(|(key, _)| key.0);
@@ -57,7 +57,7 @@ impl Dispatcher {
     }
 
     /// Runs the loop that wakes subscriptions when retries come due and when delays end.
-    pub(super) async fn keep_time(self: Arc<Self>) {
+    pub(super) async fn run_timers(self: Arc<Self>) {
         loop {
             // Work that is due and still waits is held back by its endpoint, which wakes it. Due
             // times count from the clock's current value, which may have been set back since the
@@ -98,7 +98,7 @@ impl Dispatcher {
                 }
             }
         }
-        for alarm in self.take_alarms(now) {
+        for alarm in self.take_due_alarms(now) {
             self.ring(&alarm);
         }
     }
@@ -115,7 +115,7 @@ impl Dispatcher {
 
     /// Whether any lane does something other than wait for work or for an answer.
     pub(crate) fn is_busy(&self) -> bool {
-        let busy = |outlet: &Arc<Outlet>| {
+        let busy = |outlet: &Arc<SubscriptionDispatcher>| {
             let counts = outlet.lanes.counts();
             counts.lanes > counts.parked + outlet.sending.load(Acquire)
         };
@@ -133,36 +133,39 @@ impl Dispatcher {
         epochs.fold(counted, u64::wrapping_add)
     }
 
-    pub(super) fn take_alarms(&self, now: Timestamp) -> Vec<Alarm> {
+    pub(super) fn take_due_alarms(&self, now: Timestamp) -> Vec<DispatchAlarm> {
         let mut alarms = self.alarms.lock().expect("no panic holds it");
         let later = alarms.split_off(&(now + Duration::from_nanos(1), 0));
         std::mem::replace(&mut *alarms, later).into_values().collect()
     }
 
-    pub(super) fn ring(self: &Arc<Self>, alarm: &Alarm) {
+    pub(super) fn ring(self: &Arc<Self>, alarm: &DispatchAlarm) {
         match alarm {
-            Alarm::Endpoint(endpoint) => {
+            DispatchAlarm::Endpoint(endpoint) => {
                 let waiting = endpoint.upgrade().map(|e| e.take_waiting()).unwrap_or_default();
                 for outlet in waiting {
                     self.wake(&outlet, 1);
                 }
             }
-            Alarm::Outlet(outlet) => {
+            DispatchAlarm::Outlet(outlet) => {
                 if let Some(outlet) = outlet.upgrade() {
                     self.wake(&outlet, 1);
                 }
             }
-            Alarm::Expiry(outlet) => {
+            DispatchAlarm::Expiry(outlet) => {
                 if let Some(outlet) = outlet.upgrade() {
                     self.probe_before_expiry(&outlet);
                 }
             }
-            Alarm::Parked(outlet) => {
+            DispatchAlarm::Parked(outlet) => {
                 let Some(outlet) = outlet.upgrade() else {
                     return;
                 };
                 if outlet.lanes.reap() {
-                    self.alarm(self.clock.now() + LINGER, Alarm::Parked(Arc::downgrade(&outlet)));
+                    self.alarm(
+                        self.clock.now() + LINGER,
+                        DispatchAlarm::Parked(Arc::downgrade(&outlet)),
+                    );
                 }
             }
         }

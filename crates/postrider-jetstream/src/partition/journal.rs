@@ -8,11 +8,11 @@ use super::{EVENT_BITS, SEQUENCE_MAX, event_of, place, sequence_of};
 use bytes::Bytes;
 use postrider_core::ids::{Position, SubscriptionId};
 use postrider_core::outcome::Outcome;
-use postrider_core::retry::Reason;
+use postrider_core::retry::GiveUpReason;
 use postrider_core::time::Timestamp;
-use postrider_store::LetterKey;
+use postrider_store::DeadLetterKey;
 use postrider_store::log::LastAttempt;
-use postrider_store::record::batch::{Reader, put};
+use postrider_store::record::batch::{VarintReader, put};
 use rustc_hash::FxHashMap;
 
 /// The version of journal messages that is written and read.
@@ -23,13 +23,13 @@ const POSITIONS_PER_RECORD_MAX: usize = 1_024;
 
 /// State of a delivery that was attempted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Tried {
+pub struct AttemptState {
     pub attempts: u32,
     pub last: Option<LastAttempt>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Record {
+pub enum JournalRecord {
     /// Deliveries that have ended: first attempts, and retries with their due times.
     Ended {
         of: SubscriptionId,
@@ -47,7 +47,7 @@ pub enum Record {
         was: Option<Timestamp>,
         position: Position,
         due: Timestamp,
-        tried: Tried,
+        tried: AttemptState,
     },
     /// A delivery was given up.
     Letter {
@@ -55,13 +55,13 @@ pub enum Record {
         was: Option<Timestamp>,
         position: Position,
         decided: Timestamp,
-        tried: Tried,
-        reason: Reason,
+        tried: AttemptState,
+        reason: GiveUpReason,
     },
     /// Dead letters were written, or finally dropped.
     LettersDone {
         of: SubscriptionId,
-        letters: Vec<LetterKey>,
+        letters: Vec<DeadLetterKey>,
     },
     /// A subscription was closed with all of its deliveries.
     Closed { of: SubscriptionId },
@@ -77,15 +77,15 @@ pub enum Record {
 
 /// Changes that are not in the journal yet.
 #[derive(Debug, Default)]
-pub struct Buffer {
+pub struct JournalBuffer {
     /// First attempts that ended. No other record of such a delivery precedes or follows, so they
     /// may be written first and together.
     fresh: FxHashMap<SubscriptionId, (Option<Position>, Vec<Position>)>,
-    records: Vec<Record>,
+    records: Vec<JournalRecord>,
     len: usize,
 }
 
-impl Buffer {
+impl JournalBuffer {
     /// Approximate number of deliveries in the buffer.
     pub fn len(&self) -> usize {
         self.len
@@ -108,14 +108,14 @@ impl Buffer {
         self.len += 1;
     }
 
-    pub fn push(&mut self, record: Record) {
+    pub fn push(&mut self, record: JournalRecord) {
         self.len += match &record {
-            Record::Ended { retried, .. } => retried.len(),
-            Record::LettersDone { letters, .. } => letters.len(),
-            Record::Again { retried, .. } => retried.len(),
+            JournalRecord::Ended { retried, .. } => retried.len(),
+            JournalRecord::LettersDone { letters, .. } => letters.len(),
+            JournalRecord::Again { retried, .. } => retried.len(),
             _ => 1,
         };
-        if let Record::Closed { of } = record {
+        if let JournalRecord::Closed { of } = record {
             self.fresh.remove(&of);
         }
         self.records.push(record);
@@ -132,7 +132,7 @@ impl Buffer {
             let mut rest = positions.as_slice();
             loop {
                 let (fresh, later) = rest.split_at(rest.len().min(POSITIONS_PER_RECORD_MAX));
-                records.push(Record::Ended {
+                records.push(JournalRecord::Ended {
                     of,
                     upto,
                     fresh: fresh.to_vec(),
@@ -146,33 +146,29 @@ impl Buffer {
         }
         for record in std::mem::take(&mut self.records) {
             match record {
-                Record::LettersDone { of, letters } => {
+                JournalRecord::LettersDone { of, letters } => {
                     records.extend(letters.chunks(POSITIONS_PER_RECORD_MAX).map(|letters| {
                         let letters = letters.to_vec();
-                        Record::LettersDone { of, letters }
+                        JournalRecord::LettersDone { of, letters }
                     }));
                 }
-                Record::Ended { of, retried, .. } => {
-                    records.extend(
-                        retried
-                            .chunks(POSITIONS_PER_RECORD_MAX)
-                            .map(|retried| Record::Ended {
-                                of,
-                                upto: None,
-                                fresh: Vec::new(),
-                                retried: retried.to_vec(),
-                            }),
-                    );
+                JournalRecord::Ended { of, retried, .. } => {
+                    records.extend(retried.chunks(POSITIONS_PER_RECORD_MAX).map(|retried| {
+                        JournalRecord::Ended {
+                            of,
+                            upto: None,
+                            fresh: Vec::new(),
+                            retried: retried.to_vec(),
+                        }
+                    }));
                 }
-                Record::Again { of, retried } => {
-                    records.extend(
-                        retried
-                            .chunks(POSITIONS_PER_RECORD_MAX)
-                            .map(|retried| Record::Again {
-                                of,
-                                retried: retried.to_vec(),
-                            }),
-                    );
+                JournalRecord::Again { of, retried } => {
+                    records.extend(retried.chunks(POSITIONS_PER_RECORD_MAX).map(|retried| {
+                        JournalRecord::Again {
+                            of,
+                            retried: retried.to_vec(),
+                        }
+                    }));
                 }
                 other => records.push(other),
             }
@@ -182,7 +178,7 @@ impl Buffer {
 }
 
 /// Encodes records into journal messages of at most about `bytes_max` each, in order.
-pub fn encode(records: &[Record], bytes_max: usize) -> Vec<Bytes> {
+pub fn encode(records: &[JournalRecord], bytes_max: usize) -> Vec<Bytes> {
     let mut messages = Vec::new();
     let mut out = vec![VERSION];
     let mut one = Vec::new();
@@ -201,12 +197,12 @@ pub fn encode(records: &[Record], bytes_max: usize) -> Vec<Bytes> {
 }
 
 /// Decodes the records of a partition's journal message; `None` if it is invalid.
-pub fn decode(partition: u8, message: &[u8]) -> Option<Vec<Record>> {
+pub fn decode(partition: u8, message: &[u8]) -> Option<Vec<JournalRecord>> {
     let (&version, rest) = message.split_first()?;
     if version != VERSION {
         return None;
     }
-    let mut reader = Reader::new(rest);
+    let mut reader = VarintReader::new(rest);
     let mut records = Vec::new();
     while !reader.is_empty() {
         records.push(decode_record(partition, &mut reader)?);
@@ -214,9 +210,9 @@ pub fn decode(partition: u8, message: &[u8]) -> Option<Vec<Record>> {
     Some(records)
 }
 
-fn encode_record(record: &Record, out: &mut Vec<u8>) {
+fn encode_record(record: &JournalRecord, out: &mut Vec<u8>) {
     match record {
-        Record::Ended {
+        JournalRecord::Ended {
             of,
             upto,
             fresh,
@@ -236,7 +232,7 @@ fn encode_record(record: &Record, out: &mut Vec<u8>) {
                 put(out, low(*position));
             }
         }
-        Record::Retry {
+        JournalRecord::Retry {
             of,
             was,
             position,
@@ -250,7 +246,7 @@ fn encode_record(record: &Record, out: &mut Vec<u8>) {
             put(out, due.nanos() as u64);
             put_tried(out, tried);
         }
-        Record::Letter {
+        JournalRecord::Letter {
             of,
             was,
             position,
@@ -266,7 +262,7 @@ fn encode_record(record: &Record, out: &mut Vec<u8>) {
             put_tried(out, tried);
             out.push(reason.code());
         }
-        Record::LettersDone { of, letters } => {
+        JournalRecord::LettersDone { of, letters } => {
             out.push(4);
             put(out, of.0);
             put(out, letters.len() as u64);
@@ -275,11 +271,11 @@ fn encode_record(record: &Record, out: &mut Vec<u8>) {
                 put(out, low(*position));
             }
         }
-        Record::Closed { of } => {
+        JournalRecord::Closed { of } => {
             out.push(5);
             put(out, of.0);
         }
-        Record::Again { of, retried } => {
+        JournalRecord::Again { of, retried } => {
             out.push(7);
             put(out, of.0);
             put(out, retried.len() as u64);
@@ -288,7 +284,7 @@ fn encode_record(record: &Record, out: &mut Vec<u8>) {
                 put(out, low(*position));
             }
         }
-        Record::Marker { epoch, node } => {
+        JournalRecord::Marker { epoch, node } => {
             out.push(6);
             put(out, *epoch);
             put(out, node.len() as u64);
@@ -297,10 +293,10 @@ fn encode_record(record: &Record, out: &mut Vec<u8>) {
     }
 }
 
-fn decode_record(partition: u8, reader: &mut Reader<'_>) -> Option<Record> {
+fn decode_record(partition: u8, reader: &mut VarintReader<'_>) -> Option<JournalRecord> {
     let kind = reader.number()?;
     if kind == 6 {
-        return Some(Record::Marker {
+        return Some(JournalRecord::Marker {
             epoch: reader.number()?,
             node: reader.text()?.into(),
         });
@@ -318,34 +314,34 @@ fn decode_record(partition: u8, reader: &mut Reader<'_>) -> Option<Record> {
             for _ in 0..count {
                 fresh.push(next(partition, reader, &mut last)?);
             }
-            Record::Ended {
+            JournalRecord::Ended {
                 of,
                 upto,
                 fresh,
                 retried: times(partition, reader)?,
             }
         }
-        2 => Record::Retry {
+        2 => JournalRecord::Retry {
             of,
             was: maybe(reader)?.map(time),
             position: known_place(partition, reader.number()?)?,
             due: time(reader.number()?),
             tried: tried(reader)?,
         },
-        3 => Record::Letter {
+        3 => JournalRecord::Letter {
             of,
             was: maybe(reader)?.map(time),
             position: known_place(partition, reader.number()?)?,
             decided: time(reader.number()?),
             tried: tried(reader)?,
-            reason: Reason::from_code(u8::try_from(reader.number()?).ok()?),
+            reason: GiveUpReason::from_code(u8::try_from(reader.number()?).ok()?),
         },
-        4 => Record::LettersDone {
+        4 => JournalRecord::LettersDone {
             of,
             letters: times(partition, reader)?,
         },
-        5 => Record::Closed { of },
-        7 => Record::Again {
+        5 => JournalRecord::Closed { of },
+        7 => JournalRecord::Again {
             of,
             retried: times(partition, reader)?,
         },
@@ -378,7 +374,7 @@ pub fn put_next(out: &mut Vec<u8>, last: &mut u64, position: Position) {
 }
 
 /// Reads what `put_next` has written.
-pub fn next(partition: u8, reader: &mut Reader<'_>, last: &mut u64) -> Option<Position> {
+pub fn next(partition: u8, reader: &mut VarintReader<'_>, last: &mut u64) -> Option<Position> {
     let step = reader.number()?;
     let now = if step & 1 == 0 {
         last.checked_add(step >> 1)?
@@ -394,7 +390,7 @@ pub fn next(partition: u8, reader: &mut Reader<'_>, last: &mut u64) -> Option<Po
     known_place(partition, now)
 }
 
-pub fn put_tried(out: &mut Vec<u8>, tried: &Tried) {
+pub fn put_tried(out: &mut Vec<u8>, tried: &AttemptState) {
     put(out, u64::from(tried.attempts));
     let Some(last) = tried.last else {
         out.push(0);
@@ -408,11 +404,11 @@ pub fn put_tried(out: &mut Vec<u8>, tried: &Tried) {
     }
 }
 
-pub fn tried(reader: &mut Reader<'_>) -> Option<Tried> {
+pub fn tried(reader: &mut VarintReader<'_>) -> Option<AttemptState> {
     let attempts = reader.small()?;
     let kind = reader.number()?;
     if kind == 0 {
-        return Some(Tried { attempts, last: None });
+        return Some(AttemptState { attempts, last: None });
     }
     let at = time(reader.number()?);
     let outcome = Outcome::from_code(u8::try_from(reader.number()?).ok()?);
@@ -422,7 +418,7 @@ pub fn tried(reader: &mut Reader<'_>) -> Option<Tried> {
         _ => return None,
     };
     let last = Some(LastAttempt { at, outcome, status });
-    Some(Tried { attempts, last })
+    Some(AttemptState { attempts, last })
 }
 
 pub fn time(nanos: u64) -> Timestamp {
@@ -439,7 +435,7 @@ fn put_maybe(out: &mut Vec<u8>, number: Option<u64>) {
     }
 }
 
-fn maybe(reader: &mut Reader<'_>) -> Option<Option<u64>> {
+fn maybe(reader: &mut VarintReader<'_>) -> Option<Option<u64>> {
     match reader.number()? {
         0 => Some(None),
         1 => Some(Some(reader.number()?)),
@@ -447,7 +443,7 @@ fn maybe(reader: &mut Reader<'_>) -> Option<Option<u64>> {
     }
 }
 
-fn times(partition: u8, reader: &mut Reader<'_>) -> Option<Vec<(Timestamp, Position)>> {
+fn times(partition: u8, reader: &mut VarintReader<'_>) -> Option<Vec<(Timestamp, Position)>> {
     let count = reader.count()?;
     let mut times = Vec::with_capacity(count);
     for _ in 0..count {
@@ -473,16 +469,16 @@ pub mod tests {
         any::<i64>().prop_map(|nanos| Timestamp::from_nanos(nanos & i64::MAX))
     }
 
-    fn any_tried() -> impl Strategy<Value = Tried> {
+    fn any_tried() -> impl Strategy<Value = AttemptState> {
         let last = (moment(), 0..18u8, any::<Option<u16>>()).prop_map(|(at, outcome, status)| LastAttempt {
             at,
             outcome: Outcome::from_code(outcome),
             status,
         });
-        (any::<u32>(), prop::option::of(last)).prop_map(|(attempts, last)| Tried { attempts, last })
+        (any::<u32>(), prop::option::of(last)).prop_map(|(attempts, last)| AttemptState { attempts, last })
     }
 
-    fn any_record() -> impl Strategy<Value = Record> {
+    fn any_record() -> impl Strategy<Value = JournalRecord> {
         let of = any::<u64>().prop_map(SubscriptionId);
         let timed = || prop::collection::vec((moment(), position()), 0..5);
         prop_oneof![
@@ -492,7 +488,7 @@ pub mod tests {
                 prop::collection::btree_set(position(), 0..9),
                 timed()
             )
-                .prop_map(|(of, upto, fresh, retried)| Record::Ended {
+                .prop_map(|(of, upto, fresh, retried)| JournalRecord::Ended {
                     of,
                     upto,
                     fresh: fresh.into_iter().collect(),
@@ -505,7 +501,7 @@ pub mod tests {
                 moment(),
                 any_tried()
             )
-                .prop_map(|(of, was, position, due, tried)| Record::Retry {
+                .prop_map(|(of, was, position, due, tried)| JournalRecord::Retry {
                     of,
                     was,
                     position,
@@ -520,18 +516,20 @@ pub mod tests {
                 any_tried(),
                 0..9u8
             )
-                .prop_map(|(of, was, position, decided, tried, reason)| Record::Letter {
-                    of,
-                    was,
-                    position,
-                    decided,
-                    tried,
-                    reason: Reason::from_code(reason)
-                }),
-            (of.clone(), timed()).prop_map(|(of, letters)| Record::LettersDone { of, letters }),
-            (of.clone(), timed()).prop_map(|(of, retried)| Record::Again { of, retried }),
-            of.prop_map(|of| Record::Closed { of }),
-            (any::<u64>(), "[ -~ä]{0,12}").prop_map(|(epoch, node)| Record::Marker { epoch, node }),
+                .prop_map(
+                    |(of, was, position, decided, tried, reason)| JournalRecord::Letter {
+                        of,
+                        was,
+                        position,
+                        decided,
+                        tried,
+                        reason: GiveUpReason::from_code(reason)
+                    }
+                ),
+            (of.clone(), timed()).prop_map(|(of, letters)| JournalRecord::LettersDone { of, letters }),
+            (of.clone(), timed()).prop_map(|(of, retried)| JournalRecord::Again { of, retried }),
+            of.prop_map(|of| JournalRecord::Closed { of }),
+            (any::<u64>(), "[ -~ä]{0,12}").prop_map(|(epoch, node)| JournalRecord::Marker { epoch, node }),
         ]
     }
 
@@ -544,22 +542,22 @@ pub mod tests {
         let fresh = Vec::new();
         let upto = None;
         for record in [
-            Record::Again {
+            JournalRecord::Again {
                 of,
                 retried: retried.clone(),
             },
-            Record::LettersDone {
+            JournalRecord::LettersDone {
                 of,
                 letters: retried.clone(),
             },
-            Record::Ended {
+            JournalRecord::Ended {
                 of,
                 upto,
                 fresh,
                 retried,
             },
         ] {
-            let mut buffer = Buffer::default();
+            let mut buffer = JournalBuffer::default();
             buffer.push(record);
             assert_eq!(buffer.take(1).len(), 3);
             assert!(buffer.is_empty());
@@ -594,7 +592,7 @@ pub mod tests {
 
     #[test]
     fn a_buffer_is_cut_into_messages() {
-        let mut buffer = Buffer::default();
+        let mut buffer = JournalBuffer::default();
         let of = SubscriptionId(4);
         let positions: Vec<Position> = (0..30_000)
             .map(|n| place(PARTITION, 1_000 + n / 3, (n % 3) as u32))
@@ -602,25 +600,25 @@ pub mod tests {
         for position in positions.iter().rev() {
             buffer.ended(of, Some(positions[29_999]), *position);
         }
-        buffer.push(Record::Closed {
+        buffer.push(JournalRecord::Closed {
             of: SubscriptionId(9),
         });
         assert_eq!(buffer.len(), 30_001);
         let messages = buffer.take(20_000);
         assert!(buffer.is_empty() && messages.len() > 1);
         assert!(messages.iter().all(|message| message.len() <= 20_000));
-        let records: Vec<Record> = messages
+        let records: Vec<JournalRecord> = messages
             .iter()
             .flat_map(|m| decode(PARTITION, m).unwrap())
             .collect();
         let ended = records.iter().filter_map(|record| match record {
-            Record::Ended { fresh, .. } => Some(fresh.as_slice()),
+            JournalRecord::Ended { fresh, .. } => Some(fresh.as_slice()),
             _ => None,
         });
         assert_eq!(ended.collect::<Vec<_>>().concat(), positions);
         assert_eq!(
             records.last(),
-            Some(&Record::Closed {
+            Some(&JournalRecord::Closed {
                 of: SubscriptionId(9)
             })
         );

@@ -2,24 +2,24 @@
 //! stream.
 
 pub mod journal;
-pub mod book;
+pub mod deliveries;
 pub mod snapshot;
-pub mod group;
+pub mod event_message;
 pub mod reader;
 pub mod writer;
 
-use crate::chain::{Chain, patiently};
-use crate::connect::Connection;
+use crate::connection::NatsConnection;
+use crate::fenced_stream::{FencedWriter, retry_through_election};
 use crate::node::NodeShared;
-use book::{Book, Changed, GivenUp};
-use group::Message;
-use journal::{Record, Tried};
-use postrider_core::event::Batch;
+use deliveries::{DeadLetterState, ListenerNotice, PartitionDeliveries};
+use event_message::EventMessage;
+use journal::{AttemptState, JournalRecord};
+use postrider_core::event::PublishedBatch;
 use postrider_core::ids::{Position, SubscriptionId};
 use postrider_core::time::Timestamp;
 use postrider_store::record::batch::encode_batch_head;
-use postrider_store::{Claim, Entry, Error, LetterKey, Settled, Want};
-use reader::Reader;
+use postrider_store::{Claim, ClaimLimits, DeadLetterKey, Error, LogEntry, Settlement};
+use reader::PartitionReader;
 use rustc_hash::FxHashMap;
 use std::ops::Deref;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
@@ -29,7 +29,7 @@ use tokio::sync::{Notify, mpsc, oneshot};
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
-use writer::{Append, Order, Start, Writer};
+use writer::{PartitionWriter, StreamAppend, WriterOrder, WriterStart};
 
 /// Number of bits of a position that contain the index of the event in its message.
 pub const EVENT_BITS: u32 = 20;
@@ -80,10 +80,10 @@ pub fn event_of(position: Position) -> u32 {
 }
 
 /// State shared by the writer and the other users of a partition.
-pub struct Shared {
+pub struct PartitionShared {
     pub number: u8,
     pub node: Arc<NodeShared>,
-    book: Mutex<Book>,
+    book: Mutex<PartitionDeliveries>,
     /// Signals that the journal's buffer is not empty any more.
     journal_begun: Notify,
     journal_taken: Notify,
@@ -101,13 +101,13 @@ pub struct Shared {
     why_ended: OnceLock<String>,
 }
 
-impl Shared {
-    pub fn book(&self) -> MutexGuard<'_, Book> {
+impl PartitionShared {
+    pub fn book(&self) -> MutexGuard<'_, PartitionDeliveries> {
         self.book.lock().expect("no panic holds it")
     }
 
     /// Changes the deliveries, and wakes the writer if that adds to the journal.
-    fn change<T>(&self, change: impl FnOnce(&mut Book) -> T) -> T {
+    fn change<T>(&self, change: impl FnOnce(&mut PartitionDeliveries) -> T) -> T {
         let mut book = self.book();
         let before = (book.journal.is_empty(), book.claims_held());
         let changed = change(&mut book);
@@ -179,25 +179,25 @@ impl Shared {
 
 /// The publish requests that wait to be written to a partition or are in flight.
 #[derive(Clone, Copy, Debug)]
-pub struct Waiting {
+pub struct QueuedAppends {
     pub bytes: usize,
     /// Whether nothing was stored for long: the stream may have no leader.
     pub stuck: bool,
 }
 
 /// A share of the bytes that may wait to be written, returned on drop.
-pub struct Room {
-    shared: Arc<Shared>,
+pub struct QueuedBytes {
+    shared: Arc<PartitionShared>,
     bytes: usize,
 }
 
-impl Room {
-    fn take(shared: &Arc<Shared>, bytes: usize) -> Result<Room, Error> {
+impl QueuedBytes {
+    fn take(shared: &Arc<PartitionShared>, bytes: usize) -> Result<QueuedBytes, Error> {
         let before = shared.waiting_bytes.fetch_add(bytes, Relaxed);
         if before == 0 {
             shared.moved();
         }
-        let room = Room {
+        let room = QueuedBytes {
             shared: shared.clone(),
             bytes,
         };
@@ -215,22 +215,22 @@ impl Room {
     }
 }
 
-impl Drop for Room {
+impl Drop for QueuedBytes {
     fn drop(&mut self) {
         self.shared.waiting_bytes.fetch_sub(self.bytes, Relaxed);
     }
 }
 
 /// The part of a claim's limits that is not used yet.
-pub struct Left {
-    want: Want,
+pub struct ClaimBudget {
+    want: ClaimLimits,
     events: usize,
     bytes: usize,
 }
 
-impl Left {
-    pub fn new(want: Want) -> Left {
-        Left {
+impl ClaimBudget {
+    pub fn new(want: ClaimLimits) -> ClaimBudget {
+        ClaimBudget {
             want,
             events: 0,
             bytes: 0,
@@ -254,11 +254,11 @@ impl Left {
 }
 
 /// Messages that were read for a claim; the cache may evict them before the claim is made.
-pub type Read = FxHashMap<u64, Arc<Message>>;
+pub type ReadMessages = FxHashMap<u64, Arc<EventMessage>>;
 
 /// Why a claim stopped.
 #[derive(Debug, PartialEq, Eq)]
-pub enum Stopped {
+pub enum ClaimStop {
     /// Nothing more waits.
     Empty,
     Full,
@@ -268,11 +268,11 @@ pub enum Stopped {
 
 /// A partition that this node owns. Dropping it stops its writer like a crash.
 pub struct Partition {
-    shared: Arc<Shared>,
+    shared: Arc<PartitionShared>,
     epoch: u64,
-    appends: mpsc::Sender<Append>,
-    orders: mpsc::Sender<Order>,
-    reader: Reader,
+    appends: mpsc::Sender<StreamAppend>,
+    orders: mpsc::Sender<WriterOrder>,
+    reader: PartitionReader,
     /// Only one task reads at a time: what is read for one subscription is in memory for the next.
     reading: tokio::sync::Mutex<()>,
     stop: CancellationToken,
@@ -283,7 +283,7 @@ impl Partition {
     /// Takes a partition over. `epoch` must be greater than that of all earlier owners, whose
     /// writes do not count from now on. Deliveries that they had claimed are offered again.
     pub async fn take(
-        connection: &Connection,
+        connection: &NatsConnection,
         number: u8,
         epoch: u64,
         node: Arc<NodeShared>,
@@ -291,19 +291,20 @@ impl Partition {
         let names = &connection.names;
         let name = names.partition(number);
         let subjects = names.partition_subjects(number);
-        let stream = patiently(|| connection.stream(&name, vec![subjects.clone()])).await?;
-        let marker = Record::Marker {
+        let stream = retry_through_election(|| connection.stream(&name, vec![subjects.clone()])).await?;
+        let marker = JournalRecord::Marker {
             epoch,
             node: node.node.clone(),
         };
         let marker = journal::encode(&[marker], usize::MAX).remove(0);
-        let (chain, sequence) = Chain::take(connection, &name, epoch, names.journal(number), marker).await?;
-        let reader = Reader::new(connection, number, node.clone()).await?;
-        let mut loaded = patiently(|| reader.load(epoch, sequence)).await?;
+        let (chain, sequence) =
+            FencedWriter::take(connection, &name, epoch, names.journal(number), marker).await?;
+        let reader = PartitionReader::new(connection, number, node.clone()).await?;
+        let mut loaded = retry_through_election(|| reader.load(epoch, sequence)).await?;
         let redelivered = loaded.book.begin();
         node.counters.redelivered.fetch_add(redelivered, Relaxed);
         node.counters.takeovers.fetch_add(1, Relaxed);
-        let shared = Arc::new(Shared {
+        let shared = Arc::new(PartitionShared {
             number,
             node,
             book: Mutex::new(loaded.book),
@@ -322,7 +323,7 @@ impl Partition {
         let (appends, appends_taken) = mpsc::channel(APPENDS_WAITING_MAX);
         let (orders, orders_taken) = mpsc::channel(ORDERS_MAX);
         let stop = CancellationToken::new();
-        let writer = Writer::new(Start {
+        let writer = PartitionWriter::new(WriterStart {
             shared: shared.clone(),
             connection: connection.clone(),
             stream,
@@ -396,7 +397,7 @@ impl Partition {
     /// Releases the partition: records everything, and a snapshot for the next owner.
     pub async fn release(&self) -> Result<(), Error> {
         self.retire();
-        self.order(Order::Release).await?;
+        self.order(WriterOrder::Release).await?;
         self.shared.node.forget(self.number());
         Ok(())
     }
@@ -410,7 +411,7 @@ impl Partition {
 
     async fn order(
         &self,
-        order: impl FnOnce(oneshot::Sender<Result<(), Error>>) -> Order,
+        order: impl FnOnce(oneshot::Sender<Result<(), Error>>) -> WriterOrder,
     ) -> Result<(), Error> {
         let (done, answer) = oneshot::channel();
         let gone = |_| Error::Unavailable(self.shared.why_ended());
@@ -422,18 +423,18 @@ impl Partition {
     }
 
     /// Read access only: changes must also reach the journal.
-    pub fn book(&self) -> impl Deref<Target = Book> {
+    pub fn book(&self) -> impl Deref<Target = PartitionDeliveries> {
         self.shared.book()
     }
 
-    pub fn waiting(&self) -> Waiting {
-        Waiting {
+    pub fn waiting(&self) -> QueuedAppends {
+        QueuedAppends {
             bytes: self.shared.waiting_bytes(),
             stuck: self.shared.is_stuck(),
         }
     }
 
-    pub async fn append(&self, batch: Batch) -> Result<Position, Error> {
+    pub async fn append(&self, batch: PublishedBatch) -> Result<Position, Error> {
         let refused = || Error::Unavailable(self.shared.why_ended());
         if batch.events.len() > EVENTS_PER_MESSAGE_MAX {
             return Err(Error::Unavailable(format!(
@@ -444,9 +445,9 @@ impl Partition {
             return Err(self.shared.refusal());
         }
         let head = encode_batch_head(&batch);
-        let room = Room::take(&self.shared, head.len() + batch.body.len())?;
+        let room = QueuedBytes::take(&self.shared, head.len() + batch.body.len())?;
         let (reply, answer) = oneshot::channel();
-        let append = Append {
+        let append = StreamAppend {
             batch,
             head,
             reply,
@@ -470,7 +471,7 @@ impl Partition {
     }
 
     /// An event that is in memory.
-    pub(crate) fn find(&self, position: Position, read: &Read) -> Option<(Arc<Entry>, u32)> {
+    pub(crate) fn find(&self, position: Position, read: &ReadMessages) -> Option<(Arc<LogEntry>, u32)> {
         let sequence = sequence_of(position);
         let message = read.get(&sequence).cloned();
         let message = message.or_else(|| self.shared.node.find(self.number(), sequence))?;
@@ -482,13 +483,13 @@ impl Partition {
     pub fn claim_waiting(
         &self,
         of: SubscriptionId,
-        left: &mut Left,
-        read: &Read,
+        left: &mut ClaimBudget,
+        read: &ReadMessages,
         claims: &mut Vec<Claim>,
-    ) -> Stopped {
-        let mut stopped = Stopped::Empty;
+    ) -> ClaimStop {
+        let mut stopped = ClaimStop::Empty;
         // Consecutive events are mostly in the same message.
-        let mut last: Option<(u64, Arc<Message>)> = None;
+        let mut last: Option<(u64, Arc<EventMessage>)> = None;
         let mut offer = |position| {
             let sequence = sequence_of(position);
             if last.as_ref().is_none_or(|(known, _)| *known != sequence) {
@@ -498,11 +499,11 @@ impl Partition {
                     .map(|message| (sequence, message));
             }
             let Some((entry, index)) = last.as_ref().and_then(|(_, m)| m.find(event_of(position))) else {
-                stopped = Stopped::Unread;
+                stopped = ClaimStop::Unread;
                 return false;
             };
             if !left.fits(entry.batch.events[index as usize].object.len as usize) {
-                stopped = Stopped::Full;
+                stopped = ClaimStop::Full;
                 return false;
             }
             claims.push(Claim {
@@ -528,25 +529,25 @@ impl Partition {
         &self,
         of: SubscriptionId,
         (due, position): (Timestamp, Position),
-        left: &mut Left,
-        read: &Read,
+        left: &mut ClaimBudget,
+        read: &ReadMessages,
         claims: &mut Vec<Claim>,
-    ) -> Stopped {
+    ) -> ClaimStop {
         let Some((entry, index)) = self.find(position, read) else {
-            return Stopped::Unread;
+            return ClaimStop::Unread;
         };
         let claimed = self.shared.change(|book| {
             // The retry may have been withdrawn or claimed meanwhile; then it must not use up the
             // limits.
             if self.shared.is_retired() || !book.waits(of, due, position) {
-                return Err(Stopped::Empty);
+                return Err(ClaimStop::Empty);
             }
             if !left.fits(entry.batch.events[index as usize].object.len as usize) {
-                return Err(Stopped::Full);
+                return Err(ClaimStop::Full);
             }
-            book.claim_retry(of, due, position).ok_or(Stopped::Empty)
+            book.claim_retry(of, due, position).ok_or(ClaimStop::Empty)
         });
-        let Tried { attempts, last } = match claimed {
+        let AttemptState { attempts, last } = match claimed {
             Ok(tried) => tried,
             Err(stopped) => return stopped,
         };
@@ -557,7 +558,7 @@ impl Partition {
             last_attempt: last,
             due: Some(due),
         });
-        Stopped::Empty
+        ClaimStop::Empty
     }
 
     /// The messages of events that are not in memory, in order.
@@ -575,7 +576,7 @@ impl Partition {
 
     /// Reads some of the messages of these events that are not in memory, at least the first.
     /// Messages that are permanently unreadable are dropped.
-    pub async fn read(&self, positions: &[Position], read: &mut Read) -> Result<(), Error> {
+    pub async fn read(&self, positions: &[Position], read: &mut ReadMessages) -> Result<(), Error> {
         let _turn = self.reading.lock().await;
         let mut sequences = self.unread(positions.iter().copied());
         sequences.retain(|sequence| !read.contains_key(sequence));
@@ -629,14 +630,14 @@ impl Partition {
     }
 
     /// Settles claims. Waits while too much is queued to be written.
-    pub async fn settle(&self, of: SubscriptionId, settled: &[Settled]) -> Changed {
+    pub async fn settle(&self, of: SubscriptionId, settled: &[Settlement]) -> ListenerNotice {
         if self.shared.ended.is_cancelled() {
             self.shared
                 .node
                 .counters
                 .fenced
                 .fetch_add(settled.len() as u64, Relaxed);
-            return Changed::default();
+            return ListenerNotice::default();
         }
         let changed = self.shared.change(|book| book.settle(of, settled));
         self.journal_has_room().await;
@@ -645,7 +646,7 @@ impl Partition {
 
     /// Applies these records and writes them to the journal. Waits while too much is queued to be
     /// written.
-    pub(crate) async fn note(&self, records: Vec<Record>) {
+    pub(crate) async fn note(&self, records: Vec<JournalRecord>) {
         if records.is_empty() {
             return;
         }
@@ -672,7 +673,7 @@ impl Partition {
         &self,
         of: SubscriptionId,
         waiting: &[(Timestamp, Position)],
-    ) -> (Vec<Position>, Changed) {
+    ) -> (Vec<Position>, ListenerNotice) {
         if self.shared.ended.is_cancelled() {
             return Default::default();
         }
@@ -685,10 +686,10 @@ impl Partition {
 
     /// Returns once everything that was settled before is durable.
     pub async fn flush(&self) -> Result<(), Error> {
-        self.order(Order::Flush).await
+        self.order(WriterOrder::Flush).await
     }
 
-    pub async fn letters_done(&self, of: SubscriptionId, keys: &[LetterKey]) -> Result<(), Error> {
+    pub async fn letters_done(&self, of: SubscriptionId, keys: &[DeadLetterKey]) -> Result<(), Error> {
         if self.shared.change(|book| book.letters_done(of, keys)) {
             self.flush().await?;
         }
@@ -718,9 +719,14 @@ impl Partition {
     }
 
     /// A dead letter with its event, if that is in memory.
-    pub fn letter(&self, key: LetterKey, letter: &GivenUp, read: &Read) -> Option<postrider_store::Letter> {
+    pub fn letter(
+        &self,
+        key: DeadLetterKey,
+        letter: &DeadLetterState,
+        read: &ReadMessages,
+    ) -> Option<postrider_store::PendingDeadLetter> {
         let (entry, index) = self.find(key.1, read)?;
-        Some(postrider_store::Letter {
+        Some(postrider_store::PendingDeadLetter {
             entry,
             index,
             attempts_made: letter.tried.attempts,

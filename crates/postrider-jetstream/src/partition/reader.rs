@@ -1,12 +1,12 @@
 //! Reading a partition's stream: all of it in a take-over, and single messages when their events
 //! are due.
 
-use super::book::{Appended, Book};
-use super::group::{self, Content, Message};
-use super::snapshot::{self, Manifest, Piece};
+use super::deliveries::{AppendedMessages, PartitionDeliveries};
+use super::event_message::{self, EventMessage, EventMessageContent};
+use super::snapshot::{self, SnapshotManifest, SnapshotMessage};
 use super::{journal, place};
-use crate::chain::{Follower, Id, Seen};
-use crate::connect::{self, Connection};
+use crate::connection::{self, NatsConnection};
+use crate::fenced_stream::{ChainFollower, ChainId, ChainStep};
 use crate::node::NodeShared;
 use async_nats::jetstream::consumer::{DeliverPolicy, push};
 use async_nats::jetstream::stream::{DirectGetErrorKind, RawMessageErrorKind, Stream};
@@ -14,7 +14,7 @@ use async_nats::{HeaderMap, StatusCode};
 use bytes::Bytes;
 use futures_util::StreamExt;
 use futures_util::stream;
-use postrider_core::event::Batch;
+use postrider_core::event::PublishedBatch;
 use postrider_store::Error;
 use rustc_hash::FxHashMap;
 use std::collections::BTreeMap;
@@ -36,20 +36,20 @@ const GAP_MAX: u64 = 4;
 const READ_BYTES_MAX: usize = 1 << 20;
 
 /// A message of the stream.
-struct Stored {
+struct StreamMessage {
     sequence: u64,
     subject: String,
     /// `None` for a message without a chain, which only occupies a sequence.
-    id: Option<Id>,
+    id: Option<ChainId>,
     payload: Bytes,
 }
 
 /// Undecoded messages by sequence.
-type Raw = BTreeMap<u64, (HeaderMap, Bytes)>;
+type RawMessages = BTreeMap<u64, (HeaderMap, Bytes)>;
 
 /// Result of reading the stream in a take-over.
-pub struct Loaded {
-    pub book: Book,
+pub struct LoadedPartition {
+    pub book: PartitionDeliveries,
     /// Number of the next chunk.
     pub chunk: u64,
     /// Bytes of journal and of events that were read after the snapshot.
@@ -58,8 +58,8 @@ pub struct Loaded {
     pub snapshot_bytes: u64,
 }
 
-pub struct Reader {
-    connection: Connection,
+pub struct PartitionReader {
+    connection: NatsConnection,
     stream: Stream,
     name: String,
     partition: u8,
@@ -67,23 +67,23 @@ pub struct Reader {
 }
 
 /// A snapshot that was found: where it begins, and its content.
-struct Found {
+struct FoundSnapshot {
     first: u64,
-    id: Id,
+    id: ChainId,
     bytes: Vec<u8>,
 }
 
-impl Reader {
+impl PartitionReader {
     pub async fn new(
-        connection: &Connection,
+        connection: &NatsConnection,
         partition: u8,
         shared: Arc<NodeShared>,
-    ) -> Result<Reader, Error> {
+    ) -> Result<PartitionReader, Error> {
         let name = connection.names.partition(partition);
         let stream = connection.reading.get_stream(&name).await;
-        let stream =
-            stream.map_err(|e| Error::Unavailable(format!("stream {name}: {}", connect::chain(&e))))?;
-        Ok(Reader {
+        let stream = stream
+            .map_err(|e| Error::Unavailable(format!("stream {name}: {}", connection::error_chain(&e))))?;
+        Ok(PartitionReader {
             connection: connection.clone(),
             stream,
             name,
@@ -93,10 +93,10 @@ impl Reader {
     }
 
     /// Reads everything that a new owner needs to know, up to its marker.
-    pub async fn load(&self, epoch: u64, marker: u64) -> Result<Loaded, Error> {
+    pub async fn load(&self, epoch: u64, marker: u64) -> Result<LoadedPartition, Error> {
         let found = self.find_snapshot(marker).await?;
         let (book, from, next, snapshot_bytes) = match found {
-            None => (Book::default(), 1, Id { epoch: 0, n: 0 }, 0),
+            None => (PartitionDeliveries::default(), 1, ChainId { epoch: 0, n: 0 }, 0),
             Some(found) => {
                 let book = snapshot::decode(self.partition, &found.bytes).ok_or_else(|| {
                     Error::Corrupt(format!(
@@ -114,16 +114,16 @@ impl Reader {
             .map(|chunk| chunk.number)
             .max()
             .unwrap_or(0);
-        let mut loading = Loading {
+        let mut loading = PartitionLoad {
             reader: self,
-            loaded: Loaded {
+            loaded: LoadedPartition {
                 book,
                 chunk,
                 journal_bytes: 0,
                 event_bytes: 0,
                 snapshot_bytes,
             },
-            follower: Follower::at(from, next),
+            follower: ChainFollower::at(from, next),
             parts: Vec::new(),
             ready: FxHashMap::default(),
             epoch,
@@ -136,13 +136,13 @@ impl Reader {
     }
 
     /// The last snapshot that is complete and was not written by an owner that had lost the stream.
-    async fn find_snapshot(&self, marker: u64) -> Result<Option<Found>, Error> {
+    async fn find_snapshot(&self, marker: u64) -> Result<Option<FoundSnapshot>, Error> {
         let names = &self.connection.names;
         let journal = names.journal(self.partition);
         let snapshots = names.snapshots(self.partition);
         let mut latest = 0;
-        let mut parts: BTreeMap<Id, (u64, Bytes)> = BTreeMap::new();
-        let mut manifests: Vec<(Id, Manifest)> = Vec::new();
+        let mut parts: BTreeMap<ChainId, (u64, Bytes)> = BTreeMap::new();
+        let mut manifests: Vec<(ChainId, SnapshotManifest)> = Vec::new();
         let mut unknown = None;
         self.follow(1, marker, vec![journal, snapshots.clone()], |stored| {
             // A writer's marker came before its messages, though it may have been purged since.
@@ -153,10 +153,10 @@ impl Reader {
             if stored.subject == snapshots {
                 match snapshot::piece(&stored.payload) {
                     // A message may have been stored twice; the later one is in the chain.
-                    Some(Piece::Part(part)) => {
+                    Some(SnapshotMessage::Part(part)) => {
                         parts.insert(id, (stored.sequence, part));
                     }
-                    Some(Piece::Manifest(manifest)) => manifests.push((id, manifest)),
+                    Some(SnapshotMessage::Manifest(manifest)) => manifests.push((id, manifest)),
                     None => unknown = Some(stored.sequence),
                 }
             }
@@ -173,7 +173,7 @@ impl Reader {
             let Some(first) = id.n.checked_sub(manifest.parts) else {
                 continue;
             };
-            let ids = (first..id.n).map(|n| Id { epoch: id.epoch, n });
+            let ids = (first..id.n).map(|n| ChainId { epoch: id.epoch, n });
             let Some(all) = ids.map(|id| parts.get(&id)).collect::<Option<Vec<_>>>() else {
                 continue;
             };
@@ -181,9 +181,9 @@ impl Reader {
             if let Some((sequence, _)) = all.first()
                 && bytes.len() as u64 == manifest.bytes
             {
-                return Ok(Some(Found {
+                return Ok(Some(FoundSnapshot {
                     first: *sequence,
-                    id: Id {
+                    id: ChainId {
                         epoch: id.epoch,
                         n: first,
                     },
@@ -200,7 +200,7 @@ impl Reader {
         from: u64,
         upto: u64,
         filter_subjects: Vec<String>,
-        mut see: impl FnMut(Stored) -> Result<(), Error>,
+        mut see: impl FnMut(StreamMessage) -> Result<(), Error>,
     ) -> Result<(), Error> {
         let unreadable =
             |reason: String| Error::Unavailable(format!("stream {} cannot be read: {reason}", self.name));
@@ -213,9 +213,9 @@ impl Reader {
             ..push::OrderedConfig::default()
         };
         let consumer = self.stream.create_consumer(config).await;
-        let consumer = consumer.map_err(|e| unreadable(connect::chain(&e)))?;
+        let consumer = consumer.map_err(|e| unreadable(connection::error_chain(&e)))?;
         let messages = consumer.messages().await;
-        let mut messages = messages.map_err(|e| unreadable(connect::chain(&e)))?;
+        let mut messages = messages.map_err(|e| unreadable(connection::error_chain(&e)))?;
         let mut last = from.max(1) - 1;
         loop {
             let next = tokio::time::timeout(SILENCE_MAX, messages.next()).await;
@@ -240,10 +240,10 @@ impl Reader {
             if sequence > upto {
                 return Err(unreadable(format!("message {upto} is not there")));
             }
-            see(Stored {
+            see(StreamMessage {
                 sequence,
                 subject: message.subject.to_string(),
-                id: message.headers.as_ref().and_then(Id::of),
+                id: message.headers.as_ref().and_then(ChainId::of),
                 payload: message.payload.clone(),
             })?;
             if sequence == upto {
@@ -254,8 +254,8 @@ impl Reader {
 
     /// Reads event messages: as many of them, in this order, as are read at once, and at least the
     /// first. Messages that are missing or invalid are returned without content.
-    pub async fn read(&self, sequences: &[u64]) -> Result<FxHashMap<u64, Option<Arc<Message>>>, Error> {
-        let mut found: FxHashMap<u64, Option<Arc<Message>>> = FxHashMap::default();
+    pub async fn read(&self, sequences: &[u64]) -> Result<FxHashMap<u64, Option<Arc<EventMessage>>>, Error> {
+        let mut found: FxHashMap<u64, Option<Arc<EventMessage>>> = FxHashMap::default();
         let mut bytes = 0;
         let mut rest = sequences;
         while !rest.is_empty() && bytes < READ_BYTES_MAX {
@@ -317,7 +317,7 @@ impl Reader {
     }
 
     /// Reads the event messages between two sequences together, as many as fit, from any replica.
-    async fn read_run(&self, first: u64, last: u64) -> Result<Raw, Error> {
+    async fn read_run(&self, first: u64, last: u64) -> Result<RawMessages, Error> {
         let unreadable =
             |reason: String| Error::Unavailable(format!("stream {} cannot be read: {reason}", self.name));
         let client = self.connection.reading.client();
@@ -338,7 +338,7 @@ impl Reader {
             )
             .await;
         asked.map_err(|e| unreadable(e.to_string()))?;
-        let mut read = Raw::new();
+        let mut read = RawMessages::new();
         loop {
             let answer = tokio::time::timeout(ANSWER_WAIT, answers.next()).await;
             let Ok(Some(answer)) = answer else {
@@ -372,7 +372,7 @@ impl Reader {
         match self.stream.direct_get(sequence).await {
             Ok(message) => return Ok(Some((message.headers, message.payload))),
             Err(e) if e.kind() == DirectGetErrorKind::NotFound => {}
-            Err(e) => return Err(unreadable(connect::chain(&e))),
+            Err(e) => return Err(unreadable(connection::error_chain(&e))),
         }
         // A replica may lag behind. The leader knows, unless it is cut off and has been replaced by
         // one that has more messages. So it is trusted only if it has reached this sequence, before
@@ -381,11 +381,11 @@ impl Reader {
             match self.stream.get_raw_message(sequence).await {
                 Ok(message) => return Ok(Some((message.headers, message.payload))),
                 Err(e) if e.kind() == RawMessageErrorKind::NoMessageFound => {}
-                Err(e) => return Err(unreadable(connect::chain(&e))),
+                Err(e) => return Err(unreadable(connection::error_chain(&e))),
             }
             let info = self.stream.get_info().await;
             let last = info
-                .map_err(|e| unreadable(connect::chain(&e)))?
+                .map_err(|e| unreadable(connection::error_chain(&e)))?
                 .state
                 .last_sequence;
             if last < sequence {
@@ -402,12 +402,12 @@ impl Reader {
         sequence: u64,
         headers: &HeaderMap,
         payload: &Bytes,
-        near: &Raw,
-    ) -> Result<Option<Arc<Message>>, Error> {
-        let requests = match group::decode(payload) {
-            Some(Content::Requests(requests)) => requests,
-            Some(Content::Last(parts, part)) => {
-                let Some(id) = Id::of(headers) else {
+        near: &RawMessages,
+    ) -> Result<Option<Arc<EventMessage>>, Error> {
+        let requests = match event_message::decode(payload) {
+            Some(EventMessageContent::Requests(requests)) => requests,
+            Some(EventMessageContent::Last(parts, part)) => {
+                let Some(id) = ChainId::of(headers) else {
                     return Ok(None);
                 };
                 match self.read_parts(sequence, id, parts, part, near).await? {
@@ -415,20 +415,24 @@ impl Reader {
                     None => return Ok(None),
                 }
             }
-            Some(Content::Part(_)) | None => return Ok(None),
+            Some(EventMessageContent::Part(_)) | None => return Ok(None),
         };
-        Ok(Some(Arc::new(Message::new(self.partition, sequence, requests))))
+        Ok(Some(Arc::new(EventMessage::new(
+            self.partition,
+            sequence,
+            requests,
+        ))))
     }
 
     /// Reads the parts of a request before its last one, which was found at `sequence`.
     async fn read_parts(
         &self,
         sequence: u64,
-        id: Id,
+        id: ChainId,
         count: u64,
         last: Bytes,
-        near: &Raw,
-    ) -> Result<Option<Batch>, Error> {
+        near: &RawMessages,
+    ) -> Result<Option<PublishedBatch>, Error> {
         let mut parts = vec![last];
         let mut at = sequence;
         while (parts.len() as u64) < count {
@@ -445,16 +449,16 @@ impl Reader {
             let Some(n) = id.n.checked_sub(parts.len() as u64) else {
                 return Ok(None);
             };
-            let wanted = Id { epoch: id.epoch, n };
-            match (Id::of(&headers), group::decode(&payload)) {
-                (Some(found), Some(Content::Part(part))) if found == wanted => parts.push(part),
+            let wanted = ChainId { epoch: id.epoch, n };
+            match (ChainId::of(&headers), event_message::decode(&payload)) {
+                (Some(found), Some(EventMessageContent::Part(part))) if found == wanted => parts.push(part),
                 // An earlier message of this owner: a part is missing.
                 (Some(found), _) if found.epoch == id.epoch && found < wanted => return Ok(None),
                 _ => {}
             }
         }
         parts.reverse();
-        Ok(group::join(&parts))
+        Ok(event_message::join(&parts))
     }
 }
 
@@ -467,18 +471,18 @@ fn sequence_in(headers: &HeaderMap) -> Option<u64> {
     headers.get("Nats-Sequence")?.as_str().parse().ok()
 }
 
-struct Loading<'r> {
-    reader: &'r Reader,
-    loaded: Loaded,
-    follower: Follower,
+struct PartitionLoad<'r> {
+    reader: &'r PartitionReader,
+    loaded: LoadedPartition,
+    follower: ChainFollower,
     /// Parts of an incomplete request, each with its sequence.
     parts: Vec<(u64, Bytes)>,
     ready: FxHashMap<postrider_core::ids::SubscriptionId, usize>,
     epoch: u64,
 }
 
-impl Loading<'_> {
-    fn see(&mut self, stored: Stored) -> Result<(), Error> {
+impl PartitionLoad<'_> {
+    fn see(&mut self, stored: StreamMessage) -> Result<(), Error> {
         let reader = self.reader;
         let Some(id) = stored.id else {
             self.follower.pass(stored.sequence);
@@ -491,14 +495,14 @@ impl Loading<'_> {
             )));
         }
         match self.follower.see(stored.sequence, id) {
-            Seen::PassOver => return Ok(()),
-            Seen::Marker => {
+            ChainStep::PassOver => return Ok(()),
+            ChainStep::Marker => {
                 // An incomplete request was never acknowledged.
                 self.parts.clear();
                 return Ok(());
             }
-            Seen::Next { missing: 0 } => {}
-            Seen::Next { missing } => {
+            ChainStep::Next { missing: 0 } => {}
+            ChainStep::Next { missing } => {
                 self.parts.clear();
                 let what = format!(
                     "{missing} messages before {} of stream {}",
@@ -525,19 +529,19 @@ impl Loading<'_> {
         };
         self.loaded.event_bytes += len;
         self.loaded.chunk = self.loaded.chunk.max(chunk);
-        let requests = match group::decode(&stored.payload) {
-            Some(Content::Requests(requests)) => {
+        let requests = match event_message::decode(&stored.payload) {
+            Some(EventMessageContent::Requests(requests)) => {
                 self.parts.clear();
                 requests
             }
-            Some(Content::Part(part)) => {
+            Some(EventMessageContent::Part(part)) => {
                 self.parts.push((stored.sequence, part));
                 return Ok(());
             }
-            Some(Content::Last(count, part)) => {
+            Some(EventMessageContent::Last(count, part)) => {
                 self.parts.push((stored.sequence, part));
                 let parts: Vec<Bytes> = self.parts.iter().map(|(_, part)| part.clone()).collect();
-                match group::join(&parts) {
+                match event_message::join(&parts) {
                     Some(batch) if parts.len() as u64 == count => vec![batch],
                     _ => {
                         self.parts.clear();
@@ -550,13 +554,13 @@ impl Loading<'_> {
         let first = self.parts.first().map_or(stored.sequence, |(first, _)| *first);
         let bytes = len + self.parts.iter().map(|(_, part)| part.len() as u64).sum::<u64>();
         self.parts.clear();
-        let appended = Appended {
+        let appended = AppendedMessages {
             chunk,
             first,
             sequence: stored.sequence,
             bytes,
         };
-        let message = Message::new(reader.partition, stored.sequence, requests);
+        let message = EventMessage::new(reader.partition, stored.sequence, requests);
         let requests = message.entries.iter().map(|entry| (entry.first, &entry.batch));
         self.ready.clear();
         self.loaded.book.append(appended, requests, &mut self.ready);

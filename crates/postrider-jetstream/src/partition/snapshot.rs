@@ -1,12 +1,15 @@
 //! Snapshots of a partition's deliveries: written now and then, so that a take-over reads only what
 //! came after.
 
-use super::book::{Book, Chunk, GivenUp, Retry, Second, Sub, Waiting};
+use super::deliveries::{
+    DeadLetterState, EventChunk, PartitionDeliveries, PartitionSubscription, ReceivedSecond,
+    RetryingDelivery, WaitingDelivery,
+};
 use super::journal::{known_place, low, next, put_next, put_tried, time, tried};
 use bytes::Bytes;
 use postrider_core::ids::SubscriptionId;
-use postrider_core::retry::Reason;
-use postrider_store::record::batch::{Reader, put};
+use postrider_core::retry::GiveUpReason;
+use postrider_store::record::batch::{VarintReader, put};
 
 const VERSION: u8 = 1;
 /// First bytes of the kinds of snapshot messages.
@@ -15,14 +18,14 @@ const MANIFEST: u8 = 2;
 
 /// A message of a snapshot.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Piece {
+pub enum SnapshotMessage {
     Part(Bytes),
-    Manifest(Manifest),
+    Manifest(SnapshotManifest),
 }
 
 /// The last message of a snapshot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Manifest {
+pub struct SnapshotManifest {
     /// Number of parts that precede it in the chain without interruption.
     pub parts: u64,
     /// Bytes of all parts together.
@@ -46,15 +49,15 @@ pub fn cut(snapshot: &[u8], bytes_max: usize) -> Vec<Bytes> {
 }
 
 /// `None` if the bytes are not part of a snapshot that this program can read.
-pub fn piece(message: &Bytes) -> Option<Piece> {
+pub fn piece(message: &Bytes) -> Option<SnapshotMessage> {
     if *message.first()? != VERSION {
         return None;
     }
     match *message.get(1)? {
-        PART => Some(Piece::Part(message.slice(2..))),
+        PART => Some(SnapshotMessage::Part(message.slice(2..))),
         MANIFEST => {
-            let mut reader = Reader::new(&message[2..]);
-            Some(Piece::Manifest(Manifest {
+            let mut reader = VarintReader::new(&message[2..]);
+            Some(SnapshotMessage::Manifest(SnapshotManifest {
                 parts: reader.number()?,
                 bytes: reader.number()?,
             }))
@@ -64,7 +67,7 @@ pub fn piece(message: &Bytes) -> Option<Piece> {
 }
 
 /// Encodes the deliveries as if nothing were claimed.
-pub fn encode(book: &Book) -> Vec<u8> {
+pub fn encode(book: &PartitionDeliveries) -> Vec<u8> {
     let mut out = vec![VERSION];
     put(&mut out, book.chunks.0.len() as u64);
     for (first, chunk) in &book.chunks.0 {
@@ -76,14 +79,14 @@ pub fn encode(book: &Book) -> Vec<u8> {
     for of in &book.closed_order {
         put(&mut out, of.0);
     }
-    let mut subs: Vec<(&SubscriptionId, &Sub)> = book.subs.iter().collect();
+    let mut subs: Vec<(&SubscriptionId, &PartitionSubscription)> = book.subs.iter().collect();
     subs.sort_unstable_by_key(|(of, _)| **of);
     put(&mut out, subs.len() as u64);
     for (of, sub) in subs {
         put(&mut out, of.0);
         // 0 is free to mean none: sequences begin with 1.
         put(&mut out, sub.upto.map_or(0, low));
-        let (waiting, retrying) = Book::unclaimed(sub);
+        let (waiting, retrying) = PartitionDeliveries::unclaimed(sub);
         put(&mut out, waiting.len() as u64);
         let (mut last, mut received) = (0, 0);
         for one in waiting {
@@ -109,16 +112,16 @@ pub fn encode(book: &Book) -> Vec<u8> {
 }
 
 /// Decodes the snapshot of a partition; `None` if it is invalid.
-pub fn decode(partition: u8, snapshot: &[u8]) -> Option<Book> {
+pub fn decode(partition: u8, snapshot: &[u8]) -> Option<PartitionDeliveries> {
     let (&version, rest) = snapshot.split_first()?;
     if version != VERSION {
         return None;
     }
-    let mut reader = Reader::new(rest);
-    let mut book = Book::default();
+    let mut reader = VarintReader::new(rest);
+    let mut book = PartitionDeliveries::default();
     for _ in 0..reader.count()? {
         let first = reader.number()?;
-        let chunk = Chunk {
+        let chunk = EventChunk {
             number: reader.number()?,
             last: reader.number()?,
             bytes: reader.number()?,
@@ -131,7 +134,7 @@ pub fn decode(partition: u8, snapshot: &[u8]) -> Option<Book> {
     }
     for _ in 0..reader.count()? {
         let of = SubscriptionId(reader.number()?);
-        let mut sub = Sub::default();
+        let mut sub = PartitionSubscription::default();
         let upto = reader.number()?;
         if upto > 0 {
             sub.upto = Some(known_place(partition, upto)?);
@@ -140,12 +143,12 @@ pub fn decode(partition: u8, snapshot: &[u8]) -> Option<Book> {
         for _ in 0..reader.count()? {
             let position = next(partition, &mut reader, &mut last)?;
             let received = step(&mut reader, &mut received)?;
-            sub.waiting.push_back(Waiting { position, received });
+            sub.waiting.push_back(WaitingDelivery { position, received });
         }
         for _ in 0..reader.count()? {
             let due = time(reader.number()?);
             let position = known_place(partition, reader.number()?)?;
-            let retry = Retry {
+            let retry = RetryingDelivery {
                 tried: tried(&mut reader)?,
                 received: reader.small()?,
             };
@@ -154,9 +157,9 @@ pub fn decode(partition: u8, snapshot: &[u8]) -> Option<Book> {
         for _ in 0..reader.count()? {
             let decided = time(reader.number()?);
             let position = known_place(partition, reader.number()?)?;
-            let letter = GivenUp {
+            let letter = DeadLetterState {
                 tried: tried(&mut reader)?,
-                reason: Reason::from_code(u8::try_from(reader.number()?).ok()?),
+                reason: GiveUpReason::from_code(u8::try_from(reader.number()?).ok()?),
             };
             sub.letters.insert((decided, position), letter);
         }
@@ -165,15 +168,15 @@ pub fn decode(partition: u8, snapshot: &[u8]) -> Option<Book> {
     reader.is_empty().then_some(book)
 }
 
-fn put_step(out: &mut Vec<u8>, last: &mut Second, now: Second) {
+fn put_step(out: &mut Vec<u8>, last: &mut ReceivedSecond, now: ReceivedSecond) {
     let step = i64::from(now) - i64::from(*last);
     put(out, (step << 1 ^ step >> 63) as u64);
     *last = now;
 }
 
-fn step(reader: &mut Reader<'_>, last: &mut Second) -> Option<Second> {
+fn step(reader: &mut VarintReader<'_>, last: &mut ReceivedSecond) -> Option<ReceivedSecond> {
     let step = reader.number()?;
     let step = (step >> 1) as i64 ^ -((step & 1) as i64);
-    *last = Second::try_from(i64::from(*last).checked_add(step)?).ok()?;
+    *last = ReceivedSecond::try_from(i64::from(*last).checked_add(step)?).ok()?;
     Some(*last)
 }

@@ -1,15 +1,15 @@
 //! The task that writes to a partition's stream: events as they arrive, the journal, and snapshots.
 
-use super::Shared;
-use super::book::Appended;
-use super::group::{self, Message};
+use super::PartitionShared;
+use super::deliveries::AppendedMessages;
+use super::event_message::{self, EventMessage};
 use super::snapshot;
-use crate::chain::{Chain, Lost};
-use crate::connect::Connection;
+use crate::connection::NatsConnection;
+use crate::fenced_stream::{FencedWriter, StreamLost};
 use async_nats::jetstream::stream::Stream;
 use bytes::Bytes;
 use futures_util::future::BoxFuture;
-use postrider_core::event::Batch;
+use postrider_core::event::PublishedBatch;
 use postrider_core::ids::{Position, SubscriptionId};
 use postrider_store::Error;
 use rustc_hash::FxHashMap;
@@ -33,47 +33,47 @@ const JOURNAL_EVERY: Duration = Duration::from_millis(20);
 /// Maximum size of a message of the journal or of a snapshot.
 const RECORDS_BYTES_MAX: usize = 512 << 10;
 /// A publish request on its way into the stream.
-pub struct Append {
-    pub batch: Batch,
+pub struct StreamAppend {
+    pub batch: PublishedBatch,
     pub head: Vec<u8>,
     pub reply: oneshot::Sender<Result<Position, Error>>,
     /// Returns the request's bytes to the bound on waiting bytes when dropped.
-    pub room: super::Room,
+    pub room: super::QueuedBytes,
 }
 
-impl Append {
+impl StreamAppend {
     fn len(&self) -> usize {
         self.head.len() + self.batch.body.len() + 8
     }
 }
 
-type Done = oneshot::Sender<Result<(), Error>>;
+type CompletionSender = oneshot::Sender<Result<(), Error>>;
 
-pub enum Order {
+pub enum WriterOrder {
     /// Make everything settled so far durable.
-    Flush(Done),
+    Flush(CompletionSender),
     /// Write everything and a snapshot, then end.
-    Release(Done),
+    Release(CompletionSender),
 }
 
 /// Action to take once a message is stored.
-enum Meaning {
+enum StoredAction {
     /// A part of a request, with its size.
     Part(u64),
     Events {
-        appends: Vec<Append>,
+        appends: Vec<StreamAppend>,
         chunk: u64,
         bytes: u64,
     },
-    Journal(Vec<Done>, u64),
+    Journal(Vec<CompletionSender>, u64),
     Piece,
     /// The last message of a snapshot.
-    Manifest(Purge),
+    Manifest(SnapshotPurge),
 }
 
 /// Messages that a snapshot makes removable from the stream.
 #[derive(Clone, Debug)]
-struct Purge {
+struct SnapshotPurge {
     /// Where the snapshot begins; known once its first part is stored.
     from: u64,
     /// The first sequence that is still needed, if any.
@@ -81,21 +81,21 @@ struct Purge {
     chunks: Vec<u64>,
 }
 
-pub struct Writer {
-    shared: Arc<Shared>,
-    connection: Connection,
+pub struct PartitionWriter {
+    shared: Arc<PartitionShared>,
+    connection: NatsConnection,
     stream: Stream,
-    chain: Chain,
-    appends: mpsc::Receiver<Append>,
-    orders: mpsc::Receiver<Order>,
+    chain: FencedWriter,
+    appends: mpsc::Receiver<StreamAppend>,
+    orders: mpsc::Receiver<WriterOrder>,
     reconnects: watch::Receiver<u64>,
     stop: CancellationToken,
     /// Taken from the queue but too large for the last group.
-    kept: Option<Append>,
+    kept: Option<StreamAppend>,
     /// Messages to be sent, in this order.
-    outbox: VecDeque<(String, Bytes, Meaning)>,
+    outbox: VecDeque<(String, Bytes, StoredAction)>,
     /// Messages sent and not committed.
-    sent: VecDeque<Meaning>,
+    sent: VecDeque<StoredAction>,
     /// The first message of a split request, and the bytes of its parts stored so far.
     cut: Option<(u64, u64)>,
     snapshot_first: Option<u64>,
@@ -107,20 +107,20 @@ pub struct Writer {
     event_bytes: u64,
     snapshot_bytes: u64,
     snapshot_wanted: bool,
-    releasing: Vec<Done>,
+    releasing: Vec<CompletionSender>,
     /// Whether the last snapshot was written for a release.
     released: bool,
     purging: Option<BoxFuture<'static, ()>>,
     ready: FxHashMap<SubscriptionId, usize>,
 }
 
-pub struct Start {
-    pub shared: Arc<Shared>,
-    pub connection: Connection,
+pub struct WriterStart {
+    pub shared: Arc<PartitionShared>,
+    pub connection: NatsConnection,
     pub stream: Stream,
-    pub chain: Chain,
-    pub appends: mpsc::Receiver<Append>,
-    pub orders: mpsc::Receiver<Order>,
+    pub chain: FencedWriter,
+    pub appends: mpsc::Receiver<StreamAppend>,
+    pub orders: mpsc::Receiver<WriterOrder>,
     pub stop: CancellationToken,
     pub chunk: u64,
     pub journal_bytes: u64,
@@ -128,9 +128,9 @@ pub struct Start {
     pub snapshot_bytes: u64,
 }
 
-impl Writer {
-    pub fn new(start: Start) -> Writer {
-        Writer {
+impl PartitionWriter {
+    pub fn new(start: WriterStart) -> PartitionWriter {
+        PartitionWriter {
             reconnects: start.connection.reconnects(),
             shared: start.shared,
             connection: start.connection,
@@ -164,7 +164,7 @@ impl Writer {
         let ended = self.work().await;
         match ended {
             Ok(()) => self.shared.end("this node has given the partition up"),
-            Err(Lost(reason)) => {
+            Err(StreamLost(reason)) => {
                 tracing::warn!(partition = self.shared.number, reason, "a partition is lost");
                 self.shared.node.counters.lost.fetch_add(1, Relaxed);
                 self.shared.end(&reason);
@@ -174,7 +174,7 @@ impl Writer {
         let waiting = self.outbox.drain(..).map(|(_, _, meaning)| meaning);
         for meaning in self.sent.drain(..).chain(waiting) {
             match meaning {
-                Meaning::Events { appends, .. } => {
+                StoredAction::Events { appends, .. } => {
                     self.shared
                         .node
                         .counters
@@ -184,17 +184,17 @@ impl Writer {
                         let _ = append.reply.send(Err(refused()));
                     }
                 }
-                Meaning::Journal(done, _) => {
+                StoredAction::Journal(done, _) => {
                     for done in done {
                         let _ = done.send(Err(refused()));
                     }
                 }
-                Meaning::Part(_) | Meaning::Piece | Meaning::Manifest(_) => {}
+                StoredAction::Part(_) | StoredAction::Piece | StoredAction::Manifest(_) => {}
             }
         }
     }
 
-    async fn work(&mut self) -> Result<(), Lost> {
+    async fn work(&mut self) -> Result<(), StreamLost> {
         loop {
             self.prepare();
             while self.chain.has_room() {
@@ -269,7 +269,7 @@ impl Writer {
     /// Bytes that wait and are not in flight.
     fn queued_bytes(&self) -> usize {
         let sent = self.sent.iter().map(|meaning| match meaning {
-            Meaning::Events { appends, .. } => appends.iter().map(|one| one.room.bytes()).sum(),
+            StoredAction::Events { appends, .. } => appends.iter().map(|one| one.room.bytes()).sum(),
             _ => 0,
         });
         self.shared.waiting_bytes().saturating_sub(sent.sum())
@@ -317,10 +317,10 @@ impl Writer {
         }
     }
 
-    fn obey(&mut self, order: Order) {
+    fn obey(&mut self, order: WriterOrder) {
         match order {
-            Order::Flush(done) => self.write_journal(vec![done]),
-            Order::Release(done) => {
+            WriterOrder::Flush(done) => self.write_journal(vec![done]),
+            WriterOrder::Release(done) => {
                 self.releasing.push(done);
                 self.appends.close();
             }
@@ -328,7 +328,7 @@ impl Writer {
     }
 
     /// Puts a request together with others that wait.
-    fn take_group(&mut self, first: Append) {
+    fn take_group(&mut self, first: StreamAppend) {
         let ahead = (self.sent.len() + self.outbox.len()) as u64;
         if !self.shared.has_numbers(self.chain.last() + ahead) {
             let _ = first.reply.send(Err(self.shared.refusal()));
@@ -347,7 +347,7 @@ impl Writer {
                 break;
             };
             if bytes + append.len() > GROUP_BYTES.min(bytes_max)
-                || !group::has_room(events, append.batch.events.len())
+                || !event_message::has_room(events, append.batch.events.len())
             {
                 self.kept = Some(append);
                 break;
@@ -359,11 +359,11 @@ impl Writer {
         let requests = appends
             .iter_mut()
             .map(|one| (one.head.as_slice(), &mut one.batch.body));
-        let payload = group::whole(requests, bytes);
+        let payload = event_message::whole(requests, bytes);
         let bytes = payload.len() as u64;
         let chunk = self.chunk_for(1, bytes);
         let subject = self.connection.names.events(self.shared.number, chunk);
-        let meaning = Meaning::Events {
+        let meaning = StoredAction::Events {
             appends,
             chunk,
             bytes,
@@ -372,17 +372,17 @@ impl Writer {
     }
 
     /// Splits a request that does not fit into one message.
-    fn take_cut(&mut self, append: Append, bytes_max: usize) {
-        let mut messages = group::cut(&append.head, &append.batch.body, bytes_max - 64);
+    fn take_cut(&mut self, append: StreamAppend, bytes_max: usize) {
+        let mut messages = event_message::cut(&append.head, &append.batch.body, bytes_max - 64);
         let bytes = messages.iter().map(|message| message.len() as u64).sum();
         let chunk = self.chunk_for(messages.len() as u64, bytes);
         let subject = self.connection.names.events(self.shared.number, chunk);
         let Some(last) = messages.pop() else { return };
         for message in messages {
-            let meaning = Meaning::Part(message.len() as u64);
+            let meaning = StoredAction::Part(message.len() as u64);
             self.outbox.push_back((subject.clone(), message, meaning));
         }
-        let meaning = Meaning::Events {
+        let meaning = StoredAction::Events {
             appends: vec![append],
             chunk,
             bytes: last.len() as u64,
@@ -409,7 +409,7 @@ impl Writer {
     }
 
     /// Sends what has been settled. `done` is notified once it is stored.
-    fn write_journal(&mut self, mut done: Vec<Done>) {
+    fn write_journal(&mut self, mut done: Vec<CompletionSender>) {
         self.journal_due = None;
         let bytes_max = RECORDS_BYTES_MAX.min(self.connection.message_max() / 2);
         // Take the buffer out first: settling must not wait for its encoding.
@@ -419,12 +419,12 @@ impl Writer {
         if messages.is_empty() {
             // The journal is in flight already, or stored.
             let mut waiting = self.outbox.iter_mut().map(|(_, _, meaning)| meaning).rev();
-            let journal = |meaning: &&mut Meaning| matches!(meaning, Meaning::Journal(..));
+            let journal = |meaning: &&mut StoredAction| matches!(meaning, StoredAction::Journal(..));
             let last = waiting
                 .find(journal)
                 .or_else(|| self.sent.iter_mut().rev().find(journal));
             match last {
-                Some(Meaning::Journal(waiting, _)) => waiting.append(&mut done),
+                Some(StoredAction::Journal(waiting, _)) => waiting.append(&mut done),
                 _ => {
                     for done in done {
                         let _ = done.send(Ok(()));
@@ -443,7 +443,7 @@ impl Writer {
             };
             let len = message.len() as u64;
             self.outbox
-                .push_back((subject.clone(), message, Meaning::Journal(done, len)));
+                .push_back((subject.clone(), message, StoredAction::Journal(done, len)));
         }
     }
 
@@ -457,7 +457,7 @@ impl Writer {
         let (purge, bytes) = self.shared.change(|book| {
             let chunks = book.tidy();
             let needed = book.first_needed();
-            let purge = Purge {
+            let purge = SnapshotPurge {
                 from: 0,
                 needed,
                 chunks,
@@ -474,10 +474,11 @@ impl Writer {
         let mut messages = snapshot::cut(&bytes, bytes_max);
         let Some(manifest) = messages.pop() else { return };
         for message in messages {
-            self.outbox.push_back((subject.clone(), message, Meaning::Piece));
+            self.outbox
+                .push_back((subject.clone(), message, StoredAction::Piece));
         }
         self.outbox
-            .push_back((subject, manifest, Meaning::Manifest(purge)));
+            .push_back((subject, manifest, StoredAction::Manifest(purge)));
     }
 
     /// The oldest message in flight is stored at this sequence, and so are all before it.
@@ -485,21 +486,21 @@ impl Writer {
         let Some(meaning) = self.sent.pop_front() else {
             return;
         };
-        let journalled = matches!(meaning, Meaning::Journal(..));
+        let journalled = matches!(meaning, StoredAction::Journal(..));
         match meaning {
-            Meaning::Part(bytes) => {
+            StoredAction::Part(bytes) => {
                 let (_, before) = *self.cut.get_or_insert((sequence, 0));
                 self.cut = self.cut.map(|(first, _)| (first, before + bytes));
                 self.event_bytes += bytes;
             }
-            Meaning::Events {
+            StoredAction::Events {
                 appends,
                 chunk,
                 bytes,
             } => {
                 self.event_bytes += bytes;
                 let (first, parts) = self.cut.take().unwrap_or((sequence, 0));
-                let appended = Appended {
+                let appended = AppendedMessages {
                     chunk,
                     first,
                     sequence,
@@ -507,7 +508,7 @@ impl Writer {
                 };
                 self.accepted(appended, appends);
             }
-            Meaning::Journal(done, bytes) => {
+            StoredAction::Journal(done, bytes) => {
                 self.journal_bytes += bytes;
                 let counters = &self.shared.node.counters;
                 counters.journal_messages.fetch_add(1, Relaxed);
@@ -516,13 +517,13 @@ impl Writer {
                     let _ = done.send(Ok(()));
                 }
             }
-            Meaning::Piece => {
+            StoredAction::Piece => {
                 self.snapshot_first.get_or_insert(sequence);
             }
-            Meaning::Manifest(purge) => {
+            StoredAction::Manifest(purge) => {
                 self.shared.node.counters.snapshots.fetch_add(1, Relaxed);
                 if let Some(from) = self.snapshot_first.take() {
-                    self.purge(Purge { from, ..purge });
+                    self.purge(SnapshotPurge { from, ..purge });
                 }
             }
         }
@@ -533,7 +534,8 @@ impl Writer {
 
     /// Whether enough has happened since the last snapshot to justify another.
     fn is_much(&self, journalled: bool) -> bool {
-        let pending = |meaning: &Meaning| matches!(meaning, Meaning::Piece | Meaning::Manifest(..));
+        let pending =
+            |meaning: &StoredAction| matches!(meaning, StoredAction::Piece | StoredAction::Manifest(..));
         if self.sent.iter().any(pending) || self.outbox.iter().any(|(_, _, meaning)| pending(meaning)) {
             return false;
         }
@@ -545,7 +547,7 @@ impl Writer {
     }
 
     /// The events are stored: makes them claimable, and answers their publishers.
-    fn accepted(&mut self, appended: Appended, appends: Vec<Append>) {
+    fn accepted(&mut self, appended: AppendedMessages, appends: Vec<StreamAppend>) {
         let shared = &self.shared;
         shared.moved();
         let mut batches = Vec::with_capacity(appends.len());
@@ -554,7 +556,7 @@ impl Writer {
             batches.push(append.batch);
             replies.push(append.reply);
         }
-        let message = Arc::new(Message::new(shared.number, appended.sequence, batches));
+        let message = Arc::new(EventMessage::new(shared.number, appended.sequence, batches));
         self.ready.clear();
         let requests = message.entries.iter().map(|entry| (entry.first, &entry.batch));
         {
@@ -581,7 +583,7 @@ impl Writer {
 
     /// Removes what the snapshot makes unnecessary, concurrently with everything else. What cannot
     /// be removed now is removed with a later snapshot.
-    fn purge(&mut self, purge: Purge) {
+    fn purge(&mut self, purge: SnapshotPurge) {
         let stream = self.stream.clone();
         let names = self.connection.names.clone();
         let number = self.shared.number;

@@ -16,10 +16,10 @@ const MANIFEST: u8 = 3;
 pub(super) const HEAD_BYTES: usize = 32;
 
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Message<'a> {
+pub(super) enum ReplicationMessage<'a> {
     Commits {
         by: u64,
-        commits: Vec<Commit<'a>>,
+        commits: Vec<EncodedCommit<'a>>,
     },
     /// A part of a commit. Parts come in order; the commit takes effect with the last.
     Part {
@@ -36,11 +36,11 @@ pub(super) enum Message<'a> {
         index: u64,
         bytes: &'a [u8],
     },
-    Manifest(Manifest),
+    Manifest(ReplicaManifest),
 }
 
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct Commit<'a> {
+pub(super) struct EncodedCommit<'a> {
     /// Increases with every commit of the same author.
     pub number: u64,
     pub records: Vec<&'a [u8]>,
@@ -48,7 +48,7 @@ pub(super) struct Commit<'a> {
 
 /// The location of a snapshot.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Manifest {
+pub(super) struct ReplicaManifest {
     pub by: u64,
     pub at: u64,
     /// Sequences of the messages that contain its parts.
@@ -103,7 +103,7 @@ pub(super) fn encode_chunk(by: u64, at: u64, index: u64, bytes: &[u8]) -> Vec<u8
     out
 }
 
-pub(super) fn encode_manifest(manifest: &Manifest) -> Vec<u8> {
+pub(super) fn encode_manifest(manifest: &ReplicaManifest) -> Vec<u8> {
     let mut out = begin(MANIFEST, manifest.by, manifest.chunks.len() * 10);
     put(&mut out, manifest.at);
     put(&mut out, manifest.bytes);
@@ -115,8 +115,8 @@ pub(super) fn encode_manifest(manifest: &Manifest) -> Vec<u8> {
 }
 
 /// `None` if the message cannot be decoded.
-pub(super) fn decode(bytes: &[u8]) -> Option<Message<'_>> {
-    let mut rest = Rest(bytes);
+pub(super) fn decode(bytes: &[u8]) -> Option<ReplicationMessage<'_>> {
+    let mut rest = ByteReader(bytes);
     if rest.byte()? != VERSION {
         return None;
     }
@@ -127,21 +127,23 @@ pub(super) fn decode(bytes: &[u8]) -> Option<Message<'_>> {
             let count = rest.count()?;
             let mut commits = Vec::with_capacity(count);
             for _ in 0..count {
-                commits.push(Commit {
+                commits.push(EncodedCommit {
                     number: rest.number()?,
                     records: rest.records()?,
                 });
             }
-            rest.0.is_empty().then_some(Message::Commits { by, commits })
+            rest.0
+                .is_empty()
+                .then_some(ReplicationMessage::Commits { by, commits })
         }
-        PART => Some(Message::Part {
+        PART => Some(ReplicationMessage::Part {
             by,
             number: rest.number()?,
             index: rest.number()?,
             last: rest.byte()? != 0,
             bytes: rest.0,
         }),
-        CHUNK => Some(Message::Chunk {
+        CHUNK => Some(ReplicationMessage::Chunk {
             by,
             at: rest.number()?,
             index: rest.number()?,
@@ -150,7 +152,7 @@ pub(super) fn decode(bytes: &[u8]) -> Option<Message<'_>> {
         MANIFEST => {
             let (at, bytes) = (rest.number()?, rest.number()?);
             let chunks = (0..rest.count()?).map(|_| rest.number()).collect::<Option<_>>()?;
-            Some(Message::Manifest(Manifest {
+            Some(ReplicationMessage::Manifest(ReplicaManifest {
                 by,
                 at,
                 chunks,
@@ -163,15 +165,15 @@ pub(super) fn decode(bytes: &[u8]) -> Option<Message<'_>> {
 
 /// Decodes the records of a commit that was joined from its parts.
 pub(super) fn decode_records(bytes: &[u8]) -> Option<Vec<&[u8]>> {
-    let mut rest = Rest(bytes);
+    let mut rest = ByteReader(bytes);
     let records = rest.records()?;
     rest.0.is_empty().then_some(records)
 }
 
 /// The bytes that are left to read.
-pub(crate) struct Rest<'a>(pub &'a [u8]);
+pub(crate) struct ByteReader<'a>(pub &'a [u8]);
 
-impl<'a> Rest<'a> {
+impl<'a> ByteReader<'a> {
     pub fn byte(&mut self) -> Option<u8> {
         let (byte, rest) = self.0.split_first()?;
         self.0 = rest;
@@ -231,7 +233,7 @@ mod tests {
             }
             1 => encode_part(by, 7, 3, by.is_multiple_of(2), &encoded),
             2 => encode_chunk(by, 9, 4, &encoded),
-            _ => encode_manifest(&Manifest {
+            _ => encode_manifest(&ReplicaManifest {
                 by,
                 at: 5,
                 chunks: numbers,
@@ -253,13 +255,13 @@ mod tests {
             let slices: Vec<&[u8]> = records.iter().map(Vec::as_slice).collect();
             prop_assert_eq!(decode_records(&encoded), Some(slices.clone()));
             let expected = match kind {
-                0 => Message::Commits {
+                0 => ReplicationMessage::Commits {
                     by,
-                    commits: numbers.iter().map(|n| Commit { number: *n, records: slices.clone() }).collect(),
+                    commits: numbers.iter().map(|n| EncodedCommit { number: *n, records: slices.clone() }).collect(),
                 },
-                1 => Message::Part { by, number: 7, index: 3, last: by.is_multiple_of(2), bytes: &encoded },
-                2 => Message::Chunk { by, at: 9, index: 4, bytes: &encoded },
-                _ => Message::Manifest(Manifest { by, at: 5, chunks: numbers, bytes: 1 << 40 }),
+                1 => ReplicationMessage::Part { by, number: 7, index: 3, last: by.is_multiple_of(2), bytes: &encoded },
+                2 => ReplicationMessage::Chunk { by, at: 9, index: 4, bytes: &encoded },
+                _ => ReplicationMessage::Manifest(ReplicaManifest { by, at: 5, chunks: numbers, bytes: 1 << 40 }),
             };
             prop_assert_eq!(decode(&bytes), Some(expected));
         }

@@ -1,6 +1,6 @@
 //! Tests of several nodes on real NATS servers.
 
-mod crew;
-mod sharing;
+mod test_nodes;
+mod partition_sharing;
 mod faults;
-mod talking;
+mod peer_requests;

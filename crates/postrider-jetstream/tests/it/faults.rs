@@ -1,12 +1,15 @@
-use crate::nats::{PATIENCE, Server};
+use crate::nats::{NatsProcess, PATIENCE};
+use crate::publish_answers::{PublishAnswers, check, check_anew, publish};
 use crate::support::{empty_log, log_with, named, next_epoch, take};
-use crate::told::{Told, check, check_anew, publish};
 use futures_util::future::join_all;
-use postrider_core::retry::Next;
-use postrider_jetstream::partition::{EVENT_SEQUENCE_MAX, Left, partition_of};
-use postrider_jetstream::{Auth, Bounds, Connection, JetStreamLog, NodeShared, Nowhere, Partition, Settings};
+use postrider_core::retry::NextStep;
+use postrider_jetstream::partition::{ClaimBudget, EVENT_SEQUENCE_MAX, partition_of};
+use postrider_jetstream::{
+    JetStreamLog, JetStreamSettings, NatsAuth, NatsConnection, NoForwarding, NodeBounds, NodeShared,
+    Partition,
+};
 use postrider_store::conformance::{WANT, at, claim_all, events, eventually, settled, sub};
-use postrider_store::{Claim, Error, EventLog, Listener, Want};
+use postrider_store::{Claim, ClaimLimits, Error, EventLog, LogListener};
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
@@ -16,7 +19,9 @@ use std::time::Duration;
 // while another node takes over.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_stale_owner_that_goes_on_changes_nothing() {
-    let Some(server) = Server::start() else { return };
+    let Some(server) = NatsProcess::start() else {
+        return;
+    };
     let (old_connection, new_connection) = (server.connect().await, server.connect().await);
     let mut fenced = 0;
     for round in 0..20 {
@@ -27,12 +32,12 @@ async fn a_stale_owner_that_goes_on_changes_nothing() {
         );
         let old = empty_log(&connection);
         let partition = take(&connection, &old, 0).await;
-        let told = Told::default();
+        let told = PublishAnswers::default();
         let never = AtomicBool::new(false);
         let publishers = join_all((0..16).map(|n| publish(&old, &told, n, &never)));
         let takeover = async {
             eventually("some are accepted", || told.count() > 200 + 37 * round).await;
-            let some = Want {
+            let some = ClaimLimits {
                 events_max: 90,
                 ..WANT
             };
@@ -41,7 +46,7 @@ async fn a_stale_owner_that_goes_on_changes_nothing() {
             let done = |claims: &[Claim]| {
                 claims
                     .iter()
-                    .map(|claim| settled(claim, Next::Done))
+                    .map(|claim| settled(claim, NextStep::Done))
                     .collect::<Vec<_>>()
             };
             old.settle(sub(1), done(&claims[..30])).await.unwrap();
@@ -86,11 +91,13 @@ async fn a_stale_owner_that_goes_on_changes_nothing() {
 // once or not at all, and publishers get correct answers.
 #[tokio::test(flavor = "multi_thread")]
 async fn nothing_accepted_is_lost_when_the_server_is_killed() {
-    let Some(mut server) = Server::start() else { return };
+    let Some(mut server) = NatsProcess::start() else {
+        return;
+    };
     let connection = server.connect().await;
     let log = empty_log(&connection);
     take(&connection, &log, 3).await;
-    let told = Told::default();
+    let told = PublishAnswers::default();
     let enough = AtomicBool::new(false);
     let mut done = BTreeSet::new();
     let publishers = join_all((0..16).map(|n| publish(&log, &told, n, &enough)));
@@ -98,7 +105,7 @@ async fn nothing_accepted_is_lost_when_the_server_is_killed() {
         for _ in 0..3 {
             let before = told.count();
             eventually("more are accepted", || told.count() > before + 300).await;
-            let some = Want {
+            let some = ClaimLimits {
                 events_max: 50,
                 ..WANT
             };
@@ -106,7 +113,10 @@ async fn nothing_accepted_is_lost_when_the_server_is_killed() {
             server.kill();
             let at_kill = told.count();
             // Settled while the server is down.
-            let all = claims.iter().map(|claim| settled(claim, Next::Done)).collect();
+            let all = claims
+                .iter()
+                .map(|claim| settled(claim, NextStep::Done))
+                .collect();
             log.settle(sub(1), all).await.unwrap();
             server.run();
             log.flush().await.unwrap();
@@ -127,11 +137,13 @@ async fn nothing_accepted_is_lost_when_the_server_is_killed() {
 // are found.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_server_that_hangs_for_a_while_loses_and_doubles_nothing() {
-    let Some(server) = Server::start() else { return };
+    let Some(server) = NatsProcess::start() else {
+        return;
+    };
     let connection = server.connect().await;
     let log = empty_log(&connection);
     take(&connection, &log, 3).await;
-    let told = Told::default();
+    let told = PublishAnswers::default();
     let enough = AtomicBool::new(false);
     let publishers = join_all((0..16).map(|n| publish(&log, &told, n, &enough)));
     let hang = async {
@@ -155,20 +167,20 @@ async fn a_server_that_hangs_for_a_while_loses_and_doubles_nothing() {
 }
 
 #[derive(Default)]
-struct Heard {
+struct CountingListener {
     ready: AtomicUsize,
     due: AtomicUsize,
     letters: AtomicUsize,
 }
 
-impl Listener for Heard {
+impl LogListener for CountingListener {
     fn ready(&self, _of: postrider_core::ids::SubscriptionId, count: usize) {
         self.ready.fetch_add(count, Relaxed);
     }
     fn due_changed(&self) {
         self.due.fetch_add(1, Relaxed);
     }
-    fn letters_added(&self) {
+    fn dead_letters_added(&self) {
         self.letters.fetch_add(1, Relaxed);
     }
 }
@@ -176,7 +188,9 @@ impl Listener for Heard {
 // A partition moves from one node to another while both live.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_partition_moves_with_all_that_waits_in_it() {
-    let Some(server) = Server::start() else { return };
+    let Some(server) = NatsProcess::start() else {
+        return;
+    };
     let connection = server.connect().await;
     let (one, two) = (empty_log(&connection), empty_log(&connection));
     let refused = one.append(events(&[("x", &[1])])).await.unwrap_err();
@@ -196,15 +210,15 @@ async fn a_partition_moves_with_all_that_waits_in_it() {
         .collect();
     assert_eq!(in_two.len(), 4, "both partitions take their share");
     let next = [
-        Next::Done,
-        Next::RetryAt(at(50)),
-        Next::DeadLetter(postrider_core::retry::Reason::BadRequest),
+        NextStep::Done,
+        NextStep::RetryAt(at(50)),
+        NextStep::DeadLetter(postrider_core::retry::GiveUpReason::BadRequest),
     ];
-    let heard = Arc::new(Heard::default());
+    let heard = Arc::new(CountingListener::default());
     two.listen(heard.clone());
 
     // Three of four attempts end while the partition is given up; the fourth does not.
-    let give_up = one.give_up(2, Duration::from_millis(300));
+    let give_up = one.hand_over(2, Duration::from_millis(300));
     let settle = async {
         let partition = one.partition(2).unwrap();
         eventually("it is retired", || !partition.is_open()).await;
@@ -223,7 +237,7 @@ async fn a_partition_moves_with_all_that_waits_in_it() {
     let (given_up, ()) = tokio::join!(give_up, settle);
     given_up.unwrap();
     assert_eq!(one.partitions().len(), 1);
-    let late = vec![settled(in_two[3], Next::Done)];
+    let late = vec![settled(in_two[3], NextStep::Done)];
     one.settle(sub(1), late).await.unwrap();
     assert_eq!(one.shared().counters.fenced.load(Relaxed), 1);
 
@@ -244,7 +258,7 @@ async fn a_partition_moves_with_all_that_waits_in_it() {
     assert_eq!(two.letters(sub(1), None, at(99), WANT).await.unwrap().len(), 1);
     // A subscription that does not exist is closed, and so is one that was closed before the
     // partition came.
-    let strays = two.strays(|of| of == sub(1));
+    let strays = two.unknown_subscriptions(|of| of == sub(1));
     assert_eq!(strays.len(), 1);
     assert_eq!(two.close_subscription(strays[0]).await.unwrap(), 4);
     assert_eq!(two.backlog(sub(2)).waiting, 0);
@@ -260,19 +274,21 @@ async fn a_partition_moves_with_all_that_waits_in_it() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn without_a_lease_nothing_is_taken_in_or_handed_out() {
-    let Some(server) = Server::start() else { return };
+    let Some(server) = NatsProcess::start() else {
+        return;
+    };
     let connection = server.connect().await;
     let valid = Arc::new(AtomicBool::new(true));
     let lease = valid.clone();
     let shared = NodeShared::new("test", Arc::new(move || lease.load(Relaxed)));
-    let log = JetStreamLog::new(connection.clone(), 7, shared.clone(), Arc::new(Nowhere));
+    let log = JetStreamLog::new(connection.clone(), 7, shared.clone(), Arc::new(NoForwarding));
     log.add(
         Partition::take(&connection, 0, next_epoch(), shared)
             .await
             .unwrap(),
     );
     log.append(events(&[("a", &[1]), ("b", &[1])])).await.unwrap();
-    let one = Want {
+    let one = ClaimLimits {
         events_max: 1,
         ..WANT
     };
@@ -288,7 +304,7 @@ async fn without_a_lease_nothing_is_taken_in_or_handed_out() {
     ));
     assert!(log.health().refusing.is_some());
     // Deliveries under way can still be settled.
-    log.settle(sub(1), vec![settled(&claims[0], Next::Done)])
+    log.settle(sub(1), vec![settled(&claims[0], NextStep::Done)])
         .await
         .unwrap();
     valid.store(true, Relaxed);
@@ -300,11 +316,13 @@ async fn without_a_lease_nothing_is_taken_in_or_handed_out() {
 // stream.
 #[tokio::test(flavor = "multi_thread")]
 async fn what_is_gone_from_the_stream_is_dropped_and_counted() {
-    let Some(server) = Server::start() else { return };
+    let Some(server) = NatsProcess::start() else {
+        return;
+    };
     let connection = server.connect().await;
-    let none = Bounds {
+    let none = NodeBounds {
         cache_bytes: 0,
-        ..Bounds::default()
+        ..NodeBounds::default()
     };
     let log = log_with(&connection, none);
     // The stream exists before its first owner.
@@ -336,7 +354,10 @@ async fn what_is_gone_from_the_stream_is_dropped_and_counted() {
     assert_eq!(texts, ["e0", "e1", "e3", "e4", "e5"]);
     assert_eq!(log.health().corrupt_deliveries, 3);
     assert_eq!(log.backlog(sub(2)).waiting, 10);
-    let all = claims.iter().map(|claim| settled(claim, Next::Done)).collect();
+    let all = claims
+        .iter()
+        .map(|claim| settled(claim, NextStep::Done))
+        .collect();
     log.settle(sub(1), all).await.unwrap();
     log.flush().await.unwrap();
     // A message without the chain's header only occupies a sequence.
@@ -360,7 +381,9 @@ async fn what_is_gone_from_the_stream_is_dropped_and_counted() {
 // and records the others as usual.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_partition_is_taken_after_a_subscription_was_deleted() {
-    let Some(server) = Server::start() else { return };
+    let Some(server) = NatsProcess::start() else {
+        return;
+    };
     let connection = server.connect().await;
     let old = empty_log(&connection);
     take(&connection, &old, 0).await;
@@ -377,7 +400,10 @@ async fn a_partition_is_taken_after_a_subscription_was_deleted() {
     eventually("that it is gone is written down", || journalled() > 0).await;
     let before = journalled();
     let claims = claim_all(&*log, sub(1), at(0)).await;
-    let all = claims.iter().map(|claim| settled(claim, Next::Done)).collect();
+    let all = claims
+        .iter()
+        .map(|claim| settled(claim, NextStep::Done))
+        .collect();
     log.settle(sub(1), all).await.unwrap();
     eventually("what was settled is written down", || journalled() > before).await;
 }
@@ -387,26 +413,33 @@ async fn a_partition_is_taken_after_a_subscription_was_deleted() {
 // owner.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_partition_that_is_given_up_hands_nothing_out() {
-    let Some(server) = Server::start() else { return };
+    let Some(server) = NatsProcess::start() else {
+        return;
+    };
     let connection = server.connect().await;
     let log = empty_log(&connection);
     let partition = take(&connection, &log, 0).await;
     for n in 0..5 {
         log.append(events(&[(&format!("e{n}"), &[1])])).await.unwrap();
     }
-    let some = Want {
+    let some = ClaimLimits {
         events_max: 3,
         ..WANT
     };
     let claims = log.claim(sub(1), at(0), some).await.unwrap();
     partition.retire();
     let mut more = Vec::new();
-    partition.claim_waiting(sub(1), &mut Left::new(WANT), &Default::default(), &mut more);
+    partition.claim_waiting(
+        sub(1),
+        &mut ClaimBudget::new(WANT),
+        &Default::default(),
+        &mut more,
+    );
     assert!(more.is_empty());
-    log.settle(sub(1), vec![settled(&claims[0], Next::Done)])
+    log.settle(sub(1), vec![settled(&claims[0], NextStep::Done)])
         .await
         .unwrap();
-    log.give_up(0, Duration::ZERO).await.unwrap();
+    log.hand_over(0, Duration::ZERO).await.unwrap();
     assert_eq!(log.shared().counters.redelivered.load(Relaxed), 2);
     let next = empty_log(&connection);
     take(&connection, &next, 0).await;
@@ -419,11 +452,13 @@ async fn a_partition_that_is_given_up_hands_nothing_out() {
 // Like the test above, while the events to be claimed are being read.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_partition_is_given_up_while_it_is_read() {
-    let Some(server) = Server::start() else { return };
+    let Some(server) = NatsProcess::start() else {
+        return;
+    };
     let connection = server.connect().await;
-    let none = Bounds {
+    let none = NodeBounds {
         cache_bytes: 0,
-        ..Bounds::default()
+        ..NodeBounds::default()
     };
     let log = log_with(&connection, none);
     let partition = take(&connection, &log, 0).await;
@@ -431,7 +466,7 @@ async fn a_partition_is_given_up_while_it_is_read() {
         .await
         .unwrap();
     let claims = claim_all(&*log, sub(1), at(0)).await;
-    log.settle(sub(1), vec![settled(&claims[0], Next::RetryAt(at(5)))])
+    log.settle(sub(1), vec![settled(&claims[0], NextStep::RetryAt(at(5)))])
         .await
         .unwrap();
     log.flush().await.unwrap();
@@ -457,13 +492,15 @@ async fn a_partition_is_given_up_while_it_is_read() {
 // Finished data does not stay: neither events nor the journal nor old snapshots.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_stream_does_not_grow_with_what_is_done() {
-    let Some(server) = Server::start() else { return };
+    let Some(server) = NatsProcess::start() else {
+        return;
+    };
     let connection = server.connect().await;
-    let bounds = Bounds {
+    let bounds = NodeBounds {
         chunk_bytes: 50 << 10,
         snapshot_journal_bytes: 4 << 10,
         snapshot_event_bytes: 400 << 10,
-        ..Bounds::default()
+        ..NodeBounds::default()
     };
     let log = log_with(&connection, bounds);
     take(&connection, &log, 0).await;
@@ -473,7 +510,10 @@ async fn a_stream_does_not_grow_with_what_is_done() {
     for _ in 0..600 {
         log.append(events(&[(&text, &[1])])).await.unwrap();
         let claims = claim_all(&*log, sub(1), at(0)).await;
-        let all = claims.iter().map(|claim| settled(claim, Next::Done)).collect();
+        let all = claims
+            .iter()
+            .map(|claim| settled(claim, NextStep::Done))
+            .collect();
         log.settle(sub(1), all).await.unwrap();
     }
     log.flush().await.unwrap();
@@ -494,22 +534,22 @@ async fn a_stream_does_not_grow_with_what_is_done() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_server_that_cannot_be_used_is_named_with_the_reason() {
-    let Some(server) = Server::start_with("authorization { user: me, password: secret }") else {
+    let Some(server) = NatsProcess::start_with("authorization { user: me, password: secret }") else {
         return;
     };
-    let open = async |urls: &[String], auth: Auth| {
-        let settings = Settings {
+    let open = async |urls: &[String], auth: NatsAuth| {
+        let settings = JetStreamSettings {
             urls: urls.to_vec(),
             auth,
-            ..Settings::default()
+            ..JetStreamSettings::default()
         };
-        Connection::open(&settings, "test")
+        NatsConnection::open(&settings, "test")
             .await
             .map(|_| ())
             .map_err(|e| e.to_string())
     };
     let url = server.url();
-    let password = |password: &str| Auth::Password {
+    let password = |password: &str| NatsAuth::Password {
         user: "me".into(),
         password: postrider_core::ids::Secret::new(password),
     };
@@ -525,15 +565,15 @@ async fn a_server_that_cannot_be_used_is_named_with_the_reason() {
         .await
         .unwrap();
     let with_password = url.replace("nats://", "nats://me:secret@");
-    open(&[with_password], Auth::None).await.unwrap();
-    let nobody = open(&["nats://127.0.0.1:1".into()], Auth::None)
+    open(&[with_password], NatsAuth::None).await.unwrap();
+    let nobody = open(&["nats://127.0.0.1:1".into()], NatsAuth::None)
         .await
         .unwrap_err();
     assert!(
         nobody.contains("127.0.0.1:1") && nobody.contains("refused"),
         "{nobody}"
     );
-    let nonsense = open(&["http://[".into()], Auth::None).await.unwrap_err();
+    let nonsense = open(&["http://[".into()], NatsAuth::None).await.unwrap_err();
     assert!(
         nonsense.contains("not the address of a NATS server"),
         "{nonsense}"
@@ -544,13 +584,15 @@ async fn a_server_that_cannot_be_used_is_named_with_the_reason() {
 // first attempts and retries, whether or not a snapshot came between.
 #[tokio::test(flavor = "multi_thread")]
 async fn what_may_be_delivered_twice_is_counted() {
-    let Some(server) = Server::start() else { return };
-    let connection = server.connect().await;
-    let often = Bounds {
-        snapshot_journal_bytes: 1,
-        ..Bounds::default()
+    let Some(server) = NatsProcess::start() else {
+        return;
     };
-    for (name, bounds) in [("rare", Bounds::default()), ("often", often)] {
+    let connection = server.connect().await;
+    let often = NodeBounds {
+        snapshot_journal_bytes: 1,
+        ..NodeBounds::default()
+    };
+    for (name, bounds) in [("rare", NodeBounds::default()), ("often", often)] {
         let connection = named(connection.clone(), name);
         let log = log_with(&connection, bounds);
         take(&connection, &log, 0).await;
@@ -559,11 +601,11 @@ async fn what_may_be_delivered_twice_is_counted() {
                 .await
                 .unwrap();
         }
-        let some = |events_max| Want { events_max, ..WANT };
+        let some = |events_max| ClaimLimits { events_max, ..WANT };
         let claims = log.claim(sub(1), at(0), some(10)).await.unwrap();
         let due = |n| at(if n < 4 { 5 } else { 50 });
         let retried = claims.iter().enumerate();
-        let retried = retried.map(|(n, claim)| settled(claim, Next::RetryAt(due(n))));
+        let retried = retried.map(|(n, claim)| settled(claim, NextStep::RetryAt(due(n))));
         log.settle(sub(1), retried.collect()).await.unwrap();
         // Flush first: first attempts that ended since the last journal record would be counted as
         // well, because as many more may have begun since.
@@ -581,7 +623,7 @@ async fn what_may_be_delivered_twice_is_counted() {
             while snapshots() == before {
                 log.append(events(&[("of another", &[2])])).await.unwrap();
                 let other = log.claim(sub(2), at(0), some(1)).await.unwrap();
-                log.settle(sub(2), vec![settled(&other[0], Next::Done)])
+                log.settle(sub(2), vec![settled(&other[0], NextStep::Done)])
                     .await
                     .unwrap();
                 log.flush().await.unwrap();
@@ -607,7 +649,9 @@ async fn what_may_be_delivered_twice_is_counted() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_stream_that_has_used_up_its_numbers_takes_no_events_any_more() {
     const LEFT: u64 = 12;
-    let Some(server) = Server::start() else { return };
+    let Some(server) = NatsProcess::start() else {
+        return;
+    };
     let connection = server.connect().await;
     let names = &connection.names;
     let config = async_nats::jetstream::stream::Config {
@@ -639,7 +683,7 @@ async fn a_stream_that_has_used_up_its_numbers_takes_no_events_any_more() {
     // Their outcomes can still be recorded, and the next owner knows them.
     let claims = claim_all(&*log, sub(1), at(0)).await;
     assert_eq!(claims.iter().map(Claim::position).collect::<Vec<_>>(), accepted);
-    log.settle(sub(1), vec![settled(&claims[0], Next::Done)])
+    log.settle(sub(1), vec![settled(&claims[0], NextStep::Done)])
         .await
         .unwrap();
     log.flush().await.unwrap();

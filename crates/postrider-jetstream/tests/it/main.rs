@@ -13,11 +13,11 @@ mod ports;
 mod signals;
 mod nats;
 mod support;
-mod told;
+mod publish_answers;
 // The log of a single node, on one server and on three.
 mod conformance;
 mod faults;
-mod three;
+mod three_servers;
 // State that all nodes share.
 mod shared;
 // Clusters of several nodes.

@@ -2,7 +2,7 @@
 
 use crate::signals;
 use postrider_core::ids::Secret;
-use postrider_jetstream::{Auth, Connection, Settings};
+use postrider_jetstream::{JetStreamSettings, NatsAuth, NatsConnection};
 use std::io::{BufRead, BufReader};
 use std::net::TcpStream;
 use std::path::PathBuf;
@@ -34,28 +34,28 @@ fn ports(count: usize) -> Vec<u16> {
 }
 
 /// A server on a free port of this machine. It is killed when dropped.
-pub struct Server {
+pub struct NatsProcess {
     program: PathBuf,
     directory: TempDir,
     pub port: u16,
     running: Option<Child>,
 }
 
-impl Server {
+impl NatsProcess {
     /// A server without authentication; `None` if NATS is not installed.
-    pub fn start() -> Option<Server> {
-        Server::start_with("")
+    pub fn start() -> Option<NatsProcess> {
+        NatsProcess::start_with("")
     }
 
     /// Like `start`, with additional configuration.
-    pub fn start_with(more: &str) -> Option<Server> {
-        let mut server = Server::prepare(installed()?, ports(1)[0], "", more);
+    pub fn start_with(more: &str) -> Option<NatsProcess> {
+        let mut server = NatsProcess::prepare(installed()?, ports(1)[0], "", more);
         server.run();
         Some(server)
     }
 
     /// A server that is not started yet. `sync` is added to the settings of JetStream.
-    fn prepare(program: PathBuf, port: u16, sync: &str, more: &str) -> Server {
+    fn prepare(program: PathBuf, port: u16, sync: &str, more: &str) -> NatsProcess {
         let directory = TempDir::new().expect("a temporary directory");
         let data = directory.path().join("data");
         let text = format!(
@@ -63,7 +63,7 @@ impl Server {
              jetstream {{ store_dir: {data:?}, max_memory_store: 64MB, max_file_store: 10GB\n{sync}\n}}\n{more}\n"
         );
         std::fs::write(directory.path().join("server.conf"), text).expect("it can be written");
-        Server {
+        NatsProcess {
             program,
             directory,
             port,
@@ -111,10 +111,10 @@ impl Server {
             .is_ok_and(|_| line.starts_with("INFO"))
     }
 
-    pub async fn connect(&self) -> Connection {
-        let settings = Settings {
+    pub async fn connect(&self) -> NatsConnection {
+        let settings = JetStreamSettings {
             urls: vec![self.url()],
-            ..Settings::default()
+            ..JetStreamSettings::default()
         };
         connect(&settings).await
     }
@@ -140,17 +140,17 @@ impl Server {
     }
 }
 
-impl Drop for Server {
+impl Drop for NatsProcess {
     fn drop(&mut self) {
         self.kill();
     }
 }
 
 /// Connects as soon as the server answers.
-pub async fn connect(settings: &Settings) -> Connection {
+pub async fn connect(settings: &JetStreamSettings) -> NatsConnection {
     let connecting = async {
         loop {
-            match Connection::open(settings, "test").await {
+            match NatsConnection::open(settings, "test").await {
                 Ok(connection) => return connection,
                 Err(_) => tokio::task::yield_now().await,
             }
@@ -162,23 +162,23 @@ pub async fn connect(settings: &Settings) -> Connection {
 }
 
 /// Servers with an account for applications, a system account, and monitoring.
-pub struct Servers {
-    pub all: Vec<Server>,
+pub struct NatsProcesses {
+    pub all: Vec<NatsProcess>,
     monitors: Vec<u16>,
 }
 
-impl Servers {
-    pub fn one() -> Option<Servers> {
-        Servers::start(1, "")
+impl NatsProcesses {
+    pub fn one() -> Option<NatsProcesses> {
+        NatsProcesses::start(1, "")
     }
 
     /// A cluster of three servers.
-    pub fn three() -> Option<Servers> {
-        Servers::start(3, "")
+    pub fn three() -> Option<NatsProcesses> {
+        NatsProcesses::start(3, "")
     }
 
     /// `sync` is added to the settings of JetStream.
-    pub fn start(count: usize, sync: &str) -> Option<Servers> {
+    pub fn start(count: usize, sync: &str) -> Option<NatsProcesses> {
         let program = installed()?;
         let (clients, monitors, routes) = (ports(count), ports(count), ports(count));
         let ways: Vec<String> = routes
@@ -198,33 +198,33 @@ impl Servers {
                 let (listen, ways) = (routes[n], ways.join(", "));
                 more += &format!("cluster {{ name: C, listen: 127.0.0.1:{listen}, routes: [ {ways} ] }}\n");
             }
-            all.push(Server::prepare(program.clone(), clients[n], sync, &more));
+            all.push(NatsProcess::prepare(program.clone(), clients[n], sync, &more));
         }
-        all.iter_mut().for_each(Server::spawn);
-        all.iter().for_each(Server::wait);
-        Some(Servers { all, monitors })
+        all.iter_mut().for_each(NatsProcess::spawn);
+        all.iter().for_each(NatsProcess::wait);
+        Some(NatsProcesses { all, monitors })
     }
 
     pub fn urls(&self) -> Vec<String> {
-        self.all.iter().map(Server::url).collect()
+        self.all.iter().map(NatsProcess::url).collect()
     }
 
     /// Settings for an application.
-    pub fn settings(&self) -> Settings {
-        Settings {
+    pub fn settings(&self) -> JetStreamSettings {
+        JetStreamSettings {
             urls: self.urls(),
-            auth: Auth::Password {
+            auth: NatsAuth::Password {
                 user: "app".into(),
                 password: Secret::new("app"),
             },
             replicas: self.all.len(),
-            ..Settings::default()
+            ..JetStreamSettings::default()
         }
     }
 
     /// Connects as soon as the servers have formed a cluster: before, it has no leader and cannot
     /// create streams.
-    pub async fn connect(&self) -> Connection {
+    pub async fn connect(&self) -> NatsConnection {
         let connection = connect(&self.settings()).await;
         let leading = async {
             while connection.stream("begin", vec!["begin".into()]).await.is_err() {

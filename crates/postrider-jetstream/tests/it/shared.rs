@@ -1,6 +1,6 @@
 //! Tests of state that all nodes share, on real NATS servers.
 
-mod line;
+mod proxy;
 mod archive;
 mod catalog;
 mod three;

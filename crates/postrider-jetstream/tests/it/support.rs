@@ -1,11 +1,13 @@
 //! Logs on a server, as the cluster would set them up.
 
-use crate::nats::{PATIENCE, Server};
+use crate::nats::{NatsProcess, PATIENCE};
 use async_trait::async_trait;
 use postrider_core::ids::Position;
 use postrider_jetstream::partition::partition_of;
-use postrider_jetstream::{Bounds, Connection, JetStreamLog, Names, NodeShared, Nowhere, Partition};
-use postrider_store::conformance::Subject;
+use postrider_jetstream::{
+    JetStreamLog, NatsConnection, NoForwarding, NodeBounds, NodeShared, Partition, StreamNames,
+};
+use postrider_store::conformance::LogUnderTest;
 use postrider_store::{Error, EventLog};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
@@ -18,27 +20,27 @@ pub fn next_epoch() -> u64 {
 }
 
 /// A connection with another prefix for its streams.
-pub fn named(mut connection: Connection, name: &str) -> Connection {
-    connection.names = Names::new(name);
+pub fn named(mut connection: NatsConnection, name: &str) -> NatsConnection {
+    connection.names = StreamNames::new(name);
     connection
 }
 
-pub fn empty_log(connection: &Connection) -> Arc<JetStreamLog> {
-    log_with(connection, Bounds::default())
+pub fn empty_log(connection: &NatsConnection) -> Arc<JetStreamLog> {
+    log_with(connection, NodeBounds::default())
 }
 
-pub fn log_with(connection: &Connection, bounds: Bounds) -> Arc<JetStreamLog> {
+pub fn log_with(connection: &NatsConnection, bounds: NodeBounds) -> Arc<JetStreamLog> {
     let shared = NodeShared::with_bounds("test", Arc::new(|| true), bounds);
     Arc::new(JetStreamLog::new(
         connection.clone(),
         7,
         shared,
-        Arc::new(Nowhere),
+        Arc::new(NoForwarding),
     ))
 }
 
 /// Takes a partition, and retries while the servers elect a leader, like a node does.
-pub async fn take(connection: &Connection, log: &JetStreamLog, number: u8) -> Arc<Partition> {
+pub async fn take(connection: &NatsConnection, log: &JetStreamLog, number: u8) -> Arc<Partition> {
     let taking = async {
         loop {
             match Partition::take(connection, number, next_epoch(), log.shared().clone()).await {
@@ -54,21 +56,21 @@ pub async fn take(connection: &Connection, log: &JetStreamLog, number: u8) -> Ar
 }
 
 /// A node that owns this many partitions.
-pub struct Node {
-    connection: Connection,
+pub struct PartitionedLog {
+    connection: NatsConnection,
     partitions: u8,
-    bounds: Bounds,
-    opened: Mutex<Option<(Connection, Arc<JetStreamLog>)>>,
+    bounds: NodeBounds,
+    opened: Mutex<Option<(NatsConnection, Arc<JetStreamLog>)>>,
     count: AtomicU64,
 }
 
-impl Node {
-    pub async fn new(server: &Server, partitions: u8, bounds: Bounds) -> Node {
-        Node::over(server.connect().await, partitions, bounds)
+impl PartitionedLog {
+    pub async fn new(server: &NatsProcess, partitions: u8, bounds: NodeBounds) -> PartitionedLog {
+        PartitionedLog::over(server.connect().await, partitions, bounds)
     }
 
-    pub fn over(connection: Connection, partitions: u8, bounds: Bounds) -> Node {
-        Node {
+    pub fn over(connection: NatsConnection, partitions: u8, bounds: NodeBounds) -> PartitionedLog {
+        PartitionedLog {
             connection,
             partitions,
             bounds,
@@ -77,7 +79,7 @@ impl Node {
         }
     }
 
-    async fn opened(&self, connection: Connection) -> Arc<dyn EventLog> {
+    async fn opened(&self, connection: NatsConnection) -> Arc<dyn EventLog> {
         let log = log_with(&connection, self.bounds);
         // Start at another number than 0: nothing may depend on which partitions they are.
         for number in 0..self.partitions {
@@ -89,11 +91,11 @@ impl Node {
 }
 
 #[async_trait]
-impl Subject for Node {
+impl LogUnderTest for PartitionedLog {
     async fn open(&self) -> Arc<dyn EventLog> {
         let mut connection = self.connection.clone();
         let count = self.count.fetch_add(1, Relaxed);
-        connection.names = Names::new(&format!("t{}-{count}", self.partitions));
+        connection.names = StreamNames::new(&format!("t{}-{count}", self.partitions));
         self.opened(connection).await
     }
 
@@ -116,7 +118,7 @@ impl Subject for Node {
         self.partitions == 1
     }
 
-    fn begins_by_match(&self) -> bool {
+    fn opens_on_first_match(&self) -> bool {
         true
     }
 }

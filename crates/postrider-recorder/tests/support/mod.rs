@@ -2,13 +2,16 @@
 
 #![allow(dead_code, reason = "each of the programs that share this uses a part of it")]
 
-use postrider_core::event::{Batch, EventRef, Schema, Span};
-use postrider_core::filter::Filter;
+use postrider_core::event::{ByteSpan, EventRef, EventSchema, PublishedBatch};
+use postrider_core::filter::EventFilter;
 use postrider_core::ids::{Position, SubscriptionId, TopicId};
 use postrider_core::outcome::Outcome;
 use postrider_core::subscription::{Destination, Subscription, WebHook};
 use postrider_core::time::{Clock, Sleep, Timestamp};
-use postrider_engine::recorder::{Accepted, Attempted, Audience, Decision, Place, Run, Verdicts, Why};
+use postrider_engine::recorder::{
+    AcceptedRequest, AttemptDecision, AttemptedRequest, EventPlace, EventRun, RetryTimeRule, RoutingVerdicts,
+    TopicAudience,
+};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering::Relaxed};
 use std::time::Duration;
@@ -16,11 +19,11 @@ use std::time::Duration;
 pub const EPOCH: i64 = 1_700_000_000_000_000_000;
 
 /// A clock that shows the time it is set to.
-pub struct HandClock(AtomicI64);
+pub struct SetClock(AtomicI64);
 
-impl HandClock {
-    pub fn new() -> Arc<HandClock> {
-        Arc::new(HandClock(AtomicI64::new(EPOCH)))
+impl SetClock {
+    pub fn new() -> Arc<SetClock> {
+        Arc::new(SetClock(AtomicI64::new(EPOCH)))
     }
 
     pub fn advance(&self, by: Duration) {
@@ -28,7 +31,7 @@ impl HandClock {
     }
 }
 
-impl Clock for HandClock {
+impl Clock for SetClock {
     fn now(&self) -> Timestamp {
         Timestamp::from_nanos(self.0.load(Relaxed))
     }
@@ -40,9 +43,9 @@ impl Clock for HandClock {
 
 pub fn subscription(id: u64, topic: u64) -> Arc<Subscription> {
     Arc::new(Subscription {
-        filter: Filter {
+        filter: EventFilter {
             included_event_types: Some(vec!["t0".to_owned()]),
-            ..Filter::default()
+            ..EventFilter::default()
         },
         created: Timestamp::from_nanos(EPOCH),
         ..Subscription::new(
@@ -57,8 +60,8 @@ pub fn subscription(id: u64, topic: u64) -> Arc<Subscription> {
 }
 
 /// A topic with this many subscriptions, whose ids are consecutive.
-pub fn audience(topic: u64, first: u64, count: u64) -> Arc<Audience> {
-    Arc::new(Audience {
+pub fn audience(topic: u64, first: u64, count: u64) -> Arc<TopicAudience> {
+    Arc::new(TopicAudience {
         topic: TopicId(topic),
         name: format!("topic-{topic}"),
         full_id: format!(
@@ -70,7 +73,7 @@ pub fn audience(topic: u64, first: u64, count: u64) -> Arc<Audience> {
     })
 }
 
-pub struct Event {
+pub struct TestEvent {
     pub id: String,
     pub event_type: String,
     pub subject: String,
@@ -78,7 +81,12 @@ pub struct Event {
     pub matched: u32,
 }
 
-pub fn batch(topic: u64, at: Timestamp, events: &[Event], matched: Vec<Box<[SubscriptionId]>>) -> Batch {
+pub fn batch(
+    topic: u64,
+    at: Timestamp,
+    events: &[TestEvent],
+    matched: Vec<Box<[SubscriptionId]>>,
+) -> PublishedBatch {
     let mut body = String::from("[");
     let mut refs = Vec::with_capacity(events.len());
     for event in events {
@@ -91,15 +99,15 @@ pub fn batch(topic: u64, at: Timestamp, events: &[Event], matched: Vec<Box<[Subs
             event.id, event.subject, event.event_type
         );
         refs.push(EventRef {
-            object: Span::new(start, body.len()),
+            object: ByteSpan::new(start, body.len()),
             matched: event.matched,
             ..EventRef::default()
         });
     }
     body.push(']');
-    Batch {
+    PublishedBatch {
         topic: TopicId(topic),
-        schema: Schema::EventGrid,
+        schema: EventSchema::EventGrid,
         received: at,
         publisher: "key".into(),
         trace: None,
@@ -112,19 +120,19 @@ pub fn batch(topic: u64, at: Timestamp, events: &[Event], matched: Vec<Box<[Subs
 }
 
 /// A single event for all subscriptions of the audience.
-pub fn one(audience: &Arc<Audience>, number: u64, at: Timestamp) -> Accepted {
-    let event = Event {
+pub fn one(audience: &Arc<TopicAudience>, number: u64, at: Timestamp) -> AcceptedRequest {
+    let event = TestEvent {
         id: format!("event-{number:012}"),
         event_type: format!("Type.{}", number % 7),
         subject: format!("orders/{}/{number}", number % 13),
         matched: 0,
     };
     let all = audience.subscriptions.iter().map(|s| s.id).collect();
-    Accepted {
+    AcceptedRequest {
         first: Some(Position(number)),
         batch: Arc::new(batch(audience.topic.0, at, &[event], vec![all])),
         audience: audience.clone(),
-        verdicts: Verdicts::default(),
+        verdicts: RoutingVerdicts::default(),
     }
 }
 
@@ -133,9 +141,9 @@ pub fn attempt(
     endpoint: &Arc<str>,
     at: Timestamp,
     outcome: Outcome,
-    runs: Vec<Run>,
-) -> Attempted {
-    Attempted {
+    runs: Vec<EventRun>,
+) -> AttemptedRequest {
+    AttemptedRequest {
         subscription: subscription.clone(),
         endpoint: endpoint.clone(),
         begun: at,
@@ -154,9 +162,16 @@ pub fn attempt(
     }
 }
 
-pub fn run(first: u64, index: u32, count: u32, number: u32, at: Timestamp, decision: Decision) -> Run {
-    Run {
-        start: Place {
+pub fn run(
+    first: u64,
+    index: u32,
+    count: u32,
+    number: u32,
+    at: Timestamp,
+    decision: AttemptDecision,
+) -> EventRun {
+    EventRun {
+        start: EventPlace {
             first: Position(first),
             index,
         },
@@ -167,10 +182,10 @@ pub fn run(first: u64, index: u32, count: u32, number: u32, at: Timestamp, decis
     }
 }
 
-pub fn retry(at: Timestamp, number: u32) -> Decision {
-    Decision::Retry {
+pub fn retry(at: Timestamp, number: u32) -> AttemptDecision {
+    AttemptDecision::Retry {
         at: at + Duration::from_secs(10),
-        why: Why::Schedule {
+        why: RetryTimeRule::Schedule {
             after: number,
             wait: Duration::from_secs(10),
         },

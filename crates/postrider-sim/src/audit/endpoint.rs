@@ -4,7 +4,7 @@
 //! Where the order of events cannot be determined from outside, the view makes no claim until it is
 //! certain again.
 
-use super::rules::{Came, DELAY_AFTER, DELAY_MAX, EXPIRY_LEAD, first_delay};
+use super::rules::{DELAY_AFTER, DELAY_MAX, EXPIRY_LEAD, ReceiverOutcome, first_delay};
 use postrider_core::time::Timestamp;
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -19,7 +19,7 @@ const FIRST_LEAST: Duration = Duration::from_secs(10);
 
 /// A delay until this time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Delay {
+pub struct AuditedDelay {
     pub until: Timestamp,
     pub step: Duration,
 }
@@ -27,16 +27,16 @@ pub struct Delay {
 /// An endpoint of a receiver as seen by all its subscriptions, or by a single one: they count
 /// failures differently.
 #[derive(Debug, Default)]
-pub struct Endpoint {
+pub struct AuditedEndpoint {
     /// Whether this is the view of a single subscription, for which only answered failures count.
     own: bool,
     /// Different deliveries that have failed since the last success.
     failing: BTreeSet<(usize, u64)>,
-    delay: Option<Delay>,
+    delay: Option<AuditedDelay>,
     /// When the auditor learned of the delay.
     since: Timestamp,
     /// Requests in flight, with the time at which they time out.
-    open: Vec<Open>,
+    open: Vec<OpenRequest>,
     /// Whether a probe was requested before the delay is over.
     asked: bool,
     /// The first delay for the last cause.
@@ -48,7 +48,7 @@ pub struct Endpoint {
     /// Whether deliveries may have been delayed at some time in this life.
     pub suspect: bool,
     /// The delay in the catalog.
-    pub kept: Option<Delay>,
+    pub kept: Option<AuditedDelay>,
     /// Whether the receiver answers at once, whatever the answer.
     pub quick: bool,
     /// When a pause of a subscription to this receiver last ended, and how many deliveries waited
@@ -57,7 +57,7 @@ pub struct Endpoint {
 }
 
 #[derive(Clone, Debug)]
-struct Open {
+struct OpenRequest {
     request: usize,
     deadline: Timestamp,
     deliveries: Vec<(usize, u64)>,
@@ -73,7 +73,7 @@ struct Open {
 
 /// A request that arrives.
 #[derive(Clone)]
-pub struct Arrival {
+pub struct RequestArrival {
     pub request: usize,
     /// Each event of a batch is a delivery.
     pub deliveries: Vec<(usize, u64)>,
@@ -85,20 +85,20 @@ pub struct Arrival {
 
 /// Whether a failure shows that the endpoint is up: an answered failure counts for the subscription
 /// alone.
-fn is_own(came: Came) -> bool {
-    matches!(came, Came::Answered(status) if !matches!(status, 408 | 429 | 503))
+fn is_own(came: ReceiverOutcome) -> bool {
+    matches!(came, ReceiverOutcome::Answered(status) if !matches!(status, 408 | 429 | 503))
 }
 
-impl Endpoint {
-    pub fn of_one_subscription() -> Endpoint {
-        Endpoint {
+impl AuditedEndpoint {
+    pub fn of_one_subscription() -> AuditedEndpoint {
+        AuditedEndpoint {
             own: true,
-            ..Endpoint::default()
+            ..AuditedEndpoint::default()
         }
     }
 
     /// The objection to a request that arrives now, if there is one.
-    pub fn arrive(&mut self, arrival: Arrival, now: Timestamp) -> Option<String> {
+    pub fn arrive(&mut self, arrival: RequestArrival, now: Timestamp) -> Option<String> {
         self.give_up(now);
         let mut wrong = None;
         let (mut probe, mut early) = (false, false);
@@ -118,7 +118,7 @@ impl Endpoint {
             }
             probe = true;
         }
-        self.open.push(Open {
+        self.open.push(OpenRequest {
             request: arrival.request,
             deadline: now + arrival.timeout,
             deliveries: arrival.deliveries,
@@ -137,7 +137,7 @@ impl Endpoint {
 
     /// Whether an expiring event that the delay would outlast may be used as the probe. The least
     /// interval is the first delay of the endpoint.
-    fn may_ask_before_expiry(&self, delay: Delay, expires: Option<Timestamp>, now: Timestamp) -> bool {
+    fn may_ask_before_expiry(&self, delay: AuditedDelay, expires: Option<Timestamp>, now: Timestamp) -> bool {
         let soon =
             |at: Timestamp| at <= now + EXPIRY_LEAD + OLDEST_RIGHT_TO && at <= delay.until + OLDEST_RIGHT_TO;
         let wait = self.first.unwrap_or(FIRST_LEAST);
@@ -147,7 +147,7 @@ impl Endpoint {
 
     /// Requests that have timed out have failed.
     fn give_up(&mut self, now: Timestamp) {
-        let mut over: Vec<Open> = Vec::new();
+        let mut over: Vec<OpenRequest> = Vec::new();
         self.open.retain(|open| {
             let gone = open.deadline <= now && !open.unclear;
             if gone {
@@ -158,13 +158,13 @@ impl Endpoint {
         over.sort_by_key(|open| open.deadline);
         for open in over {
             let deadline = open.deadline;
-            self.fail(open, Came::TimedOut, deadline);
+            self.fail(open, ReceiverOutcome::TimedOut, deadline);
         }
     }
 
     /// A request has been answered or aborted; `well` if that shows that the endpoint is well.
-    pub fn answer(&mut self, request: usize, came: Came, well: bool, now: Timestamp) {
-        let close = |open: &Open| open.deadline <= now + TICK && now <= open.deadline + TICK;
+    pub fn answer(&mut self, request: usize, came: ReceiverOutcome, well: bool, now: Timestamp) {
+        let close = |open: &OpenRequest| open.deadline <= now + TICK && now <= open.deadline + TICK;
         let unsure = self.open.iter().any(close);
         self.give_up(now);
         let at = self.open.iter().position(|open| open.request == request);
@@ -181,7 +181,7 @@ impl Endpoint {
         }
     }
 
-    fn fail(&mut self, open: Open, came: Came, at: Timestamp) {
+    fn fail(&mut self, open: OpenRequest, came: ReceiverOutcome, at: Timestamp) {
         if !open.obeys || self.unsure || (self.own && !is_own(came)) {
             return;
         }
@@ -217,7 +217,7 @@ impl Endpoint {
     fn begin(&mut self, step: Duration, at: Timestamp) {
         self.failing.clear();
         self.since = at;
-        self.delay = Some(Delay {
+        self.delay = Some(AuditedDelay {
             until: at + step,
             step,
         });

@@ -4,26 +4,26 @@
 //! The auditor knows the documents and nothing of the engine's insides. Times are the clock's;
 //! where the clock was set meanwhile, only attempts that are too early in any case count as errors.
 
-mod books;
+mod audit_state;
 mod endpoint;
-mod letters;
+mod dead_letters;
 mod pauses;
 mod rules;
 
-use books::{Books, Ended, Event, Sub};
-pub use endpoint::Delay;
-use endpoint::Endpoint;
-pub use letters::{LetterCounts, Place};
-use pauses::Pauses;
+use audit_state::{AuditState, AuditedAnswer, AuditedEvent, AuditedSubscription};
+pub use dead_letters::{BlobPathInContainer, ServerLetterCounts};
+pub use endpoint::AuditedDelay;
+use endpoint::AuditedEndpoint;
+use pauses::AuditedPauses;
 use postrider_core::ids::{Position, SubscriptionId};
-use postrider_core::json::Raw;
-use postrider_core::retry::{Next, Reason};
+use postrider_core::json::RawJson;
+use postrider_core::retry::{GiveUpReason, NextStep};
 use postrider_core::subscription::Subscription;
 use postrider_core::time::{Clock, Timestamp};
 use postrider_engine::endpoint::DelayScope;
-use postrider_store::{BlobRecord, Claim, LetterKey, Settled};
-pub use rules::Came;
-use rules::Rules;
+use postrider_store::{BlobRecord, Claim, DeadLetterKey, Settlement};
+use rules::AuditRules;
+pub use rules::ReceiverOutcome;
 use std::collections::BTreeSet;
 use std::hash::{Hash, Hasher};
 use std::sync::{Arc, Mutex};
@@ -31,7 +31,7 @@ use std::time::Duration;
 
 /// The kinds of broken promises.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Kind {
+pub enum ViolationKind {
     /// Accepted, and never ended.
     Lost,
     /// Attempted before it was due.
@@ -88,41 +88,41 @@ pub enum Kind {
 }
 
 #[derive(Clone, Debug)]
-pub struct Wrong {
-    pub kind: Kind,
+pub struct Violation {
+    pub kind: ViolationKind,
     pub what: String,
 }
 
 /// A request that reached a receiver.
 #[derive(Clone, Debug)]
-pub struct Seen {
+pub struct ObservedRequest {
     pub subscription: String,
     pub receiver: usize,
     pub ids: Vec<u64>,
     /// The value of `aeg-delivery-count`.
     pub attempts_before: u32,
     /// The receiver's answer and the time it takes, whether anyone waits for it or not.
-    pub will: Option<(Duration, Came)>,
+    pub will: Option<(Duration, ReceiverOutcome)>,
 }
 
 /// The auditor of a whole simulation.
-pub struct Audit {
+pub struct Auditor {
     clock: Arc<dyn Clock>,
     /// The time that has really passed.
     elapsed: Box<dyn Fn() -> Duration + Send + Sync>,
-    books: Mutex<Books>,
+    books: Mutex<AuditState>,
 }
 
-impl Audit {
-    pub fn new(clock: Arc<dyn Clock>, elapsed: impl Fn() -> Duration + Send + Sync + 'static) -> Audit {
-        Audit {
+impl Auditor {
+    pub fn new(clock: Arc<dyn Clock>, elapsed: impl Fn() -> Duration + Send + Sync + 'static) -> Auditor {
+        Auditor {
             clock,
             elapsed: Box::new(elapsed),
             books: Mutex::default(),
         }
     }
 
-    fn books(&self) -> std::sync::MutexGuard<'_, Books> {
+    fn books(&self) -> std::sync::MutexGuard<'_, AuditState> {
         self.books.lock().expect("no panic holds it")
     }
 
@@ -143,7 +143,7 @@ impl Audit {
 
     /// Adds a receiver, with the next number. `quick` if it answers at once, whatever the answer.
     pub fn receiver(&self, quick: bool) {
-        let mut endpoint = Endpoint::default();
+        let mut endpoint = AuditedEndpoint::default();
         endpoint.quick = quick;
         self.books().endpoints.push(endpoint);
     }
@@ -162,13 +162,13 @@ impl Audit {
     pub fn subscribe(&self, subscription: &Subscription, default_profile: &str, receiver: usize) {
         let mut books = self.books();
         let number = books.subs.len();
-        let mut rules = Rules::of(subscription, default_profile);
+        let mut rules = AuditRules::of(subscription, default_profile);
         (rules.letter_delay, rules.letter_patience) = books
             .letter_timing
             .unwrap_or((rules.letter_delay, rules.letter_patience));
         rules.halves_after_400 = books.halves_after_400;
         books.by_id.insert(subscription.id, number);
-        books.subs.push(Sub {
+        books.subs.push(AuditedSubscription {
             name: subscription.name.clone(),
             rules,
             dead_letters: subscription.dead_letter.clone(),
@@ -179,7 +179,7 @@ impl Audit {
             expires: subscription.expires,
             going: false,
             gone: None,
-            pauses: Pauses::default(),
+            pauses: AuditedPauses::default(),
             expired_at: None,
         });
     }
@@ -267,7 +267,7 @@ impl Audit {
         let era = books.era;
         books.events.insert(
             id,
-            Event {
+            AuditedEvent {
                 published,
                 era,
                 matched,
@@ -286,7 +286,7 @@ impl Audit {
     }
 
     /// A request has reached a receiver. Returns its number.
-    pub fn arrived(&self, seen: Seen) -> usize {
+    pub fn arrived(&self, seen: ObservedRequest) -> usize {
         let now = self.clock.now();
         let mut books = self.books();
         books.elapsed = (self.elapsed)();
@@ -297,11 +297,11 @@ impl Audit {
     /// A request went to the target of a redirection.
     pub fn strayed(&self) {
         self.books()
-            .wrong(Kind::Astray, "a redirection was followed".into());
+            .wrong(ViolationKind::Astray, "a redirection was followed".into());
     }
 
     /// A receiver has answered, or aborted. Called just before the engine learns of it.
-    pub fn ended(&self, request: usize, came: Came, retry_after: Option<Duration>) {
+    pub fn ended(&self, request: usize, came: ReceiverOutcome, retry_after: Option<Duration>) {
         let now = self.clock.now();
         let mut books = self.books();
         let Some(found) = books.requests.get(request) else {
@@ -312,18 +312,20 @@ impl Audit {
         let sets = books.sets;
         books.note(now, || format!("request {request} {came:?} {retry_after:?}"));
         (now.nanos(), request, came).hash(&mut books.trace);
-        books.requests[request].ended = Some(Ended {
+        books.requests[request].ended = Some(AuditedAnswer {
             at: now,
             sets,
             came,
             retry_after,
         });
-        books.halve(request);
+        books.halve_batch(request);
         // The engine may not have waited for the answer: the disk was full. An answer beyond the
         // late window has no effect.
         let heard = books.requests[request].may_count(&rules);
         let well = match came {
-            Came::Answered(status) => heard && (rules.is_success(status) || matches!(status, 400 | 413)),
+            ReceiverOutcome::Answered(status) => {
+                heard && (rules.is_success(status) || matches!(status, 400 | 413))
+            }
             _ => false,
         };
         books.endpoints[receiver].answer(request, came, well, now);
@@ -342,7 +344,7 @@ impl Audit {
     }
 
     /// The log was told what follows for these claims.
-    pub fn settled(&self, of: SubscriptionId, settled: &[Settled]) {
+    pub fn settled(&self, of: SubscriptionId, settled: &[Settlement]) {
         let now = self.clock.now();
         let mut books = self.books();
         let Some(sub) = books.by_id.get(&of).copied() else {
@@ -362,12 +364,12 @@ impl Audit {
         let sub = books.by_id[&of];
         for position in ended {
             let id = books.ids[position];
-            books.settled(sub, id, Next::Done, now, now);
+            books.settled(sub, id, NextStep::Done, now, now);
         }
     }
 
     /// A subscription gets announcements of blobs.
-    pub fn listens_for_blobs(&self) {
+    pub fn subscribes_to_blobs(&self) {
         self.books().letters.listened_to = true;
     }
 
@@ -380,7 +382,7 @@ impl Audit {
     }
 
     /// A blob is in the store. Called whether the engine learns of it or not.
-    pub fn blob_put(&self, account: &str, place: Place, body: &[u8]) {
+    pub fn blob_put(&self, account: &str, place: BlobPathInContainer, body: &[u8]) {
         let now = self.clock.now();
         let mut books = self.books();
         books.elapsed = (self.elapsed)();
@@ -406,11 +408,11 @@ impl Audit {
     /// The log has refused this announcement of a blob.
     pub fn not_announced(&self, batch: &[u8]) {
         let text = std::str::from_utf8(batch).expect("our own text");
-        self.books().not_announced(Raw::trusted(text));
+        self.books().not_announced(RawJson::trusted(text));
     }
 
     /// The log is about to remove these dead letters.
-    pub fn forgetting(&self, of: SubscriptionId, letters: &[LetterKey]) {
+    pub fn forgetting(&self, of: SubscriptionId, letters: &[DeadLetterKey]) {
         let now = self.clock.now();
         let mut books = self.books();
         let keys = books.keys(of, letters);
@@ -418,7 +420,7 @@ impl Audit {
     }
 
     /// The log has removed these dead letters, durably.
-    pub fn forgotten(&self, of: SubscriptionId, letters: &[LetterKey]) {
+    pub fn forgotten(&self, of: SubscriptionId, letters: &[DeadLetterKey]) {
         let now = self.clock.now();
         let mut books = self.books();
         let keys = books.keys(of, letters);
@@ -426,16 +428,16 @@ impl Audit {
     }
 
     /// The engine's counts of written and dropped dead letters in a life; none if the power went.
-    pub fn letters_counted(&self, said: Option<LetterCounts>) {
+    pub fn letters_counted(&self, said: Option<ServerLetterCounts>) {
         self.books().counted(said);
     }
 
     /// A receiver got the announcement of a blob.
-    pub fn told_of_blob(&self, event: Raw<'_>) {
+    pub fn blob_announced(&self, event: RawJson<'_>) {
         let now = self.clock.now();
         let mut books = self.books();
         books.note(now, || {
-            format!("told of {:?}", event.get("subject").and_then(Raw::as_str))
+            format!("told of {:?}", event.get("subject").and_then(RawJson::as_str))
         });
         books.told_of(event);
     }
@@ -443,7 +445,7 @@ impl Audit {
     /// The content of the archive at the end.
     pub fn listed(&self, records: Vec<BlobRecord>) {
         let line = |record: BlobRecord| {
-            let reasons: Vec<Reason> = record.marks.iter().map(|mark| mark.reason).collect();
+            let reasons: Vec<GiveUpReason> = record.marks.iter().map(|mark| mark.reason).collect();
             ((record.container, record.path), record.bytes, reasons)
         };
         self.books().listed(records.into_iter().map(line).collect());
@@ -455,7 +457,7 @@ impl Audit {
     }
 
     /// The catalog has this delay for a receiver's endpoint.
-    pub fn kept(&self, receiver: usize, scope: DelayScope, delay: Option<Delay>) {
+    pub fn kept(&self, receiver: usize, scope: DelayScope, delay: Option<AuditedDelay>) {
         self.note(|| format!("the catalogue keeps {delay:?} for {scope:?} of {receiver}"));
         let mut books = self.books();
         match scope {
@@ -468,7 +470,7 @@ impl Audit {
     }
 
     /// An operator said that a receiver is well.
-    pub fn admitted_again(&self, receiver: usize) {
+    pub fn delay_ended_by_operator(&self, receiver: usize) {
         self.note(|| format!("{receiver} is admitted again"));
         let now = self.clock.now();
         let mut books = self.books();
@@ -523,7 +525,7 @@ impl Audit {
     }
 
     /// The power went, and it is unknown which of the latest settlements were durable.
-    pub fn crashed_somehow(&self) {
+    pub fn crashed_with_unknown_losses(&self) {
         let mut books = self.books();
         for (key, before) in std::mem::take(&mut books.lately).into_iter().rev() {
             let now = books.deliveries.entry(key).or_default();
@@ -571,17 +573,17 @@ impl Audit {
     /// Judges how a stop of the server ended.
     pub fn stopped(&self, stopped: Result<(), postrider_engine::Error>) {
         if let Err(postrider_engine::Error::TasksLeft(tasks)) = stopped {
-            self.books().wrong(Kind::NotStopped, tasks);
+            self.books().wrong(ViolationKind::NotStopped, tasks);
         }
     }
 
     /// The log reports a backlog at the end.
     pub fn left_over(&self, what: String) {
-        self.books().wrong(Kind::Unrest, what);
+        self.books().wrong(ViolationKind::Unrest, what);
     }
 
     /// All errors found, after everything has come to rest.
-    pub fn verdict(&self) -> Vec<Wrong> {
+    pub fn verdict(&self) -> Vec<Violation> {
         let now = self.clock.now();
         let mut books = self.books();
         let lost: Vec<String> = books
@@ -593,7 +595,7 @@ impl Audit {
             })
             .collect();
         for what in lost {
-            books.wrong(Kind::Lost, what);
+            books.wrong(ViolationKind::Lost, what);
         }
         books.judge_letters(now);
         books.wrong.clone()
@@ -601,6 +603,8 @@ impl Audit {
 }
 
 fn event_id(claim: &Claim) -> Option<u64> {
-    let id = Raw::trusted(claim.object()).get("id").and_then(Raw::as_str);
+    let id = RawJson::trusted(claim.object())
+        .get("id")
+        .and_then(RawJson::as_str);
     id.and_then(|i| i.parse().ok())
 }

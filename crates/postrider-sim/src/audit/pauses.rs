@@ -5,7 +5,7 @@ use postrider_core::time::Timestamp;
 use std::time::Duration;
 
 #[derive(Debug, Default)]
-pub struct Pauses {
+pub struct AuditedPauses {
     /// In order; the last one may be open-ended.
     all: Vec<(Timestamp, Option<Timestamp>)>,
     /// Whether a pause or resumption is in progress, so that either state is possible.
@@ -15,7 +15,7 @@ pub struct Pauses {
     unclear: bool,
 }
 
-impl Pauses {
+impl AuditedPauses {
     /// Returns whether this changes anything.
     pub fn set(&mut self, paused: bool, now: Timestamp) -> bool {
         self.changing = false;

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 /// The document that applies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Document {
+pub enum RuleDocument {
     Cloud2018,
     Cloud2019,
     Cloud2020,
@@ -14,11 +14,11 @@ pub enum Document {
     Edge,
 }
 
-use Document::*;
+use RuleDocument::*;
 
 /// The outcome of an attempt, as far as a receiver can tell.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Came {
+pub enum ReceiverOutcome {
     Answered(u16),
     /// Refused or reset.
     Broken,
@@ -28,8 +28,8 @@ pub enum Came {
 
 /// The rules that the documents and the subscription set for its deliveries.
 #[derive(Clone, Copy, Debug)]
-pub struct Rules {
-    pub document: Document,
+pub struct AuditRules {
+    pub document: RuleDocument,
     /// Some rules treat Azure resources and webhooks differently.
     azure_resource: bool,
     /// Whether a request may hold several events.
@@ -61,8 +61,8 @@ pub fn batch_max(subscription: &Subscription) -> usize {
     batching.events_max.unwrap_or(otherwise) as usize
 }
 
-impl Rules {
-    pub fn of(subscription: &Subscription, default_profile: &str) -> Rules {
+impl AuditRules {
+    pub fn of(subscription: &Subscription, default_profile: &str) -> AuditRules {
         let document = match subscription.profile.as_deref().unwrap_or(default_profile) {
             "cloud-2018" => Cloud2018,
             "cloud-2019" => Cloud2019,
@@ -74,7 +74,7 @@ impl Rules {
         };
         let default_minutes = if document == Edge { 120 } else { 1440 };
         let minutes = subscription.retry.time_to_live_minutes.unwrap_or(default_minutes);
-        Rules {
+        AuditRules {
             document,
             azure_resource: matches!(subscription.destination, Destination::EventGrid { .. }),
             batched: batch_max(subscription) > 1,
@@ -127,8 +127,8 @@ impl Rules {
         }
     }
 
-    pub fn floor(&self, came: Came) -> Duration {
-        let Came::Answered(status) = came else {
+    pub fn floor(&self, came: ReceiverOutcome) -> Duration {
+        let ReceiverOutcome::Answered(status) = came else {
             return Duration::from_secs(match self.document {
                 Cloud2018 | Cloud2019 | Edge => 0,
                 Cloud2020 | Cloud2021 | Current => 10,
@@ -185,10 +185,10 @@ pub const EXPIRY_LEAD: Duration = Duration::from_secs(10);
 pub const FIRST_DELAY_MAX: Duration = Duration::from_secs(300);
 
 /// The first delay by cause.
-pub fn first_delay(came: Came) -> Duration {
+pub fn first_delay(came: ReceiverOutcome) -> Duration {
     Duration::from_secs(match came {
-        Came::Broken => 30,
-        Came::Unresolved | Came::Answered(401 | 403 | 404) => 300,
-        Came::TimedOut | Came::Answered(_) => 10,
+        ReceiverOutcome::Broken => 30,
+        ReceiverOutcome::Unresolved | ReceiverOutcome::Answered(401 | 403 | 404) => 300,
+        ReceiverOutcome::TimedOut | ReceiverOutcome::Answered(_) => 10,
     })
 }

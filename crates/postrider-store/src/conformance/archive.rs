@@ -1,19 +1,20 @@
 //! The contract of every archive.
 
-use super::{Seeded, at, sub};
+use super::{SeededRandom, at, sub};
 use crate::{
-    Archive, BlobFault, BlobFilter, BlobId, BlobRecord, Mark, ReplayJob, ReplayState, UnreadableBlob,
+    Archive, BlobFault, BlobFilter, BlobId, BlobRecord, DeadLetterMark, ReplayJob, ReplayState,
+    UnreadableBlob,
 };
 use async_trait::async_trait;
 use postrider_core::ids::SubscriptionId;
-use postrider_core::retry::Reason;
+use postrider_core::retry::GiveUpReason;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 /// A kind of archive under test.
 #[async_trait]
-pub trait ArchiveSubject: Send + Sync {
+pub trait ArchiveUnderTest: Send + Sync {
     /// A new and empty archive.
     async fn open(&self) -> Arc<dyn Archive>;
     /// Closes the archive and opens it again.
@@ -21,7 +22,7 @@ pub trait ArchiveSubject: Send + Sync {
 }
 
 /// Runs every test of the archive contract.
-pub async fn archive(subject: &dyn ArchiveSubject) {
+pub async fn archive(subject: &dyn ArchiveUnderTest) {
     a_blob_comes_back_as_it_was(subject).await;
     a_blob_that_is_written_again_takes_the_place_of_the_first(subject).await;
     blobs_are_listed_as_the_filter_says(subject).await;
@@ -38,15 +39,15 @@ pub async fn archive(subject: &dyn ArchiveSubject) {
 /// Counter that gives every blob of the suite its own path.
 static BLOBS: AtomicU64 = AtomicU64::new(0);
 
-fn mark(reason: Reason) -> Mark {
-    Mark {
+fn mark(reason: GiveUpReason) -> DeadLetterMark {
+    DeadLetterMark {
         reason,
         replays: 0,
         purged: false,
     }
 }
 
-fn blob(of: u64, written: i64, marks: Vec<Mark>) -> BlobRecord {
+fn blob(of: u64, written: i64, marks: Vec<DeadLetterMark>) -> BlobRecord {
     BlobRecord {
         id: BlobId(77),
         subscription: sub(of),
@@ -67,14 +68,14 @@ async fn ids(archive: &dyn Archive, filter: &BlobFilter) -> Vec<u64> {
     found.iter().map(|blob| blob.id.0).collect()
 }
 
-pub async fn a_blob_comes_back_as_it_was(subject: &dyn ArchiveSubject) {
+pub async fn a_blob_comes_back_as_it_was(subject: &dyn ArchiveUnderTest) {
     let archive = subject.open().await;
     assert_eq!(archive.last().await.unwrap(), None);
     assert_eq!(archive.get(BlobId(0)).await.unwrap(), None);
     let mut marks = Vec::new();
-    for reason in Reason::ALL {
+    for reason in GiveUpReason::ALL {
         for (replays, purged) in [(0, false), (0, true), (1, false), (255, true), (255, false)] {
-            marks.push(Mark {
+            marks.push(DeadLetterMark {
                 reason,
                 replays,
                 purged,
@@ -94,7 +95,7 @@ pub async fn a_blob_comes_back_as_it_was(subject: &dyn ArchiveSubject) {
     expected.marks.reverse();
     archive.mark(expected.id, expected.marks.clone()).await.unwrap();
     archive
-        .mark(BlobId(999), vec![mark(Reason::BadRequest)])
+        .mark(BlobId(999), vec![mark(GiveUpReason::BadRequest)])
         .await
         .unwrap();
     archive.remove(empty.id).await.unwrap();
@@ -107,12 +108,12 @@ pub async fn a_blob_comes_back_as_it_was(subject: &dyn ArchiveSubject) {
     assert_eq!(all, [expected]);
 }
 
-pub async fn a_blob_that_is_written_again_takes_the_place_of_the_first(subject: &dyn ArchiveSubject) {
+pub async fn a_blob_that_is_written_again_takes_the_place_of_the_first(subject: &dyn ArchiveUnderTest) {
     let archive = subject.open().await;
-    let first = blob(1, 10, vec![mark(Reason::BadRequest)]);
+    let first = blob(1, 10, vec![mark(GiveUpReason::BadRequest)]);
     let again = BlobRecord {
         written: at(20),
-        marks: vec![mark(Reason::BadRequest), mark(Reason::ClientError)],
+        marks: vec![mark(GiveUpReason::BadRequest), mark(GiveUpReason::ClientError)],
         ..first.clone()
     };
     let elsewhere = BlobRecord {
@@ -132,10 +133,10 @@ pub async fn a_blob_that_is_written_again_takes_the_place_of_the_first(subject: 
     assert_eq!(ids(&*archive, &BlobFilter::default()).await, [other.0]);
 }
 
-pub async fn blobs_are_listed_as_the_filter_says(subject: &dyn ArchiveSubject) {
-    use Reason::{AttemptsExhausted, BadRequest, TimeToLiveExceeded};
+pub async fn blobs_are_listed_as_the_filter_says(subject: &dyn ArchiveUnderTest) {
+    use GiveUpReason::{AttemptsExhausted, BadRequest, TimeToLiveExceeded};
     let archive = subject.open().await;
-    let purged = Mark {
+    let purged = DeadLetterMark {
         purged: true,
         ..mark(BadRequest)
     };
@@ -179,7 +180,7 @@ pub async fn blobs_are_listed_as_the_filter_says(subject: &dyn ArchiveSubject) {
     check(Some(3), None, None, &[]).await;
     check(None, Some(BadRequest), None, &[0, 1, 3]).await;
     check(None, Some(AttemptsExhausted), None, &[0, 2]).await;
-    check(None, Some(Reason::Corrupt), None, &[]).await;
+    check(None, Some(GiveUpReason::Corrupt), None, &[]).await;
     check(None, None, Some(20), &[1, 2, 3, 4]).await;
     check(None, None, Some(21), &[3, 4]).await;
     check(None, None, Some(41), &[]).await;
@@ -213,11 +214,11 @@ pub async fn blobs_are_listed_as_the_filter_says(subject: &dyn ArchiveSubject) {
     check(Some(1), Some(AttemptsExhausted), None, &[2, 3]).await;
 }
 
-pub async fn a_clock_that_was_set_back_hides_nothing(subject: &dyn ArchiveSubject) {
+pub async fn a_clock_that_was_set_back_hides_nothing(subject: &dyn ArchiveUnderTest) {
     let archive = subject.open().await;
     let mut given = Vec::new();
     for written in [10, 500, 20, 30, 600, 40] {
-        let blob = blob(1, written, vec![mark(Reason::BadRequest)]);
+        let blob = blob(1, written, vec![mark(GiveUpReason::BadRequest)]);
         given.push(archive.add(blob).await.unwrap().0);
     }
     let check = async |since, expected: &[usize]| {
@@ -229,7 +230,7 @@ pub async fn a_clock_that_was_set_back_hides_nothing(subject: &dyn ArchiveSubjec
         assert_eq!(ids(&*archive, &filter).await, expected, "since {since}");
         let filter = BlobFilter {
             subscription: Some(sub(1)),
-            reason: Some(Reason::BadRequest),
+            reason: Some(GiveUpReason::BadRequest),
             ..filter
         };
         assert_eq!(ids(&*archive, &filter).await, expected, "since {since}");
@@ -244,8 +245,8 @@ pub async fn a_clock_that_was_set_back_hides_nothing(subject: &dyn ArchiveSubjec
     check(501, &[]).await;
 }
 
-pub async fn letters_that_are_not_purged_are_counted(subject: &dyn ArchiveSubject) {
-    use Reason::{BadRequest, TimeToLiveExceeded};
+pub async fn letters_that_are_not_purged_are_counted(subject: &dyn ArchiveUnderTest) {
+    use GiveUpReason::{BadRequest, TimeToLiveExceeded};
     let archive = subject.open().await;
     assert_eq!(archive.counts().await.unwrap(), []);
     let one = archive
@@ -280,7 +281,7 @@ pub async fn letters_that_are_not_purged_are_counted(subject: &dyn ArchiveSubjec
     assert_eq!(archive.counts().await.unwrap(), [(sub(2), TimeToLiveExceeded, 3)]);
 }
 
-pub async fn numbers_are_never_given_out_twice(subject: &dyn ArchiveSubject) {
+pub async fn numbers_are_never_given_out_twice(subject: &dyn ArchiveUnderTest) {
     let mut archive = subject.open().await;
     let mut blobs = BTreeSet::new();
     let mut jobs = BTreeSet::new();
@@ -303,7 +304,7 @@ pub async fn numbers_are_never_given_out_twice(subject: &dyn ArchiveSubject) {
     }
 }
 
-pub async fn numbers_that_are_skipped_are_not_given_out(subject: &dyn ArchiveSubject) {
+pub async fn numbers_that_are_skipped_are_not_given_out(subject: &dyn ArchiveUnderTest) {
     let mut archive = subject.open().await;
     assert_eq!(archive.add(blob(1, 1, vec![])).await.unwrap(), BlobId(1));
     archive.skip_numbers(BlobId(6), 3).await.unwrap();
@@ -318,10 +319,10 @@ pub async fn numbers_that_are_skipped_are_not_given_out(subject: &dyn ArchiveSub
     assert_eq!(archive.numbers().await.unwrap(), (BlobId(8), 10));
 }
 
-pub async fn replays_are_kept_together_with_their_marks(subject: &dyn ArchiveSubject) {
+pub async fn replays_are_kept_together_with_their_marks(subject: &dyn ArchiveUnderTest) {
     let archive = subject.open().await;
     let id = archive
-        .add(blob(1, 1, vec![mark(Reason::BadRequest); 3]))
+        .add(blob(1, 1, vec![mark(GiveUpReason::BadRequest); 3]))
         .await
         .unwrap();
     assert_eq!(archive.jobs().await.unwrap(), []);
@@ -355,7 +356,7 @@ pub async fn replays_are_kept_together_with_their_marks(subject: &dyn ArchiveSub
     }
     let archive = subject.reopen(archive).await;
     assert_eq!(archive.jobs().await.unwrap(), jobs);
-    let mut marks = vec![mark(Reason::BadRequest); 3];
+    let mut marks = vec![mark(GiveUpReason::BadRequest); 3];
     marks[1].replays = 1;
     marks[2].purged = true;
     jobs[0].next = (BlobId(u64::MAX), u32::MAX);
@@ -374,14 +375,17 @@ pub async fn replays_are_kept_together_with_their_marks(subject: &dyn ArchiveSub
     let archive = subject.reopen(archive).await;
     assert_eq!(archive.jobs().await.unwrap(), jobs);
     assert_eq!(archive.get(id).await.unwrap().unwrap().marks, marks);
-    assert_eq!(archive.counts().await.unwrap(), [(sub(1), Reason::BadRequest, 2)]);
+    assert_eq!(
+        archive.counts().await.unwrap(),
+        [(sub(1), GiveUpReason::BadRequest, 2)]
+    );
     assert_eq!(archive.last().await.unwrap(), Some(id));
 }
 
-fn marks_random(random: &mut Seeded) -> Vec<Mark> {
+fn marks_random(random: &mut SeededRandom) -> Vec<DeadLetterMark> {
     let few = random.one_in(2);
-    let one = |random: &mut Seeded| Mark {
-        reason: Reason::ALL[random.below(if few { 2 } else { 5 }) as usize],
+    let one = |random: &mut SeededRandom| DeadLetterMark {
+        reason: GiveUpReason::ALL[random.below(if few { 2 } else { 5 }) as usize],
         replays: random.below(300) as u8,
         purged: random.one_in(3),
     };
@@ -389,14 +393,14 @@ fn marks_random(random: &mut Seeded) -> Vec<Mark> {
 }
 
 /// Performs random operations, with a restart now and then, and compares the archive with a model.
-pub async fn any_sequence_of_blobs_follows_the_model(subject: &dyn ArchiveSubject, seed: u64) {
-    let mut random = Seeded(seed);
+pub async fn any_sequence_of_blobs_follows_the_model(subject: &dyn ArchiveUnderTest, seed: u64) {
+    let mut random = SeededRandom(seed);
     let mut archive = subject.open().await;
     let mut model: BTreeMap<BlobId, BlobRecord> = BTreeMap::new();
     let mut now = 0;
     for step in 0..250 {
         let when = format!("seed {seed}, step {step}");
-        let any = |random: &mut Seeded| BlobId(1 + random.below(model.len() as u64 * 2 + 2));
+        let any = |random: &mut SeededRandom| BlobId(1 + random.below(model.len() as u64 * 2 + 2));
         match random.below(100) {
             0..35 => {
                 now += random.below(4) as i64;
@@ -440,7 +444,7 @@ pub async fn any_sequence_of_blobs_follows_the_model(subject: &dyn ArchiveSubjec
             }
             60..65 => archive = subject.reopen(archive).await,
             65..70 => {
-                let mut expected: BTreeMap<(SubscriptionId, Reason), u64> = BTreeMap::new();
+                let mut expected: BTreeMap<(SubscriptionId, GiveUpReason), u64> = BTreeMap::new();
                 for blob in model.values() {
                     for mark in blob.marks.iter().filter(|mark| !mark.purged) {
                         *expected.entry((blob.subscription, mark.reason)).or_default() += 1;
@@ -456,7 +460,9 @@ pub async fn any_sequence_of_blobs_follows_the_model(subject: &dyn ArchiveSubjec
             _ => {
                 let filter = BlobFilter {
                     subscription: random.one_in(2).then(|| sub(1 + random.below(5))),
-                    reason: random.one_in(2).then(|| Reason::ALL[random.below(6) as usize]),
+                    reason: random
+                        .one_in(2)
+                        .then(|| GiveUpReason::ALL[random.below(6) as usize]),
                     since: random.one_in(2).then(|| at(random.below(now as u64 + 3) as i64)),
                 };
                 let after = random.one_in(2).then(|| any(&mut random));

@@ -2,7 +2,7 @@
 //! sets, followed by the body as received. Numbers are encoded with variable length.
 
 use bytes::Bytes;
-use postrider_core::event::{Batch, EventRef, Lacks, Schema, Span};
+use postrider_core::event::{ByteSpan, EventRef, EventSchema, MissingMembers, PublishedBatch};
 use postrider_core::ids::{SubscriptionId, TopicId};
 use postrider_core::time::Timestamp;
 
@@ -16,13 +16,13 @@ pub fn put(out: &mut Vec<u8>, mut n: u64) {
 }
 
 /// Reads values that `put` has written.
-pub struct Reader<'a> {
+pub struct VarintReader<'a> {
     bytes: &'a [u8],
 }
 
-impl<'a> Reader<'a> {
-    pub fn new(bytes: &'a [u8]) -> Reader<'a> {
-        Reader { bytes }
+impl<'a> VarintReader<'a> {
+    pub fn new(bytes: &'a [u8]) -> VarintReader<'a> {
+        VarintReader { bytes }
     }
 
     pub fn number(&mut self) -> Option<u64> {
@@ -70,7 +70,7 @@ impl<'a> Reader<'a> {
 }
 
 /// Everything of a batch except the body, which follows unchanged in the payload.
-pub fn encode_batch_head(batch: &Batch) -> Vec<u8> {
+pub fn encode_batch_head(batch: &PublishedBatch) -> Vec<u8> {
     let mut out = Vec::with_capacity(64 + batch.events.len() * 12);
     match (batch.replay, batch.hops) {
         (0, 0) => put(&mut out, 1),
@@ -88,9 +88,9 @@ pub fn encode_batch_head(batch: &Batch) -> Vec<u8> {
     put(
         &mut out,
         match batch.schema {
-            Schema::EventGrid => 0,
-            Schema::CloudEvent => 1,
-            Schema::Custom => 2,
+            EventSchema::EventGrid => 0,
+            EventSchema::CloudEvent => 1,
+            EventSchema::Custom => 2,
         },
     );
     put(&mut out, batch.received.nanos() as u64);
@@ -133,8 +133,8 @@ pub fn encode_batch_head(batch: &Batch) -> Vec<u8> {
 }
 
 /// Decodes the batch in a payload; `None` if the payload is damaged.
-pub fn decode_batch(payload: &Bytes) -> Option<Batch> {
-    let mut reader = Reader::new(payload);
+pub fn decode_batch(payload: &Bytes) -> Option<PublishedBatch> {
+    let mut reader = VarintReader::new(payload);
     let (replay, hops) = match reader.number()? {
         1 => (0, 0),
         2 => (reader.small()?, 0),
@@ -143,9 +143,9 @@ pub fn decode_batch(payload: &Bytes) -> Option<Batch> {
     };
     let topic = TopicId(reader.number()?);
     let schema = match reader.number()? {
-        0 => Schema::EventGrid,
-        1 => Schema::CloudEvent,
-        2 => Schema::Custom,
+        0 => EventSchema::EventGrid,
+        1 => EventSchema::CloudEvent,
+        2 => EventSchema::Custom,
         _ => return None,
     };
     let received = Timestamp::from_nanos(reader.number()? as i64);
@@ -177,18 +177,18 @@ pub fn decode_batch(payload: &Bytes) -> Option<Batch> {
         let flags = reader.number()?;
         let mut span = |present: bool| {
             if !present {
-                return Some(Span::default());
+                return Some(ByteSpan::default());
             }
             let at = start.checked_add(reader.small()?)?;
             let len = reader.small()?;
-            (at.checked_add(len)? <= end).then_some(Span { start: at, len })
+            (at.checked_add(len)? <= end).then_some(ByteSpan { start: at, len })
         };
         events.push(EventRef {
-            object: Span { start, len },
+            object: ByteSpan { start, len },
             matched: set,
             data_version: span(flags & 8 != 0)?,
             topic: span(flags & 16 != 0)?,
-            lacks: Lacks {
+            lacks: MissingMembers {
                 topic: flags & 1 != 0,
                 data_version: flags & 2 != 0,
                 metadata_version: flags & 4 != 0,
@@ -200,7 +200,7 @@ pub fn decode_batch(payload: &Bytes) -> Option<Batch> {
         return None;
     }
     let body = payload.slice(payload.len() - len..);
-    Some(Batch {
+    Some(PublishedBatch {
         topic,
         schema,
         received,
@@ -219,7 +219,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn any_batch() -> impl Strategy<Value = Batch> {
+    fn any_batch() -> impl Strategy<Value = PublishedBatch> {
         let set = prop::collection::btree_set(any::<u64>(), 0..5)
             .prop_map(|s| s.into_iter().map(SubscriptionId).collect::<Box<[_]>>());
         let event = ("[a-z]{0,20}", 0u32..3, any::<[bool; 4]>());
@@ -239,26 +239,26 @@ mod tests {
                     body.push(b',');
                     let start = body.len();
                     body.extend_from_slice(text.as_bytes());
-                    let object = Span::new(start, body.len());
+                    let object = ByteSpan::new(start, body.len());
                     refs.push(EventRef {
                         object,
                         matched: set,
                         data_version: if flags[3] && object.len > 2 {
-                            Span::new(start + 1, start + 2)
+                            ByteSpan::new(start + 1, start + 2)
                         } else {
-                            Span::default()
+                            ByteSpan::default()
                         },
-                        topic: Span::default(),
-                        lacks: Lacks {
+                        topic: ByteSpan::default(),
+                        lacks: MissingMembers {
                             topic: flags[0],
                             data_version: flags[1],
                             metadata_version: flags[2],
                         },
                     });
                 }
-                Batch {
+                PublishedBatch {
                     topic: TopicId(topic),
-                    schema: Schema::Custom,
+                    schema: EventSchema::Custom,
                     received: Timestamp::from_nanos(i64::from(received)),
                     publisher: publisher.into(),
                     trace: None,
@@ -271,7 +271,7 @@ mod tests {
             })
     }
 
-    fn payload(batch: &Batch) -> Bytes {
+    fn payload(batch: &PublishedBatch) -> Bytes {
         let mut out = encode_batch_head(batch);
         out.extend_from_slice(&batch.body);
         out.into()
@@ -287,9 +287,9 @@ mod tests {
         // version 3 adds hops.
         #[test]
         fn only_a_replay_takes_version_2(batch in any_batch()) {
-            let relayed = payload(&Batch { replay: 1, hops: 2, ..batch.clone() });
-            let replayed = payload(&Batch { replay: 1, hops: 0, ..batch.clone() });
-            let published = payload(&Batch { replay: 0, hops: 0, ..batch.clone() });
+            let relayed = payload(&PublishedBatch { replay: 1, hops: 2, ..batch.clone() });
+            let replayed = payload(&PublishedBatch { replay: 1, hops: 0, ..batch.clone() });
+            let published = payload(&PublishedBatch { replay: 0, hops: 0, ..batch.clone() });
             prop_assert_eq!((published[0], &replayed[..2]), (1, &[2, 1][..]));
             prop_assert_eq!(&published[1..], &replayed[2..]);
             prop_assert_eq!((&relayed[..3], &relayed[3..]), (&[3, 1, 2][..], &replayed[2..]));

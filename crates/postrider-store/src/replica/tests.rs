@@ -1,16 +1,16 @@
 use super::*;
-use crate::conformance::{Seeded, at, topic};
+use crate::conformance::{SeededRandom, at, topic};
 use crate::memory::SharedCatalog;
-use crate::{Catalog, Follower};
+use crate::{Catalog, CatalogFollower};
 use async_trait::async_trait;
-use postrider_core::subscription::{Destination, Origin};
+use postrider_core::subscription::{Destination, ResourceOrigin};
 use std::sync::{Arc, Mutex};
 
 fn subscription(id: u64, topic: u64, inside: Option<&str>) -> Subscription {
     Subscription {
         domain_topic: inside.map(str::to_owned),
         created: at(1),
-        origin: Origin::Azure,
+        origin: ResourceOrigin::Azure,
         ..Subscription::new(
             SubscriptionId(id),
             TopicId(topic),
@@ -30,15 +30,15 @@ fn inside(domain: u64, name: &str) -> DomainTopic {
 }
 
 /// A replica with two topics, a topic inside the first, and subscriptions of each.
-fn replica() -> Replica {
-    let mut replica = Replica::default();
+fn replica() -> CatalogReplica {
+    let mut replica = CatalogReplica::default();
     let changes = vec![
-        Change::PutTopic(topic(1, "one")),
-        Change::PutTopic(topic(2, "two")),
-        Change::PutDomainTopic(inside(1, "a")),
-        Change::PutSubscription(subscription(3, 1, None)),
-        Change::PutSubscription(subscription(4, 1, Some("A"))),
-        Change::PutSubscription(subscription(5, 1, Some("a"))),
+        CatalogChange::PutTopic(topic(1, "one")),
+        CatalogChange::PutTopic(topic(2, "two")),
+        CatalogChange::PutDomainTopic(inside(1, "a")),
+        CatalogChange::PutSubscription(subscription(3, 1, None)),
+        CatalogChange::PutSubscription(subscription(4, 1, Some("A"))),
+        CatalogChange::PutSubscription(subscription(5, 1, Some("a"))),
     ];
     replica.apply(changes, 1, true, 1);
     replica.load();
@@ -46,22 +46,22 @@ fn replica() -> Replica {
 }
 
 /// Whether a commit is refused while another node's commit is not applied yet.
-fn refused(theirs: Change, ours: Change) -> bool {
+fn refused(theirs: CatalogChange, ours: CatalogChange) -> bool {
     let mut replica = replica();
     replica.apply(vec![theirs], 2, false, 2);
     let refused = replica.check(std::slice::from_ref(&ours), 1).is_err();
     replica.done();
-    assert_eq!(replica.oldest_untold(), None);
+    assert_eq!(replica.oldest_unapplied(), None);
     assert!(replica.unapplied.reads.is_empty() && replica.unapplied.writes.is_empty());
     refused
 }
 
 #[test]
 fn changes_to_what_another_node_has_changed_are_refused_until_it_is_in_force() {
-    use Change::*;
+    use CatalogChange::*;
     let sub = |id| PutSubscription(subscription(id, 1, None));
     let in_a = |id| PutSubscription(subscription(id, 1, Some("a")));
-    let check = |theirs: Change, ours: Change, expected: bool| {
+    let check = |theirs: CatalogChange, ours: CatalogChange, expected: bool| {
         assert_eq!(
             refused(theirs.clone(), ours.clone()),
             expected,
@@ -101,31 +101,31 @@ fn changes_to_what_another_node_has_changed_are_refused_until_it_is_in_force() {
 fn a_name_that_another_node_gave_is_not_given_again() {
     let mut replica = replica();
     let news = vec![
-        Change::PutTopic(topic(7, "News")),
-        Change::PutSubscription(subscription(8, 7, None)),
+        CatalogChange::PutTopic(topic(7, "News")),
+        CatalogChange::PutSubscription(subscription(8, 7, None)),
     ];
     replica.apply(news, 2, false, 2);
     replica.done();
     let mut same = subscription(9, 7, None);
     same.name = "s8".into();
-    let check = |changes: &[Change], refused: bool| {
+    let check = |changes: &[CatalogChange], refused: bool| {
         assert_eq!(replica.check(changes, 1).is_err(), refused, "{changes:?}");
     };
-    check(&[Change::PutTopic(topic(10, "news"))], true);
-    check(&[Change::PutTopic(topic(7, "news"))], false);
-    check(&[Change::PutSubscription(same.clone())], true);
+    check(&[CatalogChange::PutTopic(topic(10, "news"))], true);
+    check(&[CatalogChange::PutTopic(topic(7, "news"))], false);
+    check(&[CatalogChange::PutSubscription(same.clone())], true);
     // The name is released in the same commit.
-    let gone = Change::DeleteSubscription(SubscriptionId(8));
-    check(&[gone, Change::PutSubscription(same)], false);
+    let gone = CatalogChange::DeleteSubscription(SubscriptionId(8));
+    check(&[gone, CatalogChange::PutSubscription(same)], false);
     // Names that this node assigned itself are checked elsewhere.
-    check(&[Change::PutTopic(topic(10, "one"))], false);
+    check(&[CatalogChange::PutTopic(topic(10, "one"))], false);
 }
 
 #[test]
 fn what_was_missed_is_told_as_changes() {
-    let mut random = Seeded(7);
+    let mut random = SeededRandom(7);
     for _ in 0..200 {
-        let (mut before, mut after) = (Resources::default(), Resources::default());
+        let (mut before, mut after) = (CatalogState::default(), CatalogState::default());
         for _ in 0..random.below(30) {
             let change = random_change(&mut random);
             if random.one_in(2) {
@@ -133,39 +133,39 @@ fn what_was_missed_is_told_as_changes() {
             }
             after.apply(change, 2);
         }
-        for change in after.since(&before) {
+        for change in after.changes_since(&before) {
             before.apply(change, 3);
         }
         assert_eq!(before.loaded(), after.loaded());
-        assert_eq!(after.since(&before), []);
+        assert_eq!(after.changes_since(&before), []);
     }
 }
 
-fn random_change(random: &mut Seeded) -> Change {
+fn random_change(random: &mut SeededRandom) -> CatalogChange {
     let id = 1 + random.below(6);
     let name = ["a", "b", "C"][random.below(3) as usize];
     match random.below(8) {
-        0 => Change::PutTopic(topic(id, name)),
-        1 => Change::DeleteTopic(TopicId(id)),
-        2 => Change::PutDomainTopic(inside(id, name)),
-        3 => Change::DeleteDomainTopic(TopicId(id), name.to_uppercase()),
+        0 => CatalogChange::PutTopic(topic(id, name)),
+        1 => CatalogChange::DeleteTopic(TopicId(id)),
+        2 => CatalogChange::PutDomainTopic(inside(id, name)),
+        3 => CatalogChange::DeleteDomainTopic(TopicId(id), name.to_uppercase()),
         4 => {
             let mut one = subscription(10 + id, 1 + random.below(3), random.one_in(2).then_some(name));
             one.labels = vec![random.below(5).to_string()];
-            Change::PutSubscription(one)
+            CatalogChange::PutSubscription(one)
         }
-        5 => Change::DeleteSubscription(SubscriptionId(10 + id)),
-        6 => Change::DeleteEndpointDelay(name.into()),
-        _ => Change::DeleteHandshake(name.into()),
+        5 => CatalogChange::DeleteSubscription(SubscriptionId(10 + id)),
+        6 => CatalogChange::DeleteEndpointDelay(name.into()),
+        _ => CatalogChange::DeleteHandshake(name.into()),
     }
 }
 
 /// Follower that applies changes to what it has loaded.
-struct Copy(Mutex<Resources>);
+struct CopyingFollower(Mutex<CatalogState>);
 
 #[async_trait]
-impl Follower for Copy {
-    async fn changed(&self, changes: Vec<Change>, _: u64) {
+impl CatalogFollower for CopyingFollower {
+    async fn changed(&self, changes: Vec<CatalogChange>, _: u64) {
         // Let the other tasks run.
         tokio::task::yield_now().await;
         let mut copy = self.0.lock().unwrap();
@@ -183,12 +183,12 @@ async fn whoever_follows_knows_what_is_there() {
         let mut copies = Vec::new();
         for handle in &handles {
             handle.load().await.unwrap();
-            let copy = Arc::new(Copy(Mutex::default()));
+            let copy = Arc::new(CopyingFollower(Mutex::default()));
             copies.push(copy.clone());
             let handle = handle.clone();
             following.spawn(async move { handle.follow(copy).await });
         }
-        let mut random = Seeded(seed);
+        let mut random = SeededRandom(seed);
         let mut refused = 0;
         for _ in 0..300 {
             let node = random.below(3) as usize;

@@ -25,7 +25,7 @@ impl NameFilter {
             ArmError::new(400, "InvalidRequest", message).at("$filter")
         };
         let tokens = tokens(text).map_err(refused)?;
-        let mut reader = Reader {
+        let mut reader = FilterParser {
             tokens: &tokens,
             depth: 0,
         };
@@ -56,7 +56,7 @@ impl NameFilter {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-enum Token {
+enum FilterToken {
     Word(String),
     /// In lower case.
     Text(String),
@@ -65,48 +65,48 @@ enum Token {
     Comma,
 }
 
-impl Token {
+impl FilterToken {
     fn shown(&self) -> String {
         match self {
-            Token::Word(word) => word.clone(),
-            Token::Text(text) => format!("'{text}'"),
-            Token::Open => "(".into(),
-            Token::Close => ")".into(),
-            Token::Comma => ",".into(),
+            FilterToken::Word(word) => word.clone(),
+            FilterToken::Text(text) => format!("'{text}'"),
+            FilterToken::Open => "(".into(),
+            FilterToken::Close => ")".into(),
+            FilterToken::Comma => ",".into(),
         }
     }
 
     fn is(&self, word: &str) -> bool {
-        matches!(self, Token::Word(own) if own.eq_ignore_ascii_case(word))
+        matches!(self, FilterToken::Word(own) if own.eq_ignore_ascii_case(word))
     }
 }
 
-fn tokens(text: &str) -> Result<Vec<Token>, String> {
+fn tokens(text: &str) -> Result<Vec<FilterToken>, String> {
     let mut tokens = Vec::new();
     let mut rest = text.trim_start();
     while let Some(first) = rest.chars().next() {
         let taken = match first {
             '(' => {
-                tokens.push(Token::Open);
+                tokens.push(FilterToken::Open);
                 1
             }
             ')' => {
-                tokens.push(Token::Close);
+                tokens.push(FilterToken::Close);
                 1
             }
             ',' => {
-                tokens.push(Token::Comma);
+                tokens.push(FilterToken::Comma);
                 1
             }
             '\'' => {
                 let (value, taken) = quoted(rest)?;
-                tokens.push(Token::Text(value.to_lowercase()));
+                tokens.push(FilterToken::Text(value.to_lowercase()));
                 taken
             }
             _ => {
                 let end = rest.find(|c: char| c.is_whitespace() || "(),'".contains(c));
                 let taken = end.unwrap_or(rest.len());
-                tokens.push(Token::Word(rest[..taken].to_owned()));
+                tokens.push(FilterToken::Word(rest[..taken].to_owned()));
                 taken
             }
         };
@@ -133,13 +133,13 @@ fn quoted(text: &str) -> Result<(String, usize), String> {
     }
 }
 
-struct Reader<'a> {
-    tokens: &'a [Token],
+struct FilterParser<'a> {
+    tokens: &'a [FilterToken],
     depth: usize,
 }
 
-impl Reader<'_> {
-    fn take(&mut self, wanted: impl Fn(&Token) -> bool) -> bool {
+impl FilterParser<'_> {
+    fn take(&mut self, wanted: impl Fn(&FilterToken) -> bool) -> bool {
         match self.tokens {
             [first, rest @ ..] if wanted(first) => {
                 self.tokens = rest;
@@ -149,7 +149,7 @@ impl Reader<'_> {
         }
     }
 
-    fn next(&mut self, expected: &str) -> Result<&Token, String> {
+    fn next(&mut self, expected: &str) -> Result<&FilterToken, String> {
         let [first, rest @ ..] = self.tokens else {
             return Err(format!("ends where {expected} was expected"));
         };
@@ -157,7 +157,7 @@ impl Reader<'_> {
         Ok(first)
     }
 
-    fn need(&mut self, wanted: &Token) -> Result<(), String> {
+    fn need(&mut self, wanted: &FilterToken) -> Result<(), String> {
         let shown = wanted.shown();
         match self.next(&shown)? {
             token if token == wanted => Ok(()),
@@ -195,17 +195,17 @@ impl Reader<'_> {
         if self.take(|token| token.is("not")) {
             return Ok(NameFilter::Not(Box::new(self.one()?)));
         }
-        if self.take(|token| *token == Token::Open) {
+        if self.take(|token| *token == FilterToken::Open) {
             let filter = self.either()?;
-            self.need(&Token::Close)?;
+            self.need(&FilterToken::Close)?;
             return Ok(filter);
         }
         if self.take(|token| token.is("contains")) {
-            self.need(&Token::Open)?;
+            self.need(&FilterToken::Open)?;
             self.name()?;
-            self.need(&Token::Comma)?;
+            self.need(&FilterToken::Comma)?;
             let text = self.text()?;
-            self.need(&Token::Close)?;
+            self.need(&FilterToken::Close)?;
             return Ok(NameFilter::Contains(text));
         }
         self.name()?;
@@ -227,7 +227,7 @@ impl Reader<'_> {
 
     fn text(&mut self) -> Result<String, String> {
         match self.next("a text in quotes")? {
-            Token::Text(text) => Ok(text.clone()),
+            FilterToken::Text(text) => Ok(text.clone()),
             token => Err(format!(
                 "has {} where a text in quotes was expected",
                 token.shown()

@@ -3,7 +3,7 @@
 
 /// A topic, domain or system topic: its group and its name.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct GridId {
+pub struct EventGridId {
     pub group: String,
     pub name: String,
 }
@@ -14,20 +14,20 @@ pub enum Scope {
     /// The Azure subscription.
     Account,
     Group(String),
-    Topic(GridId),
-    Domain(GridId),
+    Topic(EventGridId),
+    Domain(EventGridId),
     DomainTopic {
-        domain: GridId,
+        domain: EventGridId,
         name: String,
     },
-    SystemTopic(GridId),
+    SystemTopic(EventGridId),
     /// A resource of another provider, by its whole id.
     Resource(String),
 }
 
 /// Parsed path of the management API.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Found {
+pub enum ArmPath {
     /// `/subscriptions`
     Accounts,
     /// `/providers/Microsoft.EventGrid/…`: the remaining segments.
@@ -61,15 +61,15 @@ fn is(segment: Option<&String>, word: &str) -> bool {
 
 /// Parses a path, given without percent escapes and empty segments. `account` is the only
 /// subscription id that exists.
-pub fn parse_path(segments: &[String], account: &str) -> Result<Found, IdError> {
+pub fn parse_path(segments: &[String], account: &str) -> Result<ArmPath, IdError> {
     if is(segments.first(), "providers") && is(segments.get(1), PROVIDER) {
-        return Ok(Found::Provider(segments[2..].to_vec()));
+        return Ok(ArmPath::Provider(segments[2..].to_vec()));
     }
     if !is(segments.first(), "subscriptions") {
         return Err(IdError::Unknown);
     }
     let Some(given) = segments.get(1) else {
-        return Ok(Found::Accounts);
+        return Ok(ArmPath::Accounts);
     };
     if !given.eq_ignore_ascii_case(account) {
         return Err(IdError::OtherAccount(given.clone()));
@@ -78,7 +78,7 @@ pub fn parse_path(segments: &[String], account: &str) -> Result<Found, IdError> 
         return Ok(found);
     }
     let (scope, taken) = own_scope(segments);
-    Ok(Found::Scope {
+    Ok(ArmPath::Scope {
         scope,
         rest: segments[taken..].to_vec(),
     })
@@ -94,7 +94,7 @@ pub fn parse_scope(id: &str, account: &str) -> Option<Scope> {
     (ours && segments.iter().all(|segment| !segment.is_empty())).then(|| whole_scope(&segments))
 }
 
-fn event_subscriptions(segments: &[String]) -> Option<Found> {
+fn event_subscriptions(segments: &[String]) -> Option<ArmPath> {
     // Followed by nothing, by a name, or by a name and an action.
     for behind in 0..=2 {
         let at = segments.len().checked_sub(behind + 1)?;
@@ -109,7 +109,7 @@ fn event_subscriptions(segments: &[String]) -> Option<Found> {
             Scope::Topic(_) | Scope::Domain(_) | Scope::DomainTopic { .. } | Scope::SystemTopic(_)
         );
         if extension || grid {
-            return Some(Found::EventSubscriptions {
+            return Some(ArmPath::EventSubscriptions {
                 scope,
                 nested: !extension,
                 name: segments.get(at + 1).cloned(),
@@ -141,7 +141,7 @@ fn own_scope(segments: &[String]) -> (Scope, usize) {
     let (Some(kind), Some(name)) = (segments.get(6), segments.get(7)) else {
         return of_group;
     };
-    let id = GridId {
+    let id = EventGridId {
         group: group.clone(),
         name: name.clone(),
     };
@@ -184,7 +184,7 @@ mod tests {
 
     const ACCOUNT: &str = "aaaa-1";
 
-    fn parsed(path: &str) -> Result<Found, IdError> {
+    fn parsed(path: &str) -> Result<ArmPath, IdError> {
         let segments: Vec<String> = path
             .split('/')
             .filter(|s| !s.is_empty())
@@ -193,8 +193,8 @@ mod tests {
         parse_path(&segments, ACCOUNT)
     }
 
-    fn grid(name: &str) -> GridId {
-        GridId {
+    fn grid(name: &str) -> EventGridId {
+        EventGridId {
             group: "Rg".into(),
             name: name.into(),
         }
@@ -206,7 +206,7 @@ mod tests {
     fn scopes() {
         let check = |path: &str, scope: Scope, rest: &[&str]| {
             let rest = rest.iter().map(|s| (*s).to_owned()).collect();
-            assert_eq!(parsed(path), Ok(Found::Scope { scope, rest }), "{path}");
+            assert_eq!(parsed(path), Ok(ArmPath::Scope { scope, rest }), "{path}");
         };
         check("/subscriptions/aaaa-1", Scope::Account, &[]);
         check(G, Scope::Group("Rg".into()), &[]);
@@ -248,7 +248,7 @@ mod tests {
     #[test]
     fn event_subscriptions_hang_on_anything() {
         let check = |path: &str, scope: Scope, nested: bool, name: Option<&str>, action: Option<&str>| {
-            let expected = Found::EventSubscriptions {
+            let expected = ArmPath::EventSubscriptions {
                 scope,
                 nested,
                 name: name.map(str::to_owned),

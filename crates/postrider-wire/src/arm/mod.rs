@@ -10,11 +10,11 @@ mod subscription;
 mod version;
 
 pub use filter::NameFilter;
-pub use ids::{Found, GridId, IdError, Scope, lower_provider, parse_path, parse_scope};
+pub use ids::{ArmPath, EventGridId, IdError, Scope, lower_provider, parse_path, parse_scope};
 pub use network::ip_allowed;
 pub use operation::{fresh_operation, is_operation, stable_guid};
-pub use subscription::{ProvisioningState, Sent, SubscriptionView, delivery_attributes, full_url};
-pub use topic::{View, domain_topic_body, domain_topic_id, generic_body, topic_body, topic_id, type_of};
+pub use subscription::{ProvisioningState, SentMembers, SubscriptionView, delivery_attributes, full_url};
+pub use topic::{TopicView, domain_topic_body, domain_topic_id, generic_body, topic_body, topic_id, type_of};
 pub use topic_types::{EventType, RESOURCE_EVENT_TYPES, TOPIC_TYPES, TopicType, event_type_body, topic_type};
 pub use version::ApiVersion;
 

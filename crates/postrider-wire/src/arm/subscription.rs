@@ -5,11 +5,11 @@
 //! the retry policy, and the secrets that were sent.
 
 use super::{ApiVersion, Scope, lower_provider};
-use crate::resources::{DestinationBody, ShownSettings, delivery_schema_name, show_attribute};
+use crate::resources::{DestinationBody, EffectiveSettings, delivery_schema_name, show_attribute};
 use postrider_core::decimal::Decimal;
-use postrider_core::filter::{Filter, Operands, Test};
-use postrider_core::json::Raw;
-use postrider_core::subscription::{Destination, Identity, Subscription};
+use postrider_core::filter::{EventFilter, FilterCondition, FilterOperands};
+use postrider_core::json::RawJson;
+use postrider_core::subscription::{Destination, ResourceIdentity, Subscription};
 use postrider_core::time::Timestamp;
 use serde_json::{Map, Number, Value, json};
 
@@ -45,26 +45,26 @@ pub struct SubscriptionView<'a> {
     /// extension of it.
     pub nested: bool,
     pub api_version: &'a ApiVersion,
-    pub shown: ShownSettings,
+    pub shown: EffectiveSettings,
 }
 
 /// Members that a PUT contained explicitly, for values that the model does not distinguish from
 /// defaults.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Sent {
+pub struct SentMembers {
     pub delivery_schema: bool,
     pub filter: bool,
 }
 
-impl Sent {
+impl SentMembers {
     /// Reads the members from the body of the PUT.
-    pub fn of(body: Raw<'_>) -> Sent {
+    pub fn of(body: RawJson<'_>) -> SentMembers {
         let properties = body.get_any_case("properties");
         let has = |name: &str| {
             let member = properties.and_then(|properties| properties.get_any_case(name));
             member.is_some_and(|member| !member.is_null())
         };
-        Sent {
+        SentMembers {
             delivery_schema: has("eventDeliverySchema"),
             filter: has("filter"),
         }
@@ -107,11 +107,11 @@ impl SubscriptionView<'_> {
     }
 
     /// The body of the first answer to a PUT.
-    pub fn first_answer(&self, sent: Sent) -> Value {
+    pub fn first_answer(&self, sent: SentMembers) -> Value {
         self.show(Some(sent))
     }
 
-    fn show(&self, sent: Option<Sent>) -> Value {
+    fn show(&self, sent: Option<SentMembers>) -> Value {
         let subscription = self.subscription;
         let mut properties = Map::new();
         let mut put = |name: &str, value: Value| properties.insert(name.into(), value);
@@ -201,7 +201,13 @@ impl SubscriptionView<'_> {
         }
         let extras = self.subscription.extras.as_deref();
         let version = "minimumTlsVersionAllowed";
-        let kept = extras.and_then(|text| Raw::parse(text).ok()?.get(version)?.as_str().map(String::from));
+        let kept = extras.and_then(|text| {
+            RawJson::parse(text)
+                .ok()?
+                .get(version)?
+                .as_str()
+                .map(String::from)
+        });
         if let Some(kept) = kept.filter(|_| self.api_version.has_minimum_tls()) {
             properties.insert(version.into(), kept.into());
         }
@@ -243,7 +249,7 @@ fn time(at: Timestamp) -> String {
     text.replace(".0000000Z", "Z")
 }
 
-fn identity_body(identity: &Identity) -> Value {
+fn identity_body(identity: &ResourceIdentity) -> Value {
     let mut body = json!({"type": identity.kind});
     if let Some(user_assigned) = &identity.user_assigned {
         body["userAssignedIdentity"] = json!(user_assigned);
@@ -251,7 +257,7 @@ fn identity_body(identity: &Identity) -> Value {
     body
 }
 
-fn filter_body(filter: &Filter, whole: bool) -> Value {
+fn filter_body(filter: &EventFilter, whole: bool) -> Value {
     let mut body = Map::new();
     let mut put = |name: &str, value: Value| drop(body.insert(name.into(), value));
     let subjects = [
@@ -289,17 +295,17 @@ fn filter_body(filter: &Filter, whole: bool) -> Value {
     Value::Object(body)
 }
 
-fn operand(test: &Test) -> Option<Value> {
+fn operand(test: &FilterCondition) -> Option<Value> {
     match test.operands() {
-        Operands::Numbers(values) => Some(values.iter().map(number).collect()),
-        Operands::Number(value) => Some(number(value)),
-        Operands::Ranges(ranges) => {
+        FilterOperands::Numbers(values) => Some(values.iter().map(number).collect()),
+        FilterOperands::Number(value) => Some(number(value)),
+        FilterOperands::Ranges(ranges) => {
             let range = |(from, to): &(Decimal, Decimal)| json!([number(from), number(to)]);
             Some(ranges.iter().map(range).collect())
         }
-        Operands::Bool(value) => Some(json!(value)),
-        Operands::Strings(values) => Some(json!(values)),
-        Operands::Nothing => None,
+        FilterOperands::Bool(value) => Some(json!(value)),
+        FilterOperands::Strings(values) => Some(json!(values)),
+        FilterOperands::Nothing => None,
     }
 }
 

@@ -2,12 +2,12 @@
 
 use super::{ApiVersion, stable_guid};
 use crate::resources::schema_name;
-use postrider_core::subscription::{DomainTopic, InputMapping, Mapped, Topic, TopicKind};
+use postrider_core::subscription::{DomainTopic, InputMapping, MappedField, Topic, TopicKind};
 use serde_json::{Map, Value, json};
 
 /// Parameters of a resource body besides the resource.
 #[derive(Clone, Copy, Debug)]
-pub struct View<'a> {
+pub struct TopicView<'a> {
     /// The Azure subscription's id.
     pub account: &'a str,
     pub tenant: &'a str,
@@ -40,7 +40,7 @@ pub fn topic_id(account: &str, topic: &Topic) -> String {
 /// The body of a topic, domain or system topic. Members that the API version did not know are left
 /// out, and so are members that were never sent and have no default: as in the service,
 /// `systemData`, `tags` and the members of an identity are null, everything else is absent.
-pub fn topic_body(topic: &Topic, view: &View<'_>) -> Value {
+pub fn topic_body(topic: &Topic, view: &TopicView<'_>) -> Value {
     let id = topic_id(view.account, topic);
     let extras = extras(topic);
     let kept = |name: &str| extras.get(name).cloned();
@@ -84,7 +84,7 @@ pub fn domain_topic_id(account: &str, domain: &Topic, name: &str) -> String {
     format!("{}/topics/{name}", topic_id(account, domain))
 }
 
-pub fn domain_topic_body(domain: &Topic, topic: &DomainTopic, view: &View<'_>) -> Value {
+pub fn domain_topic_body(domain: &Topic, topic: &DomainTopic, view: &TopicView<'_>) -> Value {
     json!({
         "id": domain_topic_id(view.account, domain, &topic.name),
         "name": topic.name,
@@ -99,7 +99,7 @@ fn extras(topic: &Topic) -> Map<String, Value> {
     serde_json::from_str(text).unwrap_or_default()
 }
 
-fn properties(topic: &Topic, extras: &Map<String, Value>, id: &str, view: &View<'_>) -> Value {
+fn properties(topic: &Topic, extras: &Map<String, Value>, id: &str, view: &TopicView<'_>) -> Value {
     let kept = |name: &str| extras.get(name).cloned();
     // Stays the same for the lifetime of the resource.
     let metric = stable_guid(
@@ -178,9 +178,8 @@ fn put_profile(properties: &mut Value, topic: &Topic) {
 }
 
 fn mapping(mapping: &InputMapping) -> Value {
-    let source = |mapped: &Mapped| json!({"sourceField": mapped.source_field});
-    let both =
-        |mapped: &Mapped| json!({"sourceField": mapped.source_field, "defaultValue": mapped.default_value});
+    let source = |mapped: &MappedField| json!({"sourceField": mapped.source_field});
+    let both = |mapped: &MappedField| json!({"sourceField": mapped.source_field, "defaultValue": mapped.default_value});
     json!({
         "inputSchemaMappingType": "Json",
         "properties": {
@@ -240,12 +239,12 @@ mod tests {
     use super::*;
     use crate::resources::{Road, parse_domain, parse_system_topic, parse_topic, patch_topic};
     use postrider_core::ids::TopicId;
-    use postrider_core::json::Raw;
+    use postrider_core::json::RawJson;
     use postrider_core::time::Timestamp;
 
     fn shown(topic: &Topic, version: &str) -> Value {
         let version = ApiVersion::parse(version).unwrap();
-        let view = View {
+        let view = TopicView {
             account: "s",
             tenant: "t",
             base_url: "https://host:8443",
@@ -256,7 +255,7 @@ mod tests {
     }
 
     fn topic(body: &str) -> Topic {
-        let spec = parse_topic(Raw::parse(body).unwrap(), Road::Azure, "Orders", None).unwrap();
+        let spec = parse_topic(RawJson::parse(body).unwrap(), Road::Azure, "Orders", None).unwrap();
         spec.into_topic(
             TopicId(1),
             "Rg".into(),
@@ -334,14 +333,14 @@ mod tests {
         made.local_auth_disabled = true;
         assert_eq!(shown(&made, "2025-02-15")["properties"]["disableLocalAuth"], true);
         let patched = patch_topic(
-            Raw::trusted(r#"{"properties":{"disableLocalAuth":false}}"#),
+            RawJson::trusted(r#"{"properties":{"disableLocalAuth":false}}"#),
             &made,
         )
         .unwrap();
         let patched = patched.into_topic(made.id, "Rg".into(), Default::default(), made.created);
         let properties = shown(&patched, "2025-02-15")["properties"].take();
         assert_eq!(properties["disableLocalAuth"], false);
-        let patched = patch_topic(Raw::trusted(r#"{"tags":{"a":"b"}}"#), &patched).unwrap();
+        let patched = patch_topic(RawJson::trusted(r#"{"tags":{"a":"b"}}"#), &patched).unwrap();
         let patched = patched.into_topic(made.id, "Rg".into(), Default::default(), made.created);
         let properties = shown(&patched, "2025-02-15")["properties"].take();
         assert_eq!(
@@ -404,7 +403,13 @@ mod tests {
         assert_eq!(properties["inputSchemaMapping"]["inputSchemaMappingType"], "Json");
         // A body that was read can be sent again.
         let again = json!({ "properties": properties }).to_string();
-        let again = parse_topic(Raw::parse(&again).unwrap(), Road::Azure, "Orders", Some(&made)).unwrap();
+        let again = parse_topic(
+            RawJson::parse(&again).unwrap(),
+            Road::Azure,
+            "Orders",
+            Some(&made),
+        )
+        .unwrap();
         assert_eq!(again.mapping, made.mapping);
     }
 
@@ -423,7 +428,7 @@ mod tests {
 
     #[test]
     fn domains_and_system_topics() {
-        let domain = parse_domain(Raw::trusted("{}"), Road::Azure, "dom", None).unwrap();
+        let domain = parse_domain(RawJson::trusted("{}"), Road::Azure, "dom", None).unwrap();
         let domain = domain.into_topic(TopicId(1), "g".into(), Default::default(), Timestamp::MIN);
         let body = shown(&domain, "2021-10-15-preview");
         assert_eq!(
@@ -434,7 +439,7 @@ mod tests {
         assert_eq!((&body["sku"]["name"], body.get("kind")), (&json!("Basic"), None));
 
         let text = r#"{"location":"l","properties":{"source":"/S","topicType":"A.B"}}"#;
-        let system = parse_system_topic(Raw::trusted(text), Road::Azure, "sys", None).unwrap();
+        let system = parse_system_topic(RawJson::trusted(text), Road::Azure, "sys", None).unwrap();
         let system = system.into_topic(TopicId(1), "g".into(), Default::default(), Timestamp::MIN);
         let mut body = shown(&system, "2021-10-15-preview");
         body["properties"]["metricResourceId"].take();

@@ -9,36 +9,40 @@ const JSON: Option<&str> = Some("application/json; charset=utf-8");
 const CE_BATCH: Option<&str> = Some("application/cloudevents-batch+json; charset=utf-8");
 const CE_ONE: Option<&str> = Some("Application/CloudEvents+JSON;charset=UTF-8");
 
-fn rules(road: Road, schema: Schema) -> Rules<'static> {
-    Rules {
+fn rules(road: PublishApi, schema: EventSchema) -> EventRules<'static> {
+    EventRules {
         road,
         schema,
         mapping: None,
         topic_id: match road {
-            Road::Cloud => TOPIC,
-            Road::Edge => "t",
+            PublishApi::Cloud => TOPIC,
+            PublishApi::Edge => "t",
         },
         domain: false,
-        limits: Limits::default(),
+        limits: PublishLimits::default(),
     }
 }
 
-fn domain(schema: Schema) -> Rules<'static> {
-    Rules {
+fn domain(schema: EventSchema) -> EventRules<'static> {
+    EventRules {
         topic_id: DOMAIN,
         domain: true,
-        ..rules(Road::Cloud, schema)
+        ..rules(PublishApi::Cloud, schema)
     }
 }
 
-fn head(content_type: Option<&str>) -> Head<'_> {
-    Head {
+fn head(content_type: Option<&str>) -> PublishHeaders<'_> {
+    PublishHeaders {
         content_type,
         ce_headers: &[],
     }
 }
 
-fn read(rules: &Rules<'_>, head: &Head<'_>, body: &str) -> Result<Parsed, PublishError> {
+fn read(
+    rules: &EventRules<'_>,
+    head: &PublishHeaders<'_>,
+    body: &str,
+) -> Result<ParsedPublishRequest, PublishError> {
     parse(rules, head, Bytes::copy_from_slice(body.as_bytes()), |event| {
         event.index as u32
     })
@@ -48,7 +52,7 @@ fn read(rules: &Rules<'_>, head: &Head<'_>, body: &str) -> Result<Parsed, Publis
 type Expected<'a> = Result<usize, (u16, &'a str, &'a str)>;
 
 #[track_caller]
-fn check(rules: &Rules<'_>, head: &Head<'_>, body: &str, expected: Expected<'_>) {
+fn check(rules: &EventRules<'_>, head: &PublishHeaders<'_>, body: &str, expected: Expected<'_>) {
     match (read(rules, head, body), expected) {
         (Ok(parsed), Ok(events)) => {
             assert_eq!(parsed.events.len(), events, "{body}");
@@ -97,7 +101,7 @@ const NONCONFORMING: &str = "The JSON received does not conform to the expected 
 
 #[test]
 fn event_grid_events_in_the_cloud() {
-    let rules = rules(Road::Cloud, Schema::EventGrid);
+    let rules = rules(PublishApi::Cloud, EventSchema::EventGrid);
     let base = grid_event();
     let check = |body: &str, expected: Expected<'_>| check(&rules, &head(JSON), body, expected);
     let ok = |event: String| {
@@ -189,8 +193,8 @@ fn event_grid_events_in_the_cloud() {
 
 #[test]
 fn bodies_that_are_no_array_of_objects() {
-    let schemas = [Schema::EventGrid, Schema::Custom];
-    for rules in schemas.map(|schema| rules(Road::Cloud, schema)) {
+    let schemas = [EventSchema::EventGrid, EventSchema::Custom];
+    for rules in schemas.map(|schema| rules(PublishApi::Cloud, schema)) {
         let check = |body: &str, message: &str| {
             check(&rules, &head(JSON), body, Err((400, "InputJsonInvalid", message)));
         };
@@ -221,7 +225,7 @@ fn bodies_that_are_no_array_of_objects() {
             "Token Expected: StartObject, Actual Token Received: String.",
         );
     }
-    let grid = rules(Road::Cloud, Schema::EventGrid);
+    let grid = rules(PublishApi::Cloud, EventSchema::EventGrid);
     let good = grid_event().to_string();
     for body in [
         format!("[{good}]]"),
@@ -267,7 +271,7 @@ fn bodies_that_are_no_array_of_objects() {
 
 #[test]
 fn event_grid_events_on_the_edge() {
-    let rules = rules(Road::Edge, Schema::EventGrid);
+    let rules = rules(PublishApi::Edge, EventSchema::EventGrid);
     let base = grid_event();
     let check =
         |event: String, expected: Expected<'_>| check(&rules, &head(JSON), &format!("[{event}]"), expected);
@@ -305,8 +309,8 @@ fn event_grid_events_on_the_edge() {
 
 #[test]
 fn cloud_events_in_structured_mode() {
-    let cloud = rules(Road::Cloud, Schema::CloudEvent);
-    let edge = rules(Road::Edge, Schema::CloudEvent);
+    let cloud = rules(PublishApi::Cloud, EventSchema::CloudEvent);
+    let edge = rules(PublishApi::Edge, EventSchema::CloudEvent);
     let base = cloud_event();
     let one = base.to_string();
     for rules in [&cloud, &edge] {
@@ -314,8 +318,8 @@ fn cloud_events_in_structured_mode() {
         check(rules, &head(JSON), &one, Ok(1));
         check(rules, &head(CE_BATCH), &format!("[{one},{one}]"), Ok(2));
         let mode = |content_type, body: &str| read(rules, &head(content_type), body).unwrap().mode;
-        assert_eq!(mode(CE_ONE, &one), Mode::Single);
-        assert_eq!(mode(CE_BATCH, &format!("[{one}]")), Mode::Batch);
+        assert_eq!(mode(CE_ONE, &one), PublishMode::Single);
+        assert_eq!(mode(CE_BATCH, &format!("[{one}]")), PublishMode::Batch);
         for content_type in [CE_ONE, JSON] {
             let message = "'CloudEventV10' schema. The JSON received does not conform to the expected schema. \
                            Token Expected: StartObject, Actual Token Received: StartArray.";
@@ -427,7 +431,7 @@ fn cloud_events_in_structured_mode() {
 
 #[test]
 fn a_cloud_event_in_binary_mode_becomes_a_structured_one() {
-    let rules = rules(Road::Cloud, Schema::CloudEvent);
+    let rules = rules(PublishApi::Cloud, EventSchema::CloudEvent);
     let headers = [
         ("CE-SpecVersion", "1.0"),
         ("ce-type", "T%20%22quoted%22"),
@@ -438,7 +442,7 @@ fn a_cloud_event_in_binary_mode_becomes_a_structured_one() {
         ("ce-datacontenttype", "text/plain"),
         ("traceparent", "00-1-2-00"),
     ];
-    let head = Head {
+    let head = PublishHeaders {
         content_type: JSON,
         ce_headers: &headers,
     };
@@ -450,7 +454,7 @@ fn a_cloud_event_in_binary_mode_becomes_a_structured_one() {
     });
     let parsed = parsed.unwrap();
     assert_eq!(seen.as_deref(), Some("{\"n\": 1}"));
-    assert_eq!((parsed.mode, parsed.events[0].matched), (Mode::Binary, 7));
+    assert_eq!((parsed.mode, parsed.events[0].matched), (PublishMode::Binary, 7));
     assert_eq!(parsed.events[0].object.range(), 0..parsed.body.len());
     assert_eq!(
         serde_json::from_slice::<Value>(&parsed.body).unwrap(),
@@ -463,7 +467,7 @@ fn a_cloud_event_in_binary_mode_becomes_a_structured_one() {
     for header in ["ce-specversion", "ce-type", "ce-source", "ce-id"] {
         let error = read(
             &rules,
-            &Head {
+            &PublishHeaders {
                 content_type: JSON,
                 ce_headers: &[(header, "1.0")],
             },
@@ -475,7 +479,7 @@ fn a_cloud_event_in_binary_mode_becomes_a_structured_one() {
     let one = cloud_event().to_string();
     check(
         &rules,
-        &Head {
+        &PublishHeaders {
             content_type: JSON,
             ce_headers: &[("ce-time", "x")],
         },
@@ -486,7 +490,7 @@ fn a_cloud_event_in_binary_mode_becomes_a_structured_one() {
 
 #[test]
 fn binary_mode_refuses() {
-    let rules = rules(Road::Cloud, Schema::CloudEvent);
+    let rules = rules(PublishApi::Cloud, EventSchema::CloudEvent);
     let good = [
         ("ce-specversion", "1.0"),
         ("ce-type", "T"),
@@ -496,7 +500,7 @@ fn binary_mode_refuses() {
     let check = |content_type, headers: &[(&str, &str)], body: &str, expected: Expected<'_>| {
         check(
             &rules,
-            &Head {
+            &PublishHeaders {
                 content_type,
                 ce_headers: headers,
             },
@@ -606,7 +610,7 @@ fn binary_mode_refuses() {
 
 #[test]
 fn binary_mode_on_the_edge_takes_any_content() {
-    let rules = rules(Road::Edge, Schema::CloudEvent);
+    let rules = rules(PublishApi::Edge, EventSchema::CloudEvent);
     let headers = [
         ("ce-specversion", "1.0-rc1"),
         ("ce-type", "T"),
@@ -616,7 +620,7 @@ fn binary_mode_on_the_edge_takes_any_content() {
     let check = |content_type, body: &str, name: &str, expected: Value| {
         let parsed = read(
             &rules,
-            &Head {
+            &PublishHeaders {
                 content_type,
                 ce_headers: &headers,
             },
@@ -635,7 +639,7 @@ fn binary_mode_on_the_edge_takes_any_content() {
 
 #[test]
 fn events_for_a_domain_name_their_topic() {
-    let names = |rules: &Rules<'_>, content_type, body: &str| {
+    let names = |rules: &EventRules<'_>, content_type, body: &str| {
         let mut names = Vec::new();
         parse(
             rules,
@@ -649,25 +653,25 @@ fn events_for_a_domain_name_their_topic() {
         .map(|_| names)
     };
     let mapping = InputMapping {
-        topic: Mapped {
+        topic: MappedField {
             source_field: Some("to.topic".into()),
             default_value: None,
         },
-        subject: Mapped {
+        subject: MappedField {
             source_field: None,
             default_value: Some("s".into()),
         },
-        event_type: Mapped {
+        event_type: MappedField {
             source_field: None,
             default_value: Some("T".into()),
         },
         ..InputMapping::default()
     };
-    let grid = domain(Schema::EventGrid);
-    let cloud = domain(Schema::CloudEvent);
-    let custom = Rules {
+    let grid = domain(EventSchema::EventGrid);
+    let cloud = domain(EventSchema::CloudEvent);
+    let custom = EventRules {
         mapping: Some(&mapping),
-        ..domain(Schema::Custom)
+        ..domain(EventSchema::Custom)
     };
     let full = format!("{}/TOPICS/foo", DOMAIN.to_uppercase());
     let bodies = |topic: &Value| {
@@ -732,7 +736,7 @@ fn events_for_a_domain_name_their_topic() {
         Err((400, "InputJsonInvalid", &missing("topic"))),
     );
     check(
-        &domain(Schema::Custom),
+        &domain(EventSchema::Custom),
         &head(JSON),
         "[{}]",
         Err((400, "InputJsonInvalid", &missing("topic"))),
@@ -741,7 +745,7 @@ fn events_for_a_domain_name_their_topic() {
 
 #[test]
 fn custom_events_are_checked_through_their_mapping() {
-    let mapped = |source_field: Option<&str>, default_value: Option<&str>| Mapped {
+    let mapped = |source_field: Option<&str>, default_value: Option<&str>| MappedField {
         source_field: source_field.map(Into::into),
         default_value: default_value.map(Into::into),
     };
@@ -751,11 +755,11 @@ fn custom_events_are_checked_through_their_mapping() {
         event_type: mapped(Some("meta.type"), Some("Default")),
         subject: mapped(Some("mySubject"), None),
         data_version: mapped(Some("meta.version"), None),
-        topic: Mapped::default(),
+        topic: MappedField::default(),
     };
-    let with_mapping = Rules {
+    let with_mapping = EventRules {
         mapping: Some(&mapping),
-        ..rules(Road::Cloud, Schema::Custom)
+        ..rules(PublishApi::Cloud, EventSchema::Custom)
     };
     let ok = |event: Value| check(&with_mapping, &head(JSON), &json!([event]).to_string(), Ok(1));
     let bad = |event: Value, message: &str| {
@@ -799,7 +803,7 @@ fn custom_events_are_checked_through_their_mapping() {
         subject: mapped(None, Some("s")),
         ..InputMapping::default()
     };
-    let rules_bare = Rules {
+    let rules_bare = EventRules {
         mapping: Some(&nothing),
         ..with_mapping
     };
@@ -810,7 +814,7 @@ fn custom_events_are_checked_through_their_mapping() {
         Err((400, "InputJsonInvalid", &missing("eventType"))),
     );
     check(
-        &rules(Road::Edge, Schema::Custom),
+        &rules(PublishApi::Edge, EventSchema::Custom),
         &head(JSON),
         "[{}, {\"id\":1}]",
         Ok(2),
@@ -819,23 +823,23 @@ fn custom_events_are_checked_through_their_mapping() {
     let body = r#"[{"mySubject":"s","meta":{"version":"1\u002e5"}}]"#;
     let parsed = read(&with_mapping, &head(JSON), body).unwrap();
     assert_eq!(&parsed.body[parsed.events[0].data_version.range()], br"1\u002e5");
-    assert_eq!(parsed.events[0].lacks, Lacks::default());
+    assert_eq!(parsed.events[0].lacks, MissingMembers::default());
 }
 
 #[test]
 fn limits_are_inclusive() {
     let event = grid_event().to_string();
     let batch = format!("[{event},{event},{event}]");
-    let exact = Rules {
-        limits: Limits {
+    let exact = EventRules {
+        limits: PublishLimits {
             request_bytes: batch.len(),
             event_bytes: event.len(),
             events_max: 3,
         },
-        ..rules(Road::Cloud, Schema::EventGrid)
+        ..rules(PublishApi::Cloud, EventSchema::EventGrid)
     };
-    let check = |limits: Limits, expected: Expected<'_>| {
-        check(&Rules { limits, ..exact }, &head(JSON), &batch, expected)
+    let check = |limits: PublishLimits, expected: Expected<'_>| {
+        check(&EventRules { limits, ..exact }, &head(JSON), &batch, expected)
     };
     let limits = exact.limits;
     fn too_large(message: &str) -> Expected<'_> {
@@ -844,7 +848,7 @@ fn limits_are_inclusive() {
     check(limits, Ok(3));
     let message = format!("The maximum size ({}) has been exceeded.", batch.len() - 1);
     check(
-        Limits {
+        PublishLimits {
             request_bytes: batch.len() - 1,
             ..limits
         },
@@ -855,14 +859,14 @@ fn limits_are_inclusive() {
         event.len() - 1
     );
     check(
-        Limits {
+        PublishLimits {
             event_bytes: event.len() - 1,
             ..limits
         },
         too_large(&message),
     );
     check(
-        Limits {
+        PublishLimits {
             events_max: 2,
             ..limits
         },
@@ -872,18 +876,18 @@ fn limits_are_inclusive() {
 
 #[test]
 fn spans_and_stamps() {
-    let rules = rules(Road::Cloud, Schema::EventGrid);
+    let rules = rules(PublishApi::Cloud, EventSchema::EventGrid);
     let check = |extra: &str, topic: &str, data_version: &str, lacks: (bool, bool, bool)| {
         let event = format!(
             r#"{{"id":"1" , "subject":"s","eventType":"T","eventTime":"2026-01-01T00:00:00Z"{extra}}}"#
         );
         let parsed = read(&rules, &head(JSON), &format!("[ {event} ]")).unwrap();
-        let text = |span: Span| std::str::from_utf8(&parsed.body[span.range()]).unwrap();
+        let text = |span: ByteSpan| std::str::from_utf8(&parsed.body[span.range()]).unwrap();
         let found = parsed.events[0];
         assert_eq!(text(found.object), event);
         assert_eq!(text(found.topic), topic);
         assert_eq!(text(found.data_version), data_version);
-        let Lacks {
+        let MissingMembers {
             topic,
             data_version,
             metadata_version,
@@ -914,7 +918,7 @@ fn spans_and_stamps() {
 fn the_body_is_not_copied() {
     let body = Bytes::from(format!("[{}]", grid_event()));
     let parsed = parse(
-        &rules(Road::Cloud, Schema::EventGrid),
+        &rules(PublishApi::Cloud, EventSchema::EventGrid),
         &head(JSON),
         body.clone(),
         |_| 0,
@@ -975,7 +979,7 @@ fn recorded_requests() {
             ))
         };
     }
-    let mapped = |field: &str, default: Option<&str>| Mapped {
+    let mapped = |field: &str, default: Option<&str>| MappedField {
         source_field: Some(field.into()),
         default_value: default.map(Into::into),
     };
@@ -998,14 +1002,14 @@ fn recorded_requests() {
             }
             let topic = path.split('/').nth(2).unwrap();
             let (road, schema) = match topic {
-                _ if !path.ends_with("/api/events") => (Road::Edge, Schema::EventGrid),
-                "tce" | "jce" => (Road::Cloud, Schema::CloudEvent),
-                "tcu" | "jcu" => (Road::Cloud, Schema::Custom),
-                _ => (Road::Cloud, Schema::EventGrid),
+                _ if !path.ends_with("/api/events") => (PublishApi::Edge, EventSchema::EventGrid),
+                "tce" | "jce" => (PublishApi::Cloud, EventSchema::CloudEvent),
+                "tcu" | "jcu" => (PublishApi::Cloud, EventSchema::Custom),
+                _ => (PublishApi::Cloud, EventSchema::EventGrid),
             };
-            let rules = Rules {
+            let rules = EventRules {
                 topic_id: topic,
-                mapping: (schema == Schema::Custom).then_some(&mapping),
+                mapping: (schema == EventSchema::Custom).then_some(&mapping),
                 ..rules(road, schema)
             };
             let head = head(request["headers"]["Content-Type"].as_str());
@@ -1031,11 +1035,11 @@ fn recorded_requests() {
 }
 
 /// A small generator, so that a failing case can be reproduced from its seed.
-struct Dice(u64);
+struct SeededEventGenerator(u64);
 
-impl Dice {
-    fn new(seed: u64) -> Dice {
-        Dice(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15))
+impl SeededEventGenerator {
+    fn new(seed: u64) -> SeededEventGenerator {
+        SeededEventGenerator(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15))
     }
 
     fn roll(&mut self, sides: usize) -> usize {
@@ -1050,7 +1054,7 @@ impl Dice {
     }
 
     /// An event of this schema: mostly valid, in any order, with unusual text and unusual members.
-    fn event(&mut self, schema: Schema) -> String {
+    fn event(&mut self, schema: EventSchema) -> String {
         let texts = [
             "\"a\"",
             "\"\"",
@@ -1061,7 +1065,7 @@ impl Dice {
             "[{\"id\":1}]",
         ];
         let names: &[&str] = match schema {
-            Schema::EventGrid => &["id", "subject", "eventType", "dataVersion", "data", "x"],
+            EventSchema::EventGrid => &["id", "subject", "eventType", "dataVersion", "data", "x"],
             _ => &[
                 "id",
                 "source",
@@ -1086,10 +1090,10 @@ impl Dice {
             }
         }
         members.push(match schema {
-            Schema::EventGrid => "\"eventTime\":\"2026-01-01T00:00:00Z\"".into(),
+            EventSchema::EventGrid => "\"eventTime\":\"2026-01-01T00:00:00Z\"".into(),
             _ => "\"specversion\" : \"1.0\"".into(),
         });
-        if schema == Schema::EventGrid && self.roll(3) == 0 {
+        if schema == EventSchema::EventGrid && self.roll(3) == 0 {
             members.push(format!("\"topic\":\"{TOPIC}\""));
         }
         if self.roll(20) == 0 {
@@ -1115,7 +1119,7 @@ impl Dice {
 }
 
 /// Accepted bodies are parsed as serde_json parses them, and every span covers the right text.
-fn agrees_with_serde_json(rules: &Rules<'_>, head: &Head<'_>, body: &[u8]) -> bool {
+fn agrees_with_serde_json(rules: &EventRules<'_>, head: &PublishHeaders<'_>, body: &[u8]) -> bool {
     let mut seen: Vec<[Option<String>; 7]> = Vec::new();
     let parsed = parse(rules, head, Bytes::copy_from_slice(body), |event| {
         let e = &event.envelope;
@@ -1135,7 +1139,7 @@ fn agrees_with_serde_json(rules: &Rules<'_>, head: &Head<'_>, body: &[u8]) -> bo
         return false;
     };
     let names = match rules.schema {
-        Schema::EventGrid => [
+        EventSchema::EventGrid => [
             "id",
             "topic",
             "subject",
@@ -1153,7 +1157,7 @@ fn agrees_with_serde_json(rules: &Rules<'_>, head: &Head<'_>, body: &[u8]) -> bo
     };
     assert_eq!(theirs.len(), parsed.events.len());
     for ((event, found), seen) in theirs.iter().zip(&parsed.events).zip(&seen) {
-        let text = |span: Span| std::str::from_utf8(&parsed.body[span.range()]).unwrap();
+        let text = |span: ByteSpan| std::str::from_utf8(&parsed.body[span.range()]).unwrap();
         let value = |text: &str| serde_json::from_str::<Value>(text).unwrap();
         assert_eq!(&value(text(found.object)), event);
         for (name, seen) in names.iter().zip(seen) {
@@ -1163,7 +1167,7 @@ fn agrees_with_serde_json(rules: &Rules<'_>, head: &Head<'_>, body: &[u8]) -> bo
                 "{name} of {event}"
             );
         }
-        if rules.schema == Schema::EventGrid {
+        if rules.schema == EventSchema::EventGrid {
             let version = value(&format!("\"{}\"", text(found.data_version)));
             assert_eq!(
                 version,
@@ -1189,14 +1193,14 @@ fn agrees_with_serde_json(rules: &Rules<'_>, head: &Head<'_>, body: &[u8]) -> bo
 fn whatever_is_accepted_is_what_serde_json_reads() {
     let (mut accepted, mut refused) = (0, 0);
     for seed in 1..=6_000 {
-        let mut dice = Dice::new(seed);
-        let schema = [Schema::EventGrid, Schema::CloudEvent][dice.roll(2)];
+        let mut dice = SeededEventGenerator::new(seed);
+        let schema = [EventSchema::EventGrid, EventSchema::CloudEvent][dice.roll(2)];
         let events: Vec<String> = (0..1 + dice.roll(3)).map(|_| dice.event(schema)).collect();
         let mut body = format!("[{}]", events.join(", ")).into_bytes();
         for _ in 0..dice.roll(3) {
             dice.damage(&mut body);
         }
-        let rules = rules(Road::Cloud, schema);
+        let rules = rules(PublishApi::Cloud, schema);
         match agrees_with_serde_json(&rules, &head(CE_BATCH), &body) {
             true => accepted += 1,
             false => refused += 1,
@@ -1211,7 +1215,7 @@ fn whatever_is_accepted_is_what_serde_json_reads() {
 #[test]
 fn arbitrary_bytes_never_panic() {
     let mapping = InputMapping {
-        subject: Mapped {
+        subject: MappedField {
             source_field: Some("a.b".into()),
             default_value: None,
         },
@@ -1240,7 +1244,7 @@ fn arbitrary_bytes_never_panic() {
         b"\"eventTime\":\"2026-01-01T00:00:0",
     ];
     for seed in 1..=20_000 {
-        let mut dice = Dice::new(seed);
+        let mut dice = SeededEventGenerator::new(seed);
         let body: Vec<u8> = (0..dice.roll(24))
             .flat_map(|_| dice.pick(pieces).to_vec())
             .collect();
@@ -1255,16 +1259,20 @@ fn arbitrary_bytes_never_panic() {
         ];
         let ce_headers: &[_] = if dice.roll(2) == 0 { &headers } else { &[] };
         let content_type = *dice.pick(&[&JSON, &CE_BATCH, &CE_ONE, &None]);
-        for schema in [Schema::EventGrid, Schema::CloudEvent, Schema::Custom] {
-            let road = [Road::Cloud, Road::Edge][dice.roll(2)];
-            let rules = Rules {
-                mapping: (schema == Schema::Custom).then_some(&mapping),
+        for schema in [
+            EventSchema::EventGrid,
+            EventSchema::CloudEvent,
+            EventSchema::Custom,
+        ] {
+            let road = [PublishApi::Cloud, PublishApi::Edge][dice.roll(2)];
+            let rules = EventRules {
+                mapping: (schema == EventSchema::Custom).then_some(&mapping),
                 domain: dice.roll(2) == 0,
                 ..rules(road, schema)
             };
             let _ = parse(
                 &rules,
-                &Head {
+                &PublishHeaders {
                     content_type,
                     ce_headers,
                 },

@@ -1,17 +1,17 @@
 //! Destinations of subscriptions and of dead letters: parsed and rendered.
 
-use super::read::Node;
+use super::read::JsonNode;
 use super::subscription::{SubscriptionContext, count_or_shown};
 use super::validate::{
-    Url, check_account_name, check_attribute_name, check_attribute_value, check_header_not_reserved,
+    UrlParts, check_account_name, check_attribute_name, check_attribute_value, check_header_not_reserved,
     check_storage_name, connection_part, resource_names,
 };
 use super::{FieldError, Road};
 use postrider_core::ids::Secret;
-use postrider_core::json::Kind;
+use postrider_core::json::JsonKind;
 use postrider_core::subscription::{
-    AttributeValue, BatchLimits, Batching, Broker, DeadLetterDestination, DeliveryAttribute, Destination,
-    Identity, WebHook,
+    AttributeValue, BatchLimits, BatchSettings, BrokerAddress, DeadLetterDestination, DeliveryAttribute,
+    Destination, ResourceIdentity, WebHook,
 };
 use serde::Serialize;
 use serde_json::{Map, Value, json};
@@ -26,7 +26,7 @@ pub const CLOUD_BATCH_EVENTS_MAX: u32 = 5000;
 pub const CLOUD_BATCH_KILOBYTES_MAX: u32 = 1024;
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Type {
+enum DestinationType {
     WebHook,
     EventGrid,
     EdgeHub,
@@ -40,57 +40,66 @@ enum Type {
 
 /// The types of destinations, and whether the edge and the cloud have them. The configuration has
 /// all of them.
-const TYPES: [(&str, Type, bool, bool); 9] = [
-    ("WebHook", Type::WebHook, true, true),
-    ("EventGrid", Type::EventGrid, true, false),
-    ("EdgeHub", Type::EdgeHub, true, false),
-    ("EventHub", Type::EventHub, true, true),
-    ("ServiceBusQueue", Type::ServiceBusQueue, true, true),
-    ("ServiceBusTopic", Type::ServiceBusTopic, true, true),
-    ("StorageQueue", Type::StorageQueue, true, true),
-    ("AzureFunction", Type::AzureFunction, false, true),
-    ("HybridConnection", Type::HybridConnection, false, true),
+const TYPES: [(&str, DestinationType, bool, bool); 9] = [
+    ("WebHook", DestinationType::WebHook, true, true),
+    ("EventGrid", DestinationType::EventGrid, true, false),
+    ("EdgeHub", DestinationType::EdgeHub, true, false),
+    ("EventHub", DestinationType::EventHub, true, true),
+    ("ServiceBusQueue", DestinationType::ServiceBusQueue, true, true),
+    ("ServiceBusTopic", DestinationType::ServiceBusTopic, true, true),
+    ("StorageQueue", DestinationType::StorageQueue, true, true),
+    ("AzureFunction", DestinationType::AzureFunction, false, true),
+    ("HybridConnection", DestinationType::HybridConnection, false, true),
 ];
 
-impl Type {
+impl DestinationType {
     fn name(self) -> &'static str {
         let line = TYPES.iter().find(|(_, kind, ..)| *kind == self);
         line.expect("every type has a line").0
     }
 
-    fn of(destination: &Destination) -> Type {
+    fn of(destination: &Destination) -> DestinationType {
         match destination {
-            Destination::WebHook(_) => Type::WebHook,
-            Destination::EventGrid { .. } => Type::EventGrid,
-            Destination::EdgeHub { .. } => Type::EdgeHub,
-            Destination::AzureFunction { .. } => Type::AzureFunction,
-            Destination::StorageQueue { .. } => Type::StorageQueue,
-            Destination::EventHub { .. } => Type::EventHub,
-            Destination::HybridConnection { .. } => Type::HybridConnection,
-            Destination::ServiceBusQueue { .. } => Type::ServiceBusQueue,
-            Destination::ServiceBusTopic { .. } => Type::ServiceBusTopic,
+            Destination::WebHook(_) => DestinationType::WebHook,
+            Destination::EventGrid { .. } => DestinationType::EventGrid,
+            Destination::EdgeHub { .. } => DestinationType::EdgeHub,
+            Destination::AzureFunction { .. } => DestinationType::AzureFunction,
+            Destination::StorageQueue { .. } => DestinationType::StorageQueue,
+            Destination::EventHub { .. } => DestinationType::EventHub,
+            Destination::HybridConnection { .. } => DestinationType::HybridConnection,
+            Destination::ServiceBusQueue { .. } => DestinationType::ServiceBusQueue,
+            Destination::ServiceBusTopic { .. } => DestinationType::ServiceBusTopic,
         }
     }
 
     fn has_batches(self) -> bool {
-        matches!(self, Type::WebHook | Type::AzureFunction | Type::EventGrid)
+        matches!(
+            self,
+            DestinationType::WebHook | DestinationType::AzureFunction | DestinationType::EventGrid
+        )
     }
 
     fn has_attributes(self) -> bool {
-        !matches!(self, Type::StorageQueue | Type::EventGrid | Type::EdgeHub)
+        !matches!(
+            self,
+            DestinationType::StorageQueue | DestinationType::EventGrid | DestinationType::EdgeHub
+        )
     }
 
     /// Whether attributes become HTTP headers rather than properties of a message.
     fn is_http(self) -> bool {
-        matches!(self, Type::WebHook | Type::AzureFunction | Type::HybridConnection)
+        matches!(
+            self,
+            DestinationType::WebHook | DestinationType::AzureFunction | DestinationType::HybridConnection
+        )
     }
 }
 
 /// Parses `{"endpointType":…,"properties":{…}}`. `batching` holds the limits of the edge's old
 /// `deliveryPolicy`.
 pub(super) fn parse_destination(
-    node: &Node<'_>,
-    batching: Batching,
+    node: &JsonNode<'_>,
+    batching: BatchSettings,
     context: &SubscriptionContext<'_>,
 ) -> Result<Destination, FieldError> {
     read_destination(node, batching, context, None)
@@ -99,26 +108,28 @@ pub(super) fn parse_destination(
 /// Parses a change of a destination. Members that are not mentioned stay unchanged, unless the type
 /// changes: then nothing of the previous destination is kept.
 pub(super) fn patch_destination(
-    node: &Node<'_>,
+    node: &JsonNode<'_>,
     previous: &Destination,
     context: &SubscriptionContext<'_>,
 ) -> Result<Destination, FieldError> {
-    let kind = Type::of(previous);
+    let kind = DestinationType::of(previous);
     let given = node.string("endpointType")?;
     let same = given.is_none_or(|given| given.eq_ignore_ascii_case(kind.name()));
     let kept = same.then_some(previous);
-    read_destination(node, Batching::default(), context, kept)
+    read_destination(node, BatchSettings::default(), context, kept)
 }
 
 fn read_destination(
-    node: &Node<'_>,
-    batching: Batching,
+    node: &JsonNode<'_>,
+    batching: BatchSettings,
     context: &SubscriptionContext<'_>,
     kept: Option<&Destination>,
 ) -> Result<Destination, FieldError> {
     let road = context.road;
     // A type that the management API does not make may come back from a read.
-    let previous = context.previous.map(|previous| Type::of(&previous.destination));
+    let previous = context
+        .previous
+        .map(|previous| DestinationType::of(&previous.destination));
     let known = TYPES.iter().filter(|(_, kind, edge, azure)| match road {
         Road::Edge => *edge,
         Road::Azure => *azure || previous == Some(*kind),
@@ -127,7 +138,9 @@ fn read_destination(
     let words: Vec<_> = known.map(|(name, kind, ..)| (*name, *kind)).collect();
     let (kind, properties) = match kept {
         Some(kept) => {
-            let kind = node.word("endpointType", &words)?.unwrap_or(Type::of(kept));
+            let kind = node
+                .word("endpointType", &words)?
+                .unwrap_or(DestinationType::of(kept));
             let properties = node.object("properties")?;
             (kind, properties.unwrap_or_else(|| node.at("properties")))
         }
@@ -141,7 +154,7 @@ fn read_destination(
     };
     refuse_foreign_members(&properties, kind, road)?;
 
-    let reader = Reader {
+    let reader = DestinationParser {
         properties,
         kind,
         context,
@@ -149,30 +162,30 @@ fn read_destination(
     };
     let batching = kept.map_or(batching, Destination::batching);
     match kind {
-        Type::WebHook => reader.web_hook(batching).map(Destination::WebHook),
-        Type::EventGrid => reader.event_grid(batching),
-        Type::EdgeHub => Ok(Destination::EdgeHub {
+        DestinationType::WebHook => reader.web_hook(batching).map(Destination::WebHook),
+        DestinationType::EventGrid => reader.event_grid(batching),
+        DestinationType::EdgeHub => Ok(Destination::EdgeHub {
             output: reader.properties.need_string("outputName")?,
         }),
-        Type::AzureFunction => Ok(Destination::AzureFunction {
+        DestinationType::AzureFunction => Ok(Destination::AzureFunction {
             resource: reader.function()?,
             batching: reader.batching(batching)?,
             attributes: reader.attributes()?,
         }),
-        Type::StorageQueue => reader.storage_queue(),
-        Type::EventHub => Ok(Destination::EventHub {
+        DestinationType::StorageQueue => reader.storage_queue(),
+        DestinationType::EventHub => Ok(Destination::EventHub {
             resource: reader.broker("Microsoft.EventHub", "eventhubs")?,
             attributes: reader.attributes()?,
         }),
-        Type::HybridConnection => Ok(Destination::HybridConnection {
+        DestinationType::HybridConnection => Ok(Destination::HybridConnection {
             resource: reader.broker("Microsoft.Relay", "hybridConnections")?,
             attributes: reader.attributes()?,
         }),
-        Type::ServiceBusQueue => Ok(Destination::ServiceBusQueue {
+        DestinationType::ServiceBusQueue => Ok(Destination::ServiceBusQueue {
             resource: reader.broker("Microsoft.ServiceBus", "queues")?,
             attributes: reader.attributes()?,
         }),
-        Type::ServiceBusTopic => Ok(Destination::ServiceBusTopic {
+        DestinationType::ServiceBusTopic => Ok(Destination::ServiceBusTopic {
             resource: reader.broker("Microsoft.ServiceBus", "topics")?,
             attributes: reader.attributes()?,
         }),
@@ -181,7 +194,11 @@ fn read_destination(
 
 /// Refuses a property of another destination type: it was surely meant to have an effect. The edge
 /// module ignores such properties.
-fn refuse_foreign_members(properties: &Node<'_>, kind: Type, road: Road) -> Result<(), FieldError> {
+fn refuse_foreign_members(
+    properties: &JsonNode<'_>,
+    kind: DestinationType,
+    road: Road,
+) -> Result<(), FieldError> {
     if road == Road::Edge {
         return Ok(());
     }
@@ -189,21 +206,36 @@ fn refuse_foreign_members(properties: &Node<'_>, kind: Type, road: Road) -> Resu
         ("maxEventsPerBatch", kind.has_batches()),
         ("preferredBatchSizeInKilobytes", kind.has_batches()),
         ("deliveryAttributeMappings", kind.has_attributes()),
-        ("azureActiveDirectoryTenantId", kind == Type::WebHook),
-        ("azureActiveDirectoryApplicationIdOrUri", kind == Type::WebHook),
-        ("queueMessageTimeToLiveInSeconds", kind == Type::StorageQueue),
+        ("azureActiveDirectoryTenantId", kind == DestinationType::WebHook),
+        (
+            "azureActiveDirectoryApplicationIdOrUri",
+            kind == DestinationType::WebHook,
+        ),
+        (
+            "queueMessageTimeToLiveInSeconds",
+            kind == DestinationType::StorageQueue,
+        ),
     ];
     // Where a person writes the destination, its address may not be of another type either.
-    let has_resource = !matches!(kind, Type::WebHook | Type::EventGrid | Type::EdgeHub);
+    let has_resource = !matches!(
+        kind,
+        DestinationType::WebHook | DestinationType::EventGrid | DestinationType::EdgeHub
+    );
     let addresses = [
-        ("endpointUrl", matches!(kind, Type::WebHook | Type::EventGrid)),
+        (
+            "endpointUrl",
+            matches!(kind, DestinationType::WebHook | DestinationType::EventGrid),
+        ),
         ("resourceId", has_resource),
-        ("connectionString", has_resource && kind != Type::AzureFunction),
-        ("queueName", kind == Type::StorageQueue),
-        ("sasKey", kind == Type::EventGrid),
-        ("topicName", kind == Type::EventGrid),
-        ("outputName", kind == Type::EdgeHub),
-        ("minimumTlsVersionAllowed", kind == Type::WebHook),
+        (
+            "connectionString",
+            has_resource && kind != DestinationType::AzureFunction,
+        ),
+        ("queueName", kind == DestinationType::StorageQueue),
+        ("sasKey", kind == DestinationType::EventGrid),
+        ("topicName", kind == DestinationType::EventGrid),
+        ("outputName", kind == DestinationType::EdgeHub),
+        ("minimumTlsVersionAllowed", kind == DestinationType::WebHook),
     ];
     let addresses = addresses.into_iter().filter(|_| road == Road::Config);
     for (member, allowed) in rules.into_iter().chain(addresses) {
@@ -214,17 +246,17 @@ fn refuse_foreign_members(properties: &Node<'_>, kind: Type, road: Road) -> Resu
     Ok(())
 }
 
-struct Reader<'a> {
-    properties: Node<'a>,
-    kind: Type,
+struct DestinationParser<'a> {
+    properties: JsonNode<'a>,
+    kind: DestinationType,
     context: &'a SubscriptionContext<'a>,
     /// The destination of this type that is changed; members that are not mentioned are taken from
     /// it.
     kept: Option<&'a Destination>,
 }
 
-impl Reader<'_> {
-    fn web_hook(&self, batching: Batching) -> Result<WebHook, FieldError> {
+impl DestinationParser<'_> {
+    fn web_hook(&self, batching: BatchSettings) -> Result<WebHook, FieldError> {
         let url = self.web_hook_url().map_err(|error| match self.context.road {
             Road::Azure => error.saying(
                 "Invalid event subscription request: Supplied URL is invalid. It cannot be null or empty \
@@ -259,7 +291,7 @@ impl Reader<'_> {
             return Ok(hook.url.clone());
         }
         let text = self.properties.need_string("endpointUrl")?;
-        let url = Url::parse(&text).map_err(|reason| field.fail(reason))?;
+        let url = UrlParts::parse(&text).map_err(|reason| field.fail(reason))?;
         if self.context.limits.web_hook_https_only && !url.https {
             return Err(field.fail("must be an https URL"));
         }
@@ -296,7 +328,7 @@ impl Reader<'_> {
         Err(self.properties.at(names[missing]).fail(reason))
     }
 
-    fn batching(&self, otherwise: Batching) -> Result<Batching, FieldError> {
+    fn batching(&self, otherwise: BatchSettings) -> Result<BatchSettings, FieldError> {
         let limits = self.context.limits;
         let (events, kilobytes) = match self.context.road {
             Road::Edge => (limits.edge_batch_events_max, limits.edge_batch_kilobytes_max),
@@ -305,7 +337,7 @@ impl Reader<'_> {
         let shown = self.context.shown.map(|shown| shown.batch);
         let count = |member, limit, shown| count_or_shown(&self.properties, member, limit, shown);
         let (shown_events, shown_kilobytes) = shown.map(|batch| (batch.events_max, batch.kilobytes)).unzip();
-        Ok(Batching {
+        Ok(BatchSettings {
             events_max: count("maxEventsPerBatch", events, shown_events)?.or(otherwise.events_max),
             preferred_kilobytes: count("preferredBatchSizeInKilobytes", kilobytes, shown_kilobytes)?
                 .or(otherwise.preferred_kilobytes),
@@ -313,10 +345,10 @@ impl Reader<'_> {
     }
 
     /// A destination of type EventGrid: forwards events from the edge to the cloud.
-    fn event_grid(&self, batching: Batching) -> Result<Destination, FieldError> {
+    fn event_grid(&self, batching: BatchSettings) -> Result<Destination, FieldError> {
         let field = self.properties.at("endpointUrl");
         let text = self.properties.need_string("endpointUrl")?;
-        let url = Url::parse(&text).map_err(|reason| field.fail(reason))?;
+        let url = UrlParts::parse(&text).map_err(|reason| field.fail(reason))?;
         let previous = match self.previous_destination() {
             Some(Destination::EventGrid { url, sas_key, .. }) => Some((url, sas_key)),
             _ => None,
@@ -327,7 +359,9 @@ impl Reader<'_> {
         }
         // A masked key stays with the server it was given for.
         let previous = previous
-            .filter(|(previous, _)| Url::parse(previous).is_ok_and(|previous| previous.same_origin(&url)))
+            .filter(|(previous, _)| {
+                UrlParts::parse(previous).is_ok_and(|previous| previous.same_origin(&url))
+            })
             .map(|(_, sas_key)| sas_key);
         let sas_key = self.secret("sasKey", previous)?;
         check_attribute_value(sas_key.expose())
@@ -340,7 +374,7 @@ impl Reader<'_> {
         })
     }
 
-    fn check_event_grid_url(&self, field: &Node<'_>, url: &Url<'_>) -> Result<(), FieldError> {
+    fn check_event_grid_url(&self, field: &JsonNode<'_>, url: &UrlParts<'_>) -> Result<(), FieldError> {
         let hosts = &self.context.limits.event_grid_hosts;
         hosts.check_scheme(url).map_err(|reason| field.fail(reason))?;
         if !url.path.to_ascii_lowercase().contains("/api/events") {
@@ -390,7 +424,7 @@ impl Reader<'_> {
 
     /// The cloud uses a resource id, the edge a connection string; the configuration accepts
     /// either.
-    fn broker(&self, provider: &str, entity: &str) -> Result<Broker, FieldError> {
+    fn broker(&self, provider: &str, entity: &str) -> Result<BrokerAddress, FieldError> {
         if let Some(kept) = self.kept.and_then(broker_of)
             && self.properties.get("resourceId").is_none()
         {
@@ -398,7 +432,7 @@ impl Reader<'_> {
         }
         if self.names_connection() {
             let previous = match self.previous_destination() {
-                Some(previous) if Type::of(previous) == self.kind => connection_of(previous),
+                Some(previous) if DestinationType::of(previous) == self.kind => connection_of(previous),
                 _ => None,
             };
             let connection = self.secret("connectionString", previous)?;
@@ -407,11 +441,11 @@ impl Reader<'_> {
                 let reason = "must be the connection string of the entity: with Endpoint and EntityPath";
                 return Err(self.properties.at("connectionString").fail(reason));
             }
-            return Ok(Broker::Connection(connection));
+            return Ok(BrokerAddress::Connection(connection));
         }
         let id = self.properties.need_string("resourceId")?;
         match resource_names(&id, provider, &["namespaces", entity]) {
-            Some((_, rest)) if rest.is_empty() => Ok(Broker::Resource(id)),
+            Some((_, rest)) if rest.is_empty() => Ok(BrokerAddress::Resource(id)),
             _ => {
                 let reason =
                     format!("must be a resource id …/providers/{provider}/namespaces/<name>/{entity}/<name>");
@@ -534,7 +568,7 @@ impl Reader<'_> {
         }
         let mut attributes: Vec<DeliveryAttribute> = Vec::new();
         for node in list {
-            let node = node.of_kind(Kind::Object)?;
+            let node = node.of_kind(JsonKind::Object)?;
             let attribute = self.attribute(&node, url)?;
             self.check_attribute(&node, &attribute, aad)?;
             if attributes
@@ -572,7 +606,7 @@ impl Reader<'_> {
         Ok(attributes)
     }
 
-    fn attribute(&self, node: &Node<'_>, url: Option<&Secret>) -> Result<DeliveryAttribute, FieldError> {
+    fn attribute(&self, node: &JsonNode<'_>, url: Option<&Secret>) -> Result<DeliveryAttribute, FieldError> {
         let name = node.need_string("name")?;
         node.need_string("type")?;
         let is_static = node.word("type", &[("Static", true), ("Dynamic", false)])? == Some(true);
@@ -606,13 +640,13 @@ impl Reader<'_> {
     fn previous_secret(&self, name: &str, url: Option<&Secret>) -> Option<Secret> {
         let previous = self
             .previous_destination()
-            .filter(|previous| Type::of(previous) == self.kind)?;
+            .filter(|previous| DestinationType::of(previous) == self.kind)?;
         if self.context.road == Road::Azure {
             // The secret goes wherever the change says.
         } else if let (Destination::WebHook(hook), Some(url)) = (previous, url) {
             let (before, now) = (
-                Url::parse(hook.url.expose()).ok()?,
-                Url::parse(url.expose()).ok()?,
+                UrlParts::parse(hook.url.expose()).ok()?,
+                UrlParts::parse(url.expose()).ok()?,
             );
             if !before.same_origin(&now) {
                 return None;
@@ -632,7 +666,7 @@ impl Reader<'_> {
 
     fn check_attribute(
         &self,
-        node: &Node<'_>,
+        node: &JsonNode<'_>,
         attribute: &DeliveryAttribute,
         aad: bool,
     ) -> Result<(), FieldError> {
@@ -643,7 +677,7 @@ impl Reader<'_> {
             check_header_not_reserved(name).map_err(|reason| field.fail(reason))?;
         }
         if self.kind.is_http() && name.eq_ignore_ascii_case("Authorization") {
-            if self.kind != Type::WebHook {
+            if self.kind != DestinationType::WebHook {
                 return Err(field.fail("must not be Authorization: only a WebHook may set it"));
             }
             if aad {
@@ -658,7 +692,10 @@ impl Reader<'_> {
     }
 
     fn is_service_bus(&self) -> bool {
-        matches!(self.kind, Type::ServiceBusQueue | Type::ServiceBusTopic)
+        matches!(
+            self.kind,
+            DestinationType::ServiceBusQueue | DestinationType::ServiceBusTopic
+        )
     }
 }
 
@@ -667,7 +704,7 @@ const ACCOUNT_ID: &str = "must be a resource id …/providers/Microsoft.Storage/
 
 /// The account named by `resourceId`, and what follows it in the id.
 fn storage_account(
-    properties: &Node<'_>,
+    properties: &JsonNode<'_>,
     road: Road,
     previous: Option<&str>,
 ) -> Result<(String, Vec<String>), FieldError> {
@@ -696,8 +733,8 @@ fn is_connection(text: &str) -> bool {
 
 fn connection_of(destination: &Destination) -> Option<&Secret> {
     match broker_of(destination)? {
-        Broker::Connection(connection) => Some(connection),
-        Broker::Resource(_) => None,
+        BrokerAddress::Connection(connection) => Some(connection),
+        BrokerAddress::Resource(_) => None,
     }
 }
 
@@ -706,12 +743,12 @@ fn resource_of(destination: &Destination) -> Option<&str> {
         return Some(resource);
     }
     match broker_of(destination)? {
-        Broker::Resource(resource) => Some(resource),
-        Broker::Connection(_) => None,
+        BrokerAddress::Resource(resource) => Some(resource),
+        BrokerAddress::Connection(_) => None,
     }
 }
 
-fn broker_of(destination: &Destination) -> Option<&Broker> {
+fn broker_of(destination: &Destination) -> Option<&BrokerAddress> {
     match destination {
         Destination::EventHub { resource, .. }
         | Destination::HybridConnection { resource, .. }
@@ -724,7 +761,7 @@ fn broker_of(destination: &Destination) -> Option<&Broker> {
 /// Parses `{"endpointType":"StorageBlob","properties":{…}}`. The account may be given as the id of
 /// the container.
 pub(super) fn parse_dead_letter(
-    node: &Node<'_>,
+    node: &JsonNode<'_>,
     context: &SubscriptionContext<'_>,
 ) -> Result<DeadLetterDestination, FieldError> {
     node.need_string("endpointType")?;
@@ -757,7 +794,7 @@ pub(super) fn parse_dead_letter(
     Ok(DeadLetterDestination { account, container })
 }
 
-pub(super) fn parse_identity(node: &Node<'_>, road: Road) -> Result<Identity, FieldError> {
+pub(super) fn parse_identity(node: &JsonNode<'_>, road: Road) -> Result<ResourceIdentity, FieldError> {
     node.need_string("type")?;
     let words = [
         ("SystemAssigned", "SystemAssigned"),
@@ -777,7 +814,7 @@ pub(super) fn parse_identity(node: &Node<'_>, road: Road) -> Result<Identity, Fi
         let reason = format!("must be a resource id …/providers/{provider}/userAssignedIdentities/<name>");
         return Err(node.at("userAssignedIdentity").fail(reason));
     }
-    Ok(Identity {
+    Ok(ResourceIdentity {
         kind: kind.into(),
         user_assigned,
     })
@@ -833,8 +870,8 @@ impl DestinationBody {
             | Destination::HybridConnection { resource, .. }
             | Destination::ServiceBusQueue { resource, .. }
             | Destination::ServiceBusTopic { resource, .. } => match resource {
-                Broker::Resource(id) => put("resourceId", id.clone().into()),
-                Broker::Connection(_) => put("connectionString", HIDDEN.into()),
+                BrokerAddress::Resource(id) => put("resourceId", id.clone().into()),
+                BrokerAddress::Connection(_) => put("connectionString", HIDDEN.into()),
             },
         }
         let batching = destination.batching();
@@ -848,7 +885,7 @@ impl DestinationBody {
             put("deliveryAttributeMappings", attributes.into());
         }
         DestinationBody {
-            endpoint_type: Type::of(destination).name(),
+            endpoint_type: DestinationType::of(destination).name(),
             properties,
         }
     }
@@ -857,7 +894,7 @@ impl DestinationBody {
 impl DestinationBody {
     /// Adds the batch limits that are in force, if the destination supports batches.
     pub fn with_batch_limits(mut self, destination: &Destination, limits: BatchLimits) -> DestinationBody {
-        if Type::of(destination).has_batches() {
+        if DestinationType::of(destination).has_batches() {
             let pairs = [
                 ("maxEventsPerBatch", limits.events_max),
                 ("preferredBatchSizeInKilobytes", limits.kilobytes),
@@ -888,23 +925,23 @@ pub(crate) fn show_attribute(attribute: &DeliveryAttribute, clear: bool) -> Valu
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::resources::{EventGridHosts, Limits, PlainHttp, TopicContext, parse_subscription};
-    use postrider_core::event::Schema;
+    use crate::resources::{EventGridHosts, PlainHttp, ResourceLimits, TopicContext, parse_subscription};
+    use postrider_core::event::EventSchema;
     use postrider_core::ids::{SubscriptionId, TopicId};
-    use postrider_core::json::Raw;
+    use postrider_core::json::RawJson;
     use postrider_core::subscription::Subscription;
     use postrider_core::time::Timestamp;
 
     fn subscription(
         road: Road,
-        limits: &Limits,
+        limits: &ResourceLimits,
         destination: &str,
         previous: Option<&Subscription>,
     ) -> Result<Subscription, FieldError> {
         let body = format!(r#"{{"properties":{{"destination":{destination}}}}}"#);
         let topic = TopicContext {
             name: "orders",
-            input_schema: Schema::EventGrid,
+            input_schema: EventSchema::EventGrid,
             mapping: None,
             default_types: &[],
         };
@@ -919,12 +956,17 @@ mod tests {
             api_version: "",
             shown: None,
         };
-        let spec = parse_subscription(Raw::parse(&body).unwrap(), &context)?;
+        let spec = parse_subscription(RawJson::parse(&body).unwrap(), &context)?;
         Ok(spec.into_subscription(SubscriptionId(1), TopicId(1), None, now))
     }
 
     /// Parses a destination and renders it as an answer; errors lack the path to the destination.
-    fn written(road: Road, limits: &Limits, destination: &str, previous: Option<&Subscription>) -> String {
+    fn written(
+        road: Road,
+        limits: &ResourceLimits,
+        destination: &str,
+        previous: Option<&Subscription>,
+    ) -> String {
         match subscription(road, limits, destination, previous) {
             Ok(subscription) => {
                 serde_json::to_string(&DestinationBody::of(&subscription.destination).properties).unwrap()
@@ -937,7 +979,7 @@ mod tests {
 
     fn check(road: Road, kind: &str, properties: &str, expected: &str) {
         let destination = format!(r#"{{"endpointType":"{kind}","properties":{properties}}}"#);
-        let got = written(road, &Limits::default(), &destination, None);
+        let got = written(road, &ResourceLimits::default(), &destination, None);
         // Members of answers are compared as sets.
         let json = |text: &str| serde_json::from_str::<Value>(text).ok();
         match (json(&got), json(expected)) {
@@ -950,7 +992,7 @@ mod tests {
     fn destinations_are_of_a_type_that_the_road_knows() {
         let check = |road, destination: &str, expected: &str| {
             assert_eq!(
-                written(road, &Limits::default(), destination, None),
+                written(road, &ResourceLimits::default(), destination, None),
                 expected,
                 "{destination}"
             );
@@ -991,7 +1033,7 @@ mod tests {
             check(Road::Config, "WebHook", &properties, &refused);
             let destination = format!(r#"{{"endpointType":"WebHook","properties":{properties}}}"#);
             for road in [Road::Azure, Road::Edge] {
-                let read = subscription(road, &Limits::default(), &destination, None);
+                let read = subscription(road, &ResourceLimits::default(), &destination, None);
                 assert!(read.is_ok(), "{road:?} {member}");
             }
         }
@@ -1088,9 +1130,9 @@ mod tests {
 
     #[test]
     fn web_hooks_may_have_to_be_https() {
-        let limits = Limits {
+        let limits = ResourceLimits {
             web_hook_https_only: true,
-            ..Limits::default()
+            ..ResourceLimits::default()
         };
         let message = |road, url: &str| {
             let destination = format!(r#"{{"endpointType":"WebHook","properties":{{"endpointUrl":{url}}}}}"#);
@@ -1206,13 +1248,13 @@ mod tests {
                  or one that the server's configuration lists in edge.event_grid_hosts",
             );
         }
-        let limits = Limits {
+        let limits = ResourceLimits {
             event_grid_hosts: EventGridHosts {
                 private: true,
                 http: PlainHttp::OwnHosts,
                 ..EventGridHosts::default()
             },
-            ..Limits::default()
+            ..ResourceLimits::default()
         };
         let local = with("http://localhost:7000/api/events?api-version=2018-01-01", key);
         let destination = format!(r#"{{"endpointType":"EventGrid","properties":{local}}}"#);
@@ -1223,7 +1265,7 @@ mod tests {
             r#"{{"endpointType":"EventGrid","properties":{}}}"#,
             with("https://a/", key)
         );
-        let error = subscription(Road::Edge, &Limits::default(), &destination, None).unwrap_err();
+        let error = subscription(Road::Edge, &ResourceLimits::default(), &destination, None).unwrap_err();
         assert_eq!(error.code, "InvalidDestination");
         assert_eq!(
             error.to_string(),
@@ -1531,7 +1573,7 @@ mod tests {
     // Create a subscription, then send its own answer back.
     #[test]
     fn masks_stand_for_the_secrets_that_are_there() {
-        let limits = Limits::default();
+        let limits = ResourceLimits::default();
         let of = |kind: &str, properties: &str| {
             format!(r#"{{"endpointType":"{kind}","properties":{properties}}}"#)
         };

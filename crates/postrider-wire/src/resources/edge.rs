@@ -6,7 +6,7 @@
 
 use super::filter::FilterBody;
 use super::{DestinationBody, schema_name};
-use postrider_core::json::Raw;
+use postrider_core::json::RawJson;
 use postrider_core::subscription::{BatchDefaults, Subscription, Topic};
 use serde::Serialize;
 use serde_json::value::RawValue;
@@ -116,7 +116,7 @@ pub fn edge_subscription(
     let extras = subscription
         .extras
         .as_deref()
-        .and_then(|text| Raw::parse(text).ok());
+        .and_then(|text| RawJson::parse(text).ok());
     let extra = |name: &str| extras.and_then(|extras| extras.get(name));
     EdgeSubscription {
         id: format!(
@@ -166,7 +166,7 @@ fn profile_body(profile: Option<&str>) -> Option<Value> {
 }
 
 /// The filter in force. Values that equal their default are included only if they were sent.
-fn filter_body(subscription: &Subscription, sent: Option<Raw<'_>>) -> Option<FilterBody> {
+fn filter_body(subscription: &Subscription, sent: Option<RawJson<'_>>) -> Option<FilterBody> {
     let mut body = FilterBody::of(&subscription.filter);
     let was_sent = |name: &str| sent.is_some_and(|sent| sent.get(name).is_some());
     if was_sent("isSubjectCaseSensitive") {
@@ -185,7 +185,7 @@ fn filter_body(subscription: &Subscription, sent: Option<Raw<'_>>) -> Option<Fil
 mod tests {
     use super::*;
     use crate::resources::{
-        Limits, Road, SubscriptionContext, TopicContext, parse_subscription, parse_topic,
+        ResourceLimits, Road, SubscriptionContext, TopicContext, parse_subscription, parse_topic,
     };
     use postrider_core::ids::{SubscriptionId, TopicId};
     use postrider_core::time::Timestamp;
@@ -193,7 +193,7 @@ mod tests {
     const MODULE: &str = "/iotHubs/h/devices/d/modules/eventgridmodule";
 
     fn topic(body: &str) -> Topic {
-        let spec = parse_topic(Raw::parse(body).unwrap(), Road::Edge, "t1", None).unwrap();
+        let spec = parse_topic(RawJson::parse(body).unwrap(), Road::Edge, "t1", None).unwrap();
         spec.into_topic(TopicId(1), String::new(), Default::default(), Timestamp::MIN)
     }
 
@@ -210,13 +210,13 @@ mod tests {
                 mapping: None,
                 default_types: &[],
             },
-            limits: &Limits::default(),
+            limits: &ResourceLimits::default(),
             now: Timestamp::MIN,
             previous: None,
             api_version: "",
             shown: None,
         };
-        let spec = parse_subscription(Raw::parse(&body).unwrap(), &context).unwrap();
+        let spec = parse_subscription(RawJson::parse(&body).unwrap(), &context).unwrap();
         let subscription = spec.into_subscription(SubscriptionId(1), TopicId(1), None, Timestamp::MIN);
         let answer = edge_subscription(&subscription, &topic, MODULE, &BatchDefaults::default());
         assert_eq!(answer.id, format!("{MODULE}/topics/t1/eventSubscriptions/sub"));
@@ -305,7 +305,7 @@ mod tests {
         let body = r#"{"destination":{"endpointType":"WebHook","properties":{"endpointUrl":"https://a/x"}},
             "filter":{"advancedFilters":[{"operatorType":"NumberIn","key":"n","values":[12345678901234567890.12345]}]}}"#;
         let topic = topic("{}");
-        let limits = Limits::default();
+        let limits = ResourceLimits::default();
         let context = SubscriptionContext {
             road: Road::Edge,
             name: "sub",
@@ -322,7 +322,7 @@ mod tests {
             shown: None,
         };
         let spec = parse_subscription(
-            Raw::parse(&format!("{{\"properties\":{body}}}")).unwrap(),
+            RawJson::parse(&format!("{{\"properties\":{body}}}")).unwrap(),
             &context,
         )
         .unwrap();

@@ -1,7 +1,7 @@
 //! Hosts that a destination of type EventGrid may have: Azure's, and other Event Grid servers that
 //! the operator allows.
 
-use super::validate::Url;
+use super::validate::UrlParts;
 use std::net::IpAddr;
 
 const AZURE_DOMAINS: [&str; 3] = ["eventgrid.azure.net", "eventgrid.azure.us", "eventgrid.azure.cn"];
@@ -34,7 +34,7 @@ pub enum PlainHttp {
 }
 
 impl EventGridHosts {
-    pub(super) fn check_scheme(&self, url: &Url<'_>) -> Result<(), &'static str> {
+    pub(super) fn check_scheme(&self, url: &UrlParts<'_>) -> Result<(), &'static str> {
         let allowed = url.https
             || match self.http {
                 PlainHttp::Never => false,
@@ -44,7 +44,7 @@ impl EventGridHosts {
         allowed.then_some(()).ok_or("must be an https URL")
     }
 
-    pub(super) fn check_host(&self, url: &Url<'_>) -> Result<(), &'static str> {
+    pub(super) fn check_host(&self, url: &UrlParts<'_>) -> Result<(), &'static str> {
         let host = plain_name(url.host);
         let azure = AZURE_DOMAINS.iter().any(|domain| is_below(&host, domain));
         (azure || self.any || self.is_own(url)).then_some(()).ok_or(
@@ -53,7 +53,7 @@ impl EventGridHosts {
         )
     }
 
-    fn is_own(&self, url: &Url<'_>) -> bool {
+    fn is_own(&self, url: &UrlParts<'_>) -> bool {
         self.listed.iter().any(|pattern| pattern.matches(url)) || (self.private && is_private(url.host))
     }
 }
@@ -83,7 +83,7 @@ impl EventGridHostPattern {
         // Parsed as a URL; a port that is the scheme's default must still be distinguished from no
         // port.
         let given = format!("http://{rest}");
-        let url = Url::parse(&given).map_err(|_| FORM)?;
+        let url = UrlParts::parse(&given).map_err(|_| FORM)?;
         let port = match rest.rsplit_once(':') {
             Some((_, last)) if !last.contains(']') => Some(url.port),
             _ => None,
@@ -98,7 +98,7 @@ impl EventGridHostPattern {
         })
     }
 
-    fn matches(&self, url: &Url<'_>) -> bool {
+    fn matches(&self, url: &UrlParts<'_>) -> bool {
         let host = plain_name(url.host);
         let named = match self.below {
             true => is_below(&host, &self.host),
@@ -154,7 +154,7 @@ mod tests {
     }
 
     fn is_allowed(hosts: &EventGridHosts, url: &str) -> bool {
-        let url = Url::parse(url).expect("a URL");
+        let url = UrlParts::parse(url).expect("a URL");
         hosts
             .check_scheme(&url)
             .and_then(|()| hosts.check_host(&url))

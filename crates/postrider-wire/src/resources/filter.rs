@@ -1,10 +1,11 @@
 //! Filters of subscriptions: parsed and rendered.
 
-use super::read::{Node, check_chars};
-use super::{FieldError, Limits, Road};
+use super::read::{JsonNode, check_chars};
+use super::{FieldError, ResourceLimits, Road};
 use postrider_core::decimal::Decimal;
 use postrider_core::filter::{
-    AdvancedFilter, Filter, KeyStyle, OPERATORS, Operand, Operands, Test, operator_from_name,
+    AdvancedFilter, EventFilter, FilterCondition, FilterOperands, KeyStyle, OPERATORS, OperandKind,
+    operator_from_name,
 };
 use serde::Serialize;
 use serde_json::value::RawValue;
@@ -39,17 +40,17 @@ const NUMBER_CHARS_MAX: usize = 512;
 const EXPONENT_MAX: u32 = 9999;
 
 pub(super) fn parse_filter(
-    node: &Node<'_>,
+    node: &JsonNode<'_>,
     road: Road,
     origin: Road,
-    limits: &Limits,
-) -> Result<Filter, FieldError> {
+    limits: &ResourceLimits,
+) -> Result<EventFilter, FieldError> {
     // Articles of 2018 call it `subjectIsCaseSensitive`.
     let case_sensitive = match node.bool("isSubjectCaseSensitive")? {
         None => node.bool("subjectIsCaseSensitive")?,
         given => given,
     };
-    Ok(Filter {
+    Ok(EventFilter {
         included_event_types: node.strings("includedEventTypes", EVENT_TYPES_MAX, EVENT_TYPE_CHARS_MAX)?,
         subject_begins_with: node.short_string("subjectBeginsWith", SUBJECT_CHARS_MAX)?,
         subject_ends_with: node.short_string("subjectEndsWith", SUBJECT_CHARS_MAX)?,
@@ -68,7 +69,7 @@ pub(super) fn key_style(road: Road) -> KeyStyle {
 }
 
 fn parse_advanced(
-    node: &Node<'_>,
+    node: &JsonNode<'_>,
     road: Road,
     limits: &FilterLimits,
 ) -> Result<Vec<AdvancedFilter>, FieldError> {
@@ -93,8 +94,12 @@ fn parse_advanced(
     Ok(advanced)
 }
 
-fn parse_entry(entry: &Node<'_>, road: Road, limits: &FilterLimits) -> Result<AdvancedFilter, FieldError> {
-    let entry = entry.clone().of_kind(postrider_core::json::Kind::Object)?;
+fn parse_entry(
+    entry: &JsonNode<'_>,
+    road: Road,
+    limits: &FilterLimits,
+) -> Result<AdvancedFilter, FieldError> {
+    let entry = entry.clone().of_kind(postrider_core::json::JsonKind::Object)?;
     // Articles of 2018 call it `Operator`.
     let word = match entry.get("operatorType") {
         None if entry.get("operator").is_some() => "operator",
@@ -113,17 +118,17 @@ fn parse_entry(entry: &Node<'_>, road: Road, limits: &FilterLimits) -> Result<Ad
     let key = entry.need_string("key")?;
     check_chars(&key, KEY_CHARS_MAX).map_err(|reason| entry.at("key").fail(reason))?;
     let test = match operator.operand {
-        Operand::Number(test) => test(parse_number(&one_value(&entry, operator.name)?)?),
-        Operand::Bool(test) => {
+        OperandKind::Number(test) => test(parse_number(&one_value(&entry, operator.name)?)?),
+        OperandKind::Bool(test) => {
             let value = one_value(&entry, operator.name)?;
             test(value.value.as_bool().ok_or_else(|| value.not("true or false"))?)
         }
-        Operand::Numbers(test) => test(many_values(&entry, operator.name, parse_number)?),
-        Operand::Ranges(test) => test(many_values(&entry, operator.name, parse_range)?),
-        Operand::Strings(test) => test(many_values(&entry, operator.name, |value| {
+        OperandKind::Numbers(test) => test(many_values(&entry, operator.name, parse_number)?),
+        OperandKind::Ranges(test) => test(many_values(&entry, operator.name, parse_range)?),
+        OperandKind::Strings(test) => test(many_values(&entry, operator.name, |value| {
             value.as_short_string(limits.value_chars_max)
         })?),
-        Operand::Nothing(test) => {
+        OperandKind::Nothing(test) => {
             for member in ["value", "values"] {
                 if let Some(given) = entry.get(member) {
                     return Err(given.fail(format!("must be left out: {} takes no value", operator.name)));
@@ -135,7 +140,7 @@ fn parse_entry(entry: &Node<'_>, road: Road, limits: &FilterLimits) -> Result<Ad
     Ok(AdvancedFilter { key, test })
 }
 
-fn one_value<'a>(entry: &Node<'a>, operator: &str) -> Result<Node<'a>, FieldError> {
+fn one_value<'a>(entry: &JsonNode<'a>, operator: &str) -> Result<JsonNode<'a>, FieldError> {
     if let Some(values) = entry.get("values") {
         return Err(values.fail(format!("must be left out: {operator} takes one \"value\"")));
     }
@@ -143,9 +148,9 @@ fn one_value<'a>(entry: &Node<'a>, operator: &str) -> Result<Node<'a>, FieldErro
 }
 
 fn many_values<'a, T>(
-    entry: &Node<'a>,
+    entry: &JsonNode<'a>,
     operator: &str,
-    parse: impl Fn(&Node<'a>) -> Result<T, FieldError>,
+    parse: impl Fn(&JsonNode<'a>) -> Result<T, FieldError>,
 ) -> Result<Vec<T>, FieldError> {
     if let Some(value) = entry.get("value") {
         return Err(value.fail(format!("must be left out: {operator} takes a list of \"values\"")));
@@ -158,7 +163,7 @@ fn many_values<'a, T>(
     list.iter().map(parse).collect()
 }
 
-fn parse_number(value: &Node<'_>) -> Result<Decimal, FieldError> {
+fn parse_number(value: &JsonNode<'_>) -> Result<Decimal, FieldError> {
     let text = value.value.as_number().ok_or_else(|| value.not("a number"))?;
     check_chars(text, NUMBER_CHARS_MAX).map_err(|reason| value.fail(reason))?;
     let exponent = text.split_once(['e', 'E']).map_or("", |(_, exponent)| exponent);
@@ -169,7 +174,7 @@ fn parse_number(value: &Node<'_>) -> Result<Decimal, FieldError> {
     Ok(Decimal::parse(text).expect("the text was checked to be a JSON number"))
 }
 
-fn parse_range(value: &Node<'_>) -> Result<(Decimal, Decimal), FieldError> {
+fn parse_range(value: &JsonNode<'_>) -> Result<(Decimal, Decimal), FieldError> {
     let ends = value.elements()?;
     let [from, to] = ends.as_slice() else {
         return Err(value.fail(format!("must be a range of two numbers, had {}", ends.len())));
@@ -181,13 +186,13 @@ fn parse_range(value: &Node<'_>) -> Result<(Decimal, Decimal), FieldError> {
     Ok((from, to))
 }
 
-fn count_values(test: &Test) -> usize {
+fn count_values(test: &FilterCondition) -> usize {
     match test.operands() {
-        Operands::Nothing => 0,
-        Operands::Number(_) | Operands::Bool(_) => 1,
-        Operands::Numbers(values) => values.len(),
-        Operands::Ranges(ranges) => ranges.len(),
-        Operands::Strings(values) => values.len(),
+        FilterOperands::Nothing => 0,
+        FilterOperands::Number(_) | FilterOperands::Bool(_) => 1,
+        FilterOperands::Numbers(values) => values.len(),
+        FilterOperands::Ranges(ranges) => ranges.len(),
+        FilterOperands::Strings(values) => values.len(),
     }
 }
 
@@ -226,7 +231,7 @@ pub struct AdvancedFilterBody {
 }
 
 impl FilterBody {
-    pub fn of(filter: &Filter) -> FilterBody {
+    pub fn of(filter: &EventFilter) -> FilterBody {
         let advanced = filter
             .advanced
             .iter()
@@ -264,15 +269,19 @@ impl AdvancedFilterBody {
     fn of(filter: &AdvancedFilter) -> AdvancedFilterBody {
         let raw = |text| RawValue::from_string(text).expect("operands are written as JSON");
         let (value, values) = match filter.test.operands() {
-            Operands::Nothing => (None, None),
-            Operands::Number(value) => (Some(raw(value.to_string())), None),
-            Operands::Bool(value) => (Some(raw(value.to_string())), None),
-            Operands::Numbers(values) => (None, Some(values.iter().map(|n| raw(n.to_string())).collect())),
-            Operands::Ranges(ranges) => {
+            FilterOperands::Nothing => (None, None),
+            FilterOperands::Number(value) => (Some(raw(value.to_string())), None),
+            FilterOperands::Bool(value) => (Some(raw(value.to_string())), None),
+            FilterOperands::Numbers(values) => {
+                (None, Some(values.iter().map(|n| raw(n.to_string())).collect()))
+            }
+            FilterOperands::Ranges(ranges) => {
                 let range = |(from, to): &(Decimal, Decimal)| raw(format!("[{from},{to}]"));
                 (None, Some(ranges.iter().map(range).collect()))
             }
-            Operands::Strings(values) => (None, Some(values.iter().map(|text| raw(quoted(text))).collect())),
+            FilterOperands::Strings(values) => {
+                (None, Some(values.iter().map(|text| raw(quoted(text))).collect()))
+            }
         };
         AdvancedFilterBody {
             operator_type: filter.test.operator(),
@@ -286,16 +295,16 @@ impl AdvancedFilterBody {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use postrider_core::json::Raw;
+    use postrider_core::json::RawJson;
 
-    fn parse(text: &str, road: Road) -> Result<Filter, String> {
+    fn parse(text: &str, road: Road) -> Result<EventFilter, String> {
         let body = format!("{{\"filter\":{text}}}");
-        let root = Node::root(Raw::parse(&body).unwrap()).unwrap();
+        let root = JsonNode::root(RawJson::parse(&body).unwrap()).unwrap();
         parse_filter(
             &root.need_object("filter").unwrap(),
             road,
             road,
-            &Limits::default(),
+            &ResourceLimits::default(),
         )
         .map_err(|error| error.to_string())
     }
@@ -334,12 +343,12 @@ mod tests {
         };
         for operator in &OPERATORS {
             match operator.operand {
-                Operand::Number(_) => both(operator.name, r#","value":12345678901234567890.5"#),
-                Operand::Numbers(_) => both(operator.name, r#","values":[-1,0.5,1e300]"#),
-                Operand::Ranges(_) => both(operator.name, r#","values":[[-1,1],[2,2]]"#),
-                Operand::Bool(_) => both(operator.name, r#","value":false"#),
-                Operand::Strings(_) => both(operator.name, r#","values":["a","","\"ü"]"#),
-                Operand::Nothing(_) => both(operator.name, ""),
+                OperandKind::Number(_) => both(operator.name, r#","value":12345678901234567890.5"#),
+                OperandKind::Numbers(_) => both(operator.name, r#","values":[-1,0.5,1e300]"#),
+                OperandKind::Ranges(_) => both(operator.name, r#","values":[[-1,1],[2,2]]"#),
+                OperandKind::Bool(_) => both(operator.name, r#","value":false"#),
+                OperandKind::Strings(_) => both(operator.name, r#","values":["a","","\"ü"]"#),
+                OperandKind::Nothing(_) => both(operator.name, ""),
             }
         }
     }
@@ -501,15 +510,15 @@ mod tests {
             r#"{{"filter":{{"advancedFilters":[{}]}}}}"#,
             vec![entry; 30].join(",")
         );
-        let root = Node::root(Raw::parse(&body).unwrap()).unwrap();
+        let root = JsonNode::root(RawJson::parse(&body).unwrap()).unwrap();
         let node = root.need_object("filter").unwrap();
-        let limits = Limits {
+        let limits = ResourceLimits {
             declared_filters: FilterLimits {
                 filters_max: 30,
                 values_max: 90,
                 value_chars_max: 1,
             },
-            ..Limits::default()
+            ..ResourceLimits::default()
         };
         assert_eq!(
             parse_filter(&node, Road::Config, Road::Config, &limits)

@@ -7,15 +7,15 @@ use serde_json::Value;
 
 /// Allowed members of a value in a body.
 #[derive(Debug)]
-pub enum Shape {
+pub enum BodyShape {
     /// Anything: a plain value, or an object with arbitrary members.
     Any,
-    Object(&'static [Members]),
-    List(&'static Shape),
+    Object(&'static [ShapeMembers]),
+    List(&'static BodyShape),
 }
 
 /// Members of an object: several names, and the shape that each of them has.
-pub type Members = (&'static [&'static str], &'static Shape);
+pub type ShapeMembers = (&'static [&'static str], &'static BodyShape);
 
 /// A member that no API knows in its place.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -36,15 +36,15 @@ const NAME_CHARS_MAX: usize = 64;
 /// The members of `body` that `shape` does not know, at most [`UNKNOWN_MAX`]. Names compare without
 /// case, as in the parsers. A value of another type than its shape is ignored here: the parsers
 /// refuse it.
-pub fn unknown_members(body: &Value, shape: &Shape) -> Vec<UnknownMember> {
+pub fn unknown_members(body: &Value, shape: &BodyShape) -> Vec<UnknownMember> {
     let mut found = Vec::new();
     collect("", body, shape, &mut found);
     found
 }
 
-fn collect(path: &str, value: &Value, shape: &Shape, found: &mut Vec<UnknownMember>) {
+fn collect(path: &str, value: &Value, shape: &BodyShape, found: &mut Vec<UnknownMember>) {
     match (shape, value) {
-        (Shape::Object(groups), Value::Object(members)) => {
+        (BodyShape::Object(groups), Value::Object(members)) => {
             let all = || {
                 groups
                     .iter()
@@ -69,7 +69,7 @@ fn collect(path: &str, value: &Value, shape: &Shape, found: &mut Vec<UnknownMemb
                 }
             }
         }
-        (Shape::List(each), Value::Array(items)) => {
+        (BodyShape::List(each), Value::Array(items)) => {
             for (index, item) in items.iter().enumerate() {
                 collect(&format!("{path}[{index}]"), item, each, found);
             }
@@ -78,20 +78,20 @@ fn collect(path: &str, value: &Value, shape: &Shape, found: &mut Vec<UnknownMemb
     }
 }
 
-const ANY: Shape = Shape::Any;
+const ANY: BodyShape = BodyShape::Any;
 
 /// An event subscription's `properties`, including members that only answers have, because clients
 /// send them back.
-pub static SUBSCRIPTION_PROPERTIES: Shape = Shape::Object(&[
+pub static SUBSCRIPTION_PROPERTIES: BodyShape = BodyShape::Object(&[
     (&["destination"], &DESTINATION),
     (
         &["deliveryWithResourceIdentity"],
-        &Shape::Object(&[(&["identity"], &IDENTITY), (&["destination"], &DESTINATION)]),
+        &BodyShape::Object(&[(&["identity"], &IDENTITY), (&["destination"], &DESTINATION)]),
     ),
     (&["filter"], &FILTER),
     (
         &["retryPolicy"],
-        &Shape::Object(&[(
+        &BodyShape::Object(&[(
             &[
                 "maxDeliveryAttempts",
                 "eventTimeToLiveInMinutes",
@@ -103,20 +103,20 @@ pub static SUBSCRIPTION_PROPERTIES: Shape = Shape::Object(&[
     (&["deadLetterDestination"], &DEAD_LETTER_DESTINATION),
     (
         &["deadLetterWithResourceIdentity"],
-        &Shape::Object(&[
+        &BodyShape::Object(&[
             (&["identity"], &IDENTITY),
             (&["deadLetterDestination"], &DEAD_LETTER_DESTINATION),
         ]),
     ),
     (
         &["persistencePolicy"],
-        &Shape::Object(&[(&["isPersisted"], &ANY)]),
+        &BodyShape::Object(&[(&["isPersisted"], &ANY)]),
     ),
     (
         &["deliveryPolicy"],
-        &Shape::Object(&[(&["approxBatchSizeInBytes", "maxEventsPerBatch"], &ANY)]),
+        &BodyShape::Object(&[(&["approxBatchSizeInBytes", "maxEventsPerBatch"], &ANY)]),
     ),
-    (&["postrider"], &Shape::Object(&[(&["profile"], &ANY)])),
+    (&["postrider"], &BodyShape::Object(&[(&["profile"], &ANY)])),
     (
         &[
             "labels",
@@ -130,11 +130,11 @@ pub static SUBSCRIPTION_PROPERTIES: Shape = Shape::Object(&[
     ),
 ]);
 
-static DESTINATION: Shape = Shape::Object(&[
+static DESTINATION: BodyShape = BodyShape::Object(&[
     (&["endpointType"], &ANY),
     (
         &["properties"],
-        &Shape::Object(&[
+        &BodyShape::Object(&[
             (
                 &[
                     "endpointUrl",
@@ -155,30 +155,33 @@ static DESTINATION: Shape = Shape::Object(&[
                 ],
                 &ANY,
             ),
-            (&["deliveryAttributeMappings"], &Shape::List(&DELIVERY_ATTRIBUTE)),
+            (
+                &["deliveryAttributeMappings"],
+                &BodyShape::List(&DELIVERY_ATTRIBUTE),
+            ),
         ]),
     ),
 ]);
 
-static DELIVERY_ATTRIBUTE: Shape = Shape::Object(&[
+static DELIVERY_ATTRIBUTE: BodyShape = BodyShape::Object(&[
     (&["name", "type"], &ANY),
     (
         &["properties"],
-        &Shape::Object(&[(&["value", "isSecret", "sourceField"], &ANY)]),
+        &BodyShape::Object(&[(&["value", "isSecret", "sourceField"], &ANY)]),
     ),
 ]);
 
-static IDENTITY: Shape = Shape::Object(&[(&["type", "userAssignedIdentity"], &ANY)]);
+static IDENTITY: BodyShape = BodyShape::Object(&[(&["type", "userAssignedIdentity"], &ANY)]);
 
-static DEAD_LETTER_DESTINATION: Shape = Shape::Object(&[
+static DEAD_LETTER_DESTINATION: BodyShape = BodyShape::Object(&[
     (&["endpointType"], &ANY),
     (
         &["properties"],
-        &Shape::Object(&[(&["resourceId", "blobContainerName"], &ANY)]),
+        &BodyShape::Object(&[(&["resourceId", "blobContainerName"], &ANY)]),
     ),
 ]);
 
-static FILTER: Shape = Shape::Object(&[
+static FILTER: BodyShape = BodyShape::Object(&[
     (
         &[
             "includedEventTypes",
@@ -192,7 +195,7 @@ static FILTER: Shape = Shape::Object(&[
     ),
     (
         &["advancedFilters"],
-        &Shape::List(&Shape::Object(&[(
+        &BodyShape::List(&BodyShape::Object(&[(
             &["operatorType", "operator", "key", "value", "values"],
             &ANY,
         )])),
@@ -200,7 +203,7 @@ static FILTER: Shape = Shape::Object(&[
 ]);
 
 /// A topic's or domain's `properties`, including members that only answers have.
-pub static TOPIC_PROPERTIES: Shape = Shape::Object(&[
+pub static TOPIC_PROPERTIES: BodyShape = BodyShape::Object(&[
     TOPIC_MEMBERS,
     MAPPING_MEMBER,
     RULES_MEMBER,
@@ -209,7 +212,7 @@ pub static TOPIC_PROPERTIES: Shape = Shape::Object(&[
 ]);
 
 /// A topic or domain as files declare it: the properties and the members beside them in one object.
-pub static DECLARED_TOPIC: Shape = Shape::Object(&[
+pub static DECLARED_TOPIC: BodyShape = BodyShape::Object(&[
     TOPIC_MEMBERS,
     MAPPING_MEMBER,
     RULES_MEMBER,
@@ -219,21 +222,21 @@ pub static DECLARED_TOPIC: Shape = Shape::Object(&[
         &["edge", "location", "tags", "kind", "group", "resourceGroup"],
         &ANY,
     ),
-    (&["sku"], &Shape::Object(&[(&["name"], &ANY)])),
+    (&["sku"], &BodyShape::Object(&[(&["name"], &ANY)])),
     (
         &["extendedLocation"],
-        &Shape::Object(&[(&["name", "type"], &ANY)]),
+        &BodyShape::Object(&[(&["name", "type"], &ANY)]),
     ),
     (
         &["identity"],
-        &Shape::Object(&[(
+        &BodyShape::Object(&[(
             &["type", "principalId", "tenantId", "userAssignedIdentities"],
             &ANY,
         )]),
     ),
 ]);
 
-const TOPIC_MEMBERS: Members = (
+const TOPIC_MEMBERS: ShapeMembers = (
     &[
         "inputSchema",
         "publicNetworkAccess",
@@ -251,41 +254,44 @@ const TOPIC_MEMBERS: Members = (
     &ANY,
 );
 
-const MAPPING_MEMBER: Members = (
+const MAPPING_MEMBER: ShapeMembers = (
     &["inputSchemaMapping"],
-    &Shape::Object(&[
+    &BodyShape::Object(&[
         (&["inputSchemaMappingType"], &ANY),
         (
             &["properties"],
-            &Shape::Object(&[(
+            &BodyShape::Object(&[(
                 &["id", "topic", "eventTime", "eventType", "subject", "dataVersion"],
-                &Shape::Object(&[(&["sourceField", "defaultValue"], &ANY)]),
+                &BodyShape::Object(&[(&["sourceField", "defaultValue"], &ANY)]),
             )]),
         ),
     ]),
 );
 
-const RULES_MEMBER: Members = (
+const RULES_MEMBER: ShapeMembers = (
     &["inboundIpRules"],
-    &Shape::List(&Shape::Object(&[(&["ipMask", "action"], &ANY)])),
+    &BodyShape::List(&BodyShape::Object(&[(&["ipMask", "action"], &ANY)])),
 );
 
 /// The event types inside are named by the user.
-const TYPES_MEMBER: Members = (
+const TYPES_MEMBER: ShapeMembers = (
     &["eventTypeInfo"],
-    &Shape::Object(&[(&["kind", "inlineEventTypes"], &ANY)]),
+    &BodyShape::Object(&[(&["kind", "inlineEventTypes"], &ANY)]),
 );
 
-const OWN_MEMBER: Members = (&["postrider"], &Shape::Object(&[(&["profile", "edge"], &ANY)]));
+const OWN_MEMBER: ShapeMembers = (
+    &["postrider"],
+    &BodyShape::Object(&[(&["profile", "edge"], &ANY)]),
+);
 
 /// The body of a topic in the edge API.
-pub static EDGE_TOPIC: Shape = Shape::Object(&[
+pub static EDGE_TOPIC: BodyShape = BodyShape::Object(&[
     (&["id", "name", "type"], &ANY),
     (&["properties"], &TOPIC_PROPERTIES),
 ]);
 
 /// The body of a subscription in the edge API.
-pub static EDGE_SUBSCRIPTION: Shape = Shape::Object(&[
+pub static EDGE_SUBSCRIPTION: BodyShape = BodyShape::Object(&[
     (&["id", "name", "type"], &ANY),
     (&["properties"], &SUBSCRIPTION_PROPERTIES),
 ]);
@@ -295,7 +301,7 @@ mod tests {
     use super::*;
     use serde_json::json;
 
-    fn check(body: Value, shape: &Shape, unknown: &[&str]) {
+    fn check(body: Value, shape: &BodyShape, unknown: &[&str]) {
         let found = unknown_members(&body, shape);
         let paths: Vec<&str> = found.iter().map(|one| one.path.as_str()).collect();
         assert_eq!(paths, unknown, "{body}");

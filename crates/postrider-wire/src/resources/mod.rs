@@ -24,26 +24,26 @@ pub use edge::{
 pub use event_grid::{EventGridHostPattern, EventGridHosts, PlainHttp};
 pub use filter::{AdvancedFilterBody, FilterBody, FilterLimits};
 pub use members::{
-    DECLARED_TOPIC, EDGE_SUBSCRIPTION, EDGE_TOPIC, SUBSCRIPTION_PROPERTIES, Shape, UnknownMember,
+    BodyShape, DECLARED_TOPIC, EDGE_SUBSCRIPTION, EDGE_TOPIC, SUBSCRIPTION_PROPERTIES, UnknownMember,
     unknown_members,
 };
 pub use read::{FieldError, read_body};
 pub use subscription::{
-    ShownSettings, SubscriptionContext, SubscriptionSpec, TopicContext, parse_subscription,
+    EffectiveSettings, SubscriptionContext, SubscriptionSpec, TopicContext, parse_subscription,
     patch_subscription,
 };
 pub use topic::{TopicSpec, parse_domain, parse_resource_tags, parse_system_topic, parse_topic, patch_topic};
 
-use postrider_core::event::Schema;
-use postrider_core::json::Raw;
+use postrider_core::event::EventSchema;
+use postrider_core::json::RawJson;
 use postrider_core::subscription::BatchDefaults;
 /// The API that a body came through; stored as the resource's origin.
-pub use postrider_core::subscription::Origin as Road;
-use read::Node;
+pub use postrider_core::subscription::ResourceOrigin as Road;
+use read::JsonNode;
 
 /// Limits that the operator sets, in addition to those that the API's documents define.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Limits {
+pub struct ResourceLimits {
     /// `api__deliveryPolicyLimits__maxEventsPerBatch`; only for the edge API.
     pub edge_batch_events_max: u32,
     /// `api__deliveryPolicyLimits__maxpreferredBatchSizeInKilobytes`; only for the edge API.
@@ -58,7 +58,7 @@ pub struct Limits {
     pub batch_defaults: BatchDefaults,
 }
 
-impl Limits {
+impl ResourceLimits {
     fn of_filters(&self, road: Road) -> FilterLimits {
         match road {
             Road::Config => self.declared_filters,
@@ -68,9 +68,9 @@ impl Limits {
 }
 
 /// The edge module's own values, except that webhooks on a laptop may use plain HTTP.
-impl Default for Limits {
-    fn default() -> Limits {
-        Limits {
+impl Default for ResourceLimits {
+    fn default() -> ResourceLimits {
+        ResourceLimits {
             edge_batch_events_max: 50,
             edge_batch_kilobytes_max: 1033,
             web_hook_https_only: false,
@@ -93,7 +93,7 @@ pub const PROFILES: [&str; 7] = [
 ];
 
 /// Parses `properties.postrider.profile`.
-fn parse_profile(properties: &Node<'_>) -> Result<Option<String>, FieldError> {
+fn parse_profile(properties: &JsonNode<'_>) -> Result<Option<String>, FieldError> {
     let Some(ours) = properties.object("postrider")? else {
         return Ok(None);
     };
@@ -103,33 +103,33 @@ fn parse_profile(properties: &Node<'_>) -> Result<Option<String>, FieldError> {
 
 /// Every spelling of a schema: topics and the edge module use `CustomEventSchema`, subscriptions in
 /// the cloud `CustomInputSchema`, and some articles `CustomSchema`.
-const SCHEMAS: [(&str, Schema); 5] = [
-    ("EventGridSchema", Schema::EventGrid),
-    ("CloudEventSchemaV1_0", Schema::CloudEvent),
-    ("CustomEventSchema", Schema::Custom),
-    ("CustomInputSchema", Schema::Custom),
-    ("CustomSchema", Schema::Custom),
+const SCHEMAS: [(&str, EventSchema); 5] = [
+    ("EventGridSchema", EventSchema::EventGrid),
+    ("CloudEventSchemaV1_0", EventSchema::CloudEvent),
+    ("CustomEventSchema", EventSchema::Custom),
+    ("CustomInputSchema", EventSchema::Custom),
+    ("CustomSchema", EventSchema::Custom),
 ];
 
 /// The schema as topics and the edge module spell it.
-pub fn schema_name(schema: Schema) -> &'static str {
+pub fn schema_name(schema: EventSchema) -> &'static str {
     match schema {
-        Schema::EventGrid => "EventGridSchema",
-        Schema::CloudEvent => "CloudEventSchemaV1_0",
-        Schema::Custom => "CustomEventSchema",
+        EventSchema::EventGrid => "EventGridSchema",
+        EventSchema::CloudEvent => "CloudEventSchemaV1_0",
+        EventSchema::Custom => "CustomEventSchema",
     }
 }
 
 /// The schema as event subscriptions in the cloud spell it.
-pub fn delivery_schema_name(schema: Schema) -> &'static str {
+pub fn delivery_schema_name(schema: EventSchema) -> &'static str {
     match schema {
-        Schema::Custom => "CustomInputSchema",
+        EventSchema::Custom => "CustomInputSchema",
         other => schema_name(other),
     }
 }
 
 /// A name in the body must be the one in the URL. Azure compares names without case.
-fn check_same_name(node: &Node<'_>, member: &str, road: Road, name: &str) -> Result<(), FieldError> {
+fn check_same_name(node: &JsonNode<'_>, member: &str, road: Road, name: &str) -> Result<(), FieldError> {
     let Some(given) = node.string(member)? else {
         return Ok(());
     };
@@ -146,20 +146,20 @@ fn check_same_name(node: &Node<'_>, member: &str, road: Road, name: &str) -> Res
 
 /// Properties that are stored only to be echoed, as the text of a JSON object.
 #[derive(Default)]
-struct Extras(Vec<(&'static str, String)>);
+struct EchoedMembers(Vec<(&'static str, String)>);
 
-impl Extras {
+impl EchoedMembers {
     const MEMBER_BYTES_MAX: usize = 64 << 10;
 
     fn keep(&mut self, name: &'static str, json: impl Into<String>) {
         self.0.push((name, json.into()));
     }
 
-    fn keep_member(&mut self, node: &Node<'_>, name: &'static str) -> Result<(), FieldError> {
+    fn keep_member(&mut self, node: &JsonNode<'_>, name: &'static str) -> Result<(), FieldError> {
         if let Some(member) = node.get(name) {
             let bytes = member.value.text().len();
-            if bytes > Extras::MEMBER_BYTES_MAX {
-                let most = Extras::MEMBER_BYTES_MAX;
+            if bytes > EchoedMembers::MEMBER_BYTES_MAX {
+                let most = EchoedMembers::MEMBER_BYTES_MAX;
                 return Err(member.fail(format!("must not be longer than {most} bytes, was {bytes}")));
             }
             self.keep(name, member.value.text());
@@ -168,7 +168,7 @@ impl Extras {
     }
 
     /// Copies some members of the previous extras.
-    fn keep_all(&mut self, kept: Option<Raw<'_>>, names: &[&'static str]) {
+    fn keep_all(&mut self, kept: Option<RawJson<'_>>, names: &[&'static str]) {
         for name in names {
             if let Some(value) = kept.and_then(|kept| kept.get(name)) {
                 self.keep(name, value.text());

@@ -1,6 +1,6 @@
 //! A lenient JSON reader that keeps track of the path of each value.
 
-use postrider_core::json::{self, Kind, Raw};
+use postrider_core::json::{self, JsonKind, RawJson};
 use std::fmt;
 use std::ops::RangeInclusive;
 
@@ -71,11 +71,11 @@ impl fmt::Display for FieldError {
 impl std::error::Error for FieldError {}
 
 /// Checks that a request's body is JSON.
-pub fn read_body(bytes: &[u8]) -> Result<Raw<'_>, FieldError> {
+pub fn read_body(bytes: &[u8]) -> Result<RawJson<'_>, FieldError> {
     let refused = |why: String| FieldError::new("", format!("is not JSON: {why}"));
     let text = std::str::from_utf8(bytes).map_err(|error| refused(error.to_string()))?;
     let text = text.strip_prefix('\u{feff}').unwrap_or(text);
-    Raw::parse(text).map_err(|error: json::Error| refused(error.to_string()))
+    RawJson::parse(text).map_err(|error: json::Error| refused(error.to_string()))
 }
 
 /// Limit of the characters of any text that has no narrower limit.
@@ -83,21 +83,21 @@ pub(super) const TEXT_CHARS_MAX: usize = 8192;
 
 /// A value and its path.
 #[derive(Clone, Debug)]
-pub(super) struct Node<'a> {
+pub(super) struct JsonNode<'a> {
     pub path: String,
-    pub value: Raw<'a>,
+    pub value: RawJson<'a>,
 }
 
 const NULL: &str = "null";
 
-impl<'a> Node<'a> {
+impl<'a> JsonNode<'a> {
     /// The whole body, which must be an object.
-    pub fn root(body: Raw<'a>) -> Result<Node<'a>, FieldError> {
-        Node {
+    pub fn root(body: RawJson<'a>) -> Result<JsonNode<'a>, FieldError> {
+        JsonNode {
             path: String::new(),
             value: body,
         }
-        .of_kind(Kind::Object)
+        .of_kind(JsonKind::Object)
     }
 
     pub fn fail(&self, reason: impl Into<String>) -> FieldError {
@@ -105,18 +105,18 @@ impl<'a> Node<'a> {
     }
 
     /// The member with this name; null if absent.
-    pub fn at(&self, name: &str) -> Node<'a> {
+    pub fn at(&self, name: &str) -> JsonNode<'a> {
         let path = if self.path.is_empty() {
             name.to_owned()
         } else {
             format!("{}.{name}", self.path)
         };
-        let value = self.value.get_any_case(name).unwrap_or(Raw::trusted(NULL));
-        Node { path, value }
+        let value = self.value.get_any_case(name).unwrap_or(RawJson::trusted(NULL));
+        JsonNode { path, value }
     }
 
     /// The member with this name, unless it is absent or null.
-    pub fn get(&self, name: &str) -> Option<Node<'a>> {
+    pub fn get(&self, name: &str) -> Option<JsonNode<'a>> {
         Some(self.at(name)).filter(|member| !member.value.is_null())
     }
 
@@ -125,18 +125,18 @@ impl<'a> Node<'a> {
         names.iter().any(|name| self.value.get_any_case(name).is_some())
     }
 
-    pub fn need(&self, name: &str) -> Result<Node<'a>, FieldError> {
+    pub fn need(&self, name: &str) -> Result<JsonNode<'a>, FieldError> {
         self.get(name).ok_or_else(|| self.at(name).fail("is required"))
     }
 
-    pub fn object(&self, name: &str) -> Result<Option<Node<'a>>, FieldError> {
+    pub fn object(&self, name: &str) -> Result<Option<JsonNode<'a>>, FieldError> {
         self.get(name)
-            .map(|member| member.of_kind(Kind::Object))
+            .map(|member| member.of_kind(JsonKind::Object))
             .transpose()
     }
 
-    pub fn need_object(&self, name: &str) -> Result<Node<'a>, FieldError> {
-        self.need(name)?.of_kind(Kind::Object)
+    pub fn need_object(&self, name: &str) -> Result<JsonNode<'a>, FieldError> {
+        self.need(name)?.of_kind(JsonKind::Object)
     }
 
     pub fn string(&self, name: &str) -> Result<Option<String>, FieldError> {
@@ -202,7 +202,7 @@ impl<'a> Node<'a> {
         }
     }
 
-    pub fn list(&self, name: &str) -> Result<Option<Vec<Node<'a>>>, FieldError> {
+    pub fn list(&self, name: &str) -> Result<Option<Vec<JsonNode<'a>>>, FieldError> {
         self.get(name).map(|member| member.elements()).transpose()
     }
 
@@ -226,11 +226,11 @@ impl<'a> Node<'a> {
             .map(Some)
     }
 
-    pub fn elements(&self) -> Result<Vec<Node<'a>>, FieldError> {
-        let list = self.clone().of_kind(Kind::Array)?;
+    pub fn elements(&self) -> Result<Vec<JsonNode<'a>>, FieldError> {
+        let list = self.clone().of_kind(JsonKind::Array)?;
         let elements = list.value.elements().enumerate();
         Ok(elements
-            .map(|(i, value)| Node {
+            .map(|(i, value)| JsonNode {
                 path: format!("{}[{i}]", self.path),
                 value,
             })
@@ -258,7 +258,7 @@ impl<'a> Node<'a> {
         }
     }
 
-    pub fn of_kind(self, kind: Kind) -> Result<Node<'a>, FieldError> {
+    pub fn of_kind(self, kind: JsonKind) -> Result<JsonNode<'a>, FieldError> {
         if self.value.kind() == kind {
             return Ok(self);
         }
@@ -287,14 +287,14 @@ pub(super) fn check_chars(text: &str, chars_max: usize) -> Result<(), String> {
     ))
 }
 
-fn name_of(kind: Kind) -> &'static str {
+fn name_of(kind: JsonKind) -> &'static str {
     match kind {
-        Kind::Null => "null",
-        Kind::Bool => "true or false",
-        Kind::Number => "a number",
-        Kind::String => "a string",
-        Kind::Array => "a list",
-        Kind::Object => "an object",
+        JsonKind::Null => "null",
+        JsonKind::Bool => "true or false",
+        JsonKind::Number => "a number",
+        JsonKind::String => "a string",
+        JsonKind::Array => "a list",
+        JsonKind::Object => "an object",
     }
 }
 
@@ -305,7 +305,7 @@ mod tests {
     #[test]
     fn names_the_field_and_the_reason() {
         let body = r#"{"A":{"b":[1,"x",{"c":null}],"n":9000,"f":1.5,"s":"","t":"TRUE","huge":99999999999999999999}}"#;
-        let root = Node::root(Raw::parse(body).unwrap()).unwrap();
+        let root = JsonNode::root(RawJson::parse(body).unwrap()).unwrap();
         let a = root.need_object("a").unwrap();
         let check = |error: FieldError, expected: &str| assert_eq!(error.to_string(), expected);
 
@@ -349,7 +349,7 @@ mod tests {
         check(b[2].need("c").unwrap_err(), "a.b[2].c is required");
 
         check(
-            Node::root(Raw::trusted("[]")).unwrap_err(),
+            JsonNode::root(RawJson::trusted("[]")).unwrap_err(),
             "the body must be an object, was a list",
         );
         check(

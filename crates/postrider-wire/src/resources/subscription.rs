@@ -2,17 +2,19 @@
 
 use super::destination::{parse_dead_letter, parse_destination, parse_identity, patch_destination};
 use super::filter::{key_style, parse_filter};
-use super::read::Node;
+use super::read::JsonNode;
 use super::validate::{check_azure_subscription_name, check_name};
-use super::{Extras, FieldError, Limits, Road, SCHEMAS, check_same_name, parse_profile, schema_name};
-use postrider_core::event::Schema;
-use postrider_core::filter::Filter;
+use super::{
+    EchoedMembers, FieldError, ResourceLimits, Road, SCHEMAS, check_same_name, parse_profile, schema_name,
+};
+use postrider_core::event::EventSchema;
+use postrider_core::filter::EventFilter;
 use postrider_core::ids::{SubscriptionId, TopicId};
-use postrider_core::json::Raw;
+use postrider_core::json::RawJson;
 use postrider_core::profile::Profile;
 use postrider_core::subscription::{
-    BatchDefaults, BatchLimits, Batching, DeadLetterDestination, Destination, Identity, InputMapping,
-    RetryChoice, Subscription,
+    BatchDefaults, BatchLimits, BatchSettings, DeadLetterDestination, Destination, InputMapping,
+    ResourceIdentity, Subscription, SubscriptionRetrySettings,
 };
 use postrider_core::time::Timestamp;
 
@@ -24,14 +26,14 @@ const LABEL_CHARS_MAX: usize = 256;
 pub struct SubscriptionSpec {
     pub name: String,
     pub destination: Destination,
-    pub identity: Option<Identity>,
-    pub filter: Filter,
+    pub identity: Option<ResourceIdentity>,
+    pub filter: EventFilter,
     pub labels: Vec<String>,
     pub expires: Option<Timestamp>,
-    pub delivery_schema: Schema,
-    pub retry: RetryChoice,
+    pub delivery_schema: EventSchema,
+    pub retry: SubscriptionRetrySettings,
     pub dead_letter: Option<DeadLetterDestination>,
-    pub dead_letter_identity: Option<Identity>,
+    pub dead_letter_identity: Option<ResourceIdentity>,
     pub profile: Option<String>,
     pub origin: Road,
     pub extras: Option<String>,
@@ -86,7 +88,7 @@ impl SubscriptionSpec {
 #[derive(Clone, Copy, Debug)]
 pub struct TopicContext<'a> {
     pub name: &'a str,
-    pub input_schema: Schema,
+    pub input_schema: EventSchema,
     pub mapping: Option<&'a InputMapping>,
     /// Event types that a subscription gets if it names none; empty means all.
     pub default_types: &'a [&'a str],
@@ -99,32 +101,32 @@ pub struct SubscriptionContext<'a> {
     /// The name in the URL.
     pub name: &'a str,
     pub topic: TopicContext<'a>,
-    pub limits: &'a Limits,
+    pub limits: &'a ResourceLimits,
     pub now: Timestamp,
     /// The subscription that is replaced. Masked secrets are taken from it.
     pub previous: Option<&'a Subscription>,
     /// The version of the management API that was requested; empty for other APIs.
     pub api_version: &'a str,
     /// Values that reads of the previous subscription show: a client may always send these back.
-    pub shown: Option<ShownSettings>,
+    pub shown: Option<EffectiveSettings>,
 }
 
 /// Settings of a subscription as reads show them: its own, and defaults where it sets nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ShownSettings {
+pub struct EffectiveSettings {
     pub batch: BatchLimits,
     pub attempts_max: u32,
     /// None if the time to live in force is no whole number of minutes.
     pub time_to_live_minutes: Option<u32>,
 }
 
-impl ShownSettings {
-    pub fn of(subscription: &Subscription, profile: &Profile, defaults: &BatchDefaults) -> ShownSettings {
+impl EffectiveSettings {
+    pub fn of(subscription: &Subscription, profile: &Profile, defaults: &BatchDefaults) -> EffectiveSettings {
         let batching = subscription.destination.batching();
         let retry = subscription.retry;
         let seconds = retry.time_to_live(profile).as_secs();
         let minutes = u32::try_from(seconds / 60).unwrap_or(u32::MAX);
-        ShownSettings {
+        EffectiveSettings {
             batch: batching.in_force(defaults.of(subscription.origin)),
             attempts_max: retry.attempts_max.unwrap_or(profile.attempts_max),
             time_to_live_minutes: (seconds > 0 && seconds.is_multiple_of(60)).then_some(minutes),
@@ -135,7 +137,7 @@ impl ShownSettings {
 /// Parses a whole number between 1 and a limit. Above the limit only the shown value is accepted: a
 /// client may send back what it has read.
 pub(super) fn count_or_shown(
-    node: &Node<'_>,
+    node: &JsonNode<'_>,
     member: &str,
     limit: u32,
     shown: Option<u32>,
@@ -159,11 +161,11 @@ impl SubscriptionContext<'_> {
 /// Parses a subscription that is created or replaced as a whole. Destinations of every type are
 /// accepted; the caller decides whether events can be delivered to them.
 pub fn parse_subscription(
-    body: Raw<'_>,
+    body: RawJson<'_>,
     context: &SubscriptionContext<'_>,
 ) -> Result<SubscriptionSpec, FieldError> {
     let road = context.road;
-    let root = Node::root(body)?;
+    let root = JsonNode::root(body)?;
     match road {
         Road::Azure => check_azure_subscription_name(context.name)?,
         Road::Edge | Road::Config => check_name(context.name)?,
@@ -196,7 +198,7 @@ pub fn parse_subscription(
         .map(|node| parse_dead_letter(&node, context))
         .transpose()?;
 
-    let mut extras = Extras::default();
+    let mut extras = EchoedMembers::default();
     let origin = context.origin();
     let filter = match properties.object("filter")? {
         Some(node) => {
@@ -207,10 +209,10 @@ pub fn parse_subscription(
         }
         None => {
             let included_event_types = default_types(context);
-            Filter {
+            EventFilter {
                 keys: key_style(origin),
                 included_event_types,
-                ..Filter::default()
+                ..EventFilter::default()
             }
         }
     };
@@ -257,12 +259,12 @@ const CHANGEABLE: [&str; 10] = [
 /// whole. The properties are in the body itself or, as in an answer, in its member `properties`.
 /// Only what was sent is validated again.
 pub fn patch_subscription(
-    body: Raw<'_>,
+    body: RawJson<'_>,
     context: &SubscriptionContext<'_>,
 ) -> Result<SubscriptionSpec, FieldError> {
     let previous = context.previous.expect("a change has something to change");
     let road = context.road;
-    let root = Node::root(body)?;
+    let root = JsonNode::root(body)?;
     let properties = match root.object("properties")? {
         Some(wrapped) => wrapped,
         None => root,
@@ -270,8 +272,11 @@ pub fn patch_subscription(
     if !properties.has_any(&CHANGEABLE) {
         return Err(properties.fail("must name something to change, such as labels"));
     }
-    let mut extras = Extras::default();
-    let kept_extras = previous.extras.as_deref().and_then(|text| Raw::parse(text).ok());
+    let mut extras = EchoedMembers::default();
+    let kept_extras = previous
+        .extras
+        .as_deref()
+        .and_then(|text| RawJson::parse(text).ok());
     let mut spec = SubscriptionSpec::of(previous);
 
     let (place, identity) = one_of_two(&properties, "destination", "deliveryWithResourceIdentity", road)?;
@@ -313,7 +318,7 @@ pub fn patch_subscription(
         spec.delivery_schema = parse_delivery_schema(&properties, &properties, context)?;
     }
     let retry = parse_retry(&properties, context)?;
-    spec.retry = RetryChoice {
+    spec.retry = SubscriptionRetrySettings {
         attempts_max: retry.attempts_max.or(previous.retry.attempts_max),
         time_to_live_minutes: retry.time_to_live_minutes.or(previous.retry.time_to_live_minutes),
     };
@@ -327,8 +332,8 @@ pub fn patch_subscription(
 /// Sets the event types of a filter. `["All"]` meant every type before a certain version of the
 /// cloud's API.
 fn name_event_types(
-    filter: &mut Filter,
-    node: &Node<'_>,
+    filter: &mut EventFilter,
+    node: &JsonNode<'_>,
     context: &SubscriptionContext<'_>,
 ) -> Result<(), FieldError> {
     if context.road != Road::Azure {
@@ -376,7 +381,11 @@ const TLS_VERSION: &str = "minimumTlsVersionAllowed";
 
 /// The oldest TLS version for a webhook is validated and echoed; this server uses none as old as
 /// those.
-fn keep_tls_version(extras: &mut Extras, place: &Node<'_>, kept: Option<Raw<'_>>) -> Result<(), FieldError> {
+fn keep_tls_version(
+    extras: &mut EchoedMembers,
+    place: &JsonNode<'_>,
+    kept: Option<RawJson<'_>>,
+) -> Result<(), FieldError> {
     let properties = place.at("properties");
     let words = [("1.0", "\"1.0\""), ("1.1", "\"1.1\""), ("1.2", "\"1.2\"")];
     match properties.word(TLS_VERSION, &words)? {
@@ -388,7 +397,7 @@ fn keep_tls_version(extras: &mut Extras, place: &Node<'_>, kept: Option<Raw<'_>>
 
 /// A topic name in the body must be the one in the URL. It may be the last segment of an id, as in
 /// answers. In the cloud the member is an id that only answers have.
-fn check_topic(properties: &Node<'_>, context: &SubscriptionContext<'_>) -> Result<(), FieldError> {
+fn check_topic(properties: &JsonNode<'_>, context: &SubscriptionContext<'_>) -> Result<(), FieldError> {
     if context.road == Road::Azure {
         return Ok(());
     }
@@ -411,11 +420,11 @@ fn check_topic(properties: &Node<'_>, context: &SubscriptionContext<'_>) -> Resu
 
 /// The destination, given directly or inside an object that adds an identity.
 fn one_of_two<'a>(
-    properties: &Node<'a>,
+    properties: &JsonNode<'a>,
     plain: &str,
     with_identity: &str,
     road: Road,
-) -> Result<(Option<Node<'a>>, Option<Identity>), FieldError> {
+) -> Result<(Option<JsonNode<'a>>, Option<ResourceIdentity>), FieldError> {
     match (properties.object(plain)?, properties.object(with_identity)?) {
         (Some(_), Some(other)) => Err(other.fail(format!("must be left out beside {plain}"))),
         (destination, None) => Ok((destination, None)),
@@ -427,13 +436,16 @@ fn one_of_two<'a>(
 }
 
 /// The batch limits in their old place at the edge, in bytes.
-fn old_batching(properties: &Node<'_>, context: &SubscriptionContext<'_>) -> Result<Batching, FieldError> {
+fn old_batching(
+    properties: &JsonNode<'_>,
+    context: &SubscriptionContext<'_>,
+) -> Result<BatchSettings, FieldError> {
     let policy = match context.road {
         Road::Edge => properties.object("deliveryPolicy")?,
         Road::Config | Road::Azure => None,
     };
     let Some(policy) = policy else {
-        return Ok(Batching::default());
+        return Ok(BatchSettings::default());
     };
     // The documented maximum is 1058576 bytes, slightly more than the 1033 kilobytes that replaced
     // it.
@@ -444,7 +456,7 @@ fn old_batching(properties: &Node<'_>, context: &SubscriptionContext<'_>) -> Res
         .saturating_mul(1024)
         - 1;
     let bytes = policy.count("approxBatchSizeInBytes", bytes_max)?;
-    Ok(Batching {
+    Ok(BatchSettings {
         events_max: policy.count("maxEventsPerBatch", context.limits.edge_batch_events_max)?,
         preferred_kilobytes: bytes.map(|bytes| (bytes / 1024).max(1)),
     })
@@ -452,8 +464,8 @@ fn old_batching(properties: &Node<'_>, context: &SubscriptionContext<'_>) -> Res
 
 /// The members of a filter that were sent with their default value. The model does not keep them,
 /// but answers contain what was sent.
-fn sent_defaults(node: &Node<'_>, filter: &Filter) -> String {
-    let mut sent = Extras::default();
+fn sent_defaults(node: &JsonNode<'_>, filter: &EventFilter) -> String {
+    let mut sent = EchoedMembers::default();
     let flag = |name| node.get(name).is_some();
     if flag("isSubjectCaseSensitive") && !filter.subject_case_sensitive {
         sent.keep("isSubjectCaseSensitive", "false");
@@ -470,23 +482,23 @@ fn sent_defaults(node: &Node<'_>, filter: &Filter) -> String {
 /// Validates and echoes the edge's persistence policy, which cannot change: events are always
 /// stored on disk here.
 fn parse_persistence(
-    properties: &Node<'_>,
+    properties: &JsonNode<'_>,
     context: &SubscriptionContext<'_>,
 ) -> Result<Option<String>, FieldError> {
     let before = context.previous.filter(|previous| previous.origin == Road::Edge);
     let kept = before.and_then(|previous| {
-        Raw::parse(previous.extras.as_deref()?)
+        RawJson::parse(previous.extras.as_deref()?)
             .ok()?
             .get("persistencePolicy")
     });
     if context.road != Road::Edge {
         return Ok(kept.map(|kept| kept.text().to_owned()));
     }
-    let is_persisted = |policy: &Node<'_>| {
+    let is_persisted = |policy: &JsonNode<'_>| {
         if let Some(inner) = policy.get("isPersisted") {
             return inner.as_bool();
         }
-        if policy.value.kind() == postrider_core::json::Kind::Object {
+        if policy.value.kind() == postrider_core::json::JsonKind::Object {
             return Ok(false);
         }
         policy.as_bool()
@@ -495,7 +507,7 @@ fn parse_persistence(
         return Ok(kept.map(|kept| kept.text().to_owned()));
     };
     let now = is_persisted(&given)?;
-    let kept = kept.map(|value| Node {
+    let kept = kept.map(|value| JsonNode {
         path: given.path.clone(),
         value,
     });
@@ -507,7 +519,7 @@ fn parse_persistence(
 }
 
 fn parse_expiry(
-    properties: &Node<'_>,
+    properties: &JsonNode<'_>,
     context: &SubscriptionContext<'_>,
 ) -> Result<Option<Timestamp>, FieldError> {
     let Some(text) = properties.string("expirationTimeUtc")? else {
@@ -527,10 +539,10 @@ fn parse_expiry(
 
 /// Parses the delivery schema: the topic's own, or another one that its events can be converted to.
 fn parse_delivery_schema(
-    properties: &Node<'_>,
-    destination: &Node<'_>,
+    properties: &JsonNode<'_>,
+    destination: &JsonNode<'_>,
     context: &SubscriptionContext<'_>,
-) -> Result<Schema, FieldError> {
+) -> Result<EventSchema, FieldError> {
     let member = "eventDeliverySchema";
     let mut place = properties.clone();
     // Two samples of the edge put it beside the URL.
@@ -538,7 +550,7 @@ fn parse_delivery_schema(
         place = destination.at("properties");
     }
     let input = context.topic.input_schema;
-    let unmapped = input == Schema::Custom && context.topic.mapping.is_none();
+    let unmapped = input == EventSchema::Custom && context.topic.mapping.is_none();
     let Some(given) = place.word(member, &SCHEMAS)? else {
         // The only property that a PUT in the cloud keeps although it is absent.
         if let (Road::Azure, Some(previous)) = (context.road, context.previous) {
@@ -546,9 +558,9 @@ fn parse_delivery_schema(
         }
         return Ok(match (context.road, input) {
             (Road::Edge, input) => input,
-            (_, Schema::CloudEvent) => Schema::CloudEvent,
-            (_, Schema::Custom) if unmapped => Schema::Custom,
-            _ => Schema::EventGrid,
+            (_, EventSchema::CloudEvent) => EventSchema::CloudEvent,
+            (_, EventSchema::Custom) if unmapped => EventSchema::Custom,
+            _ => EventSchema::EventGrid,
         });
     };
     let unchanged = context
@@ -557,9 +569,9 @@ fn parse_delivery_schema(
     let possible = match (context.road, input) {
         _ if unchanged => true,
         (Road::Edge, input) => given == input,
-        (_, Schema::EventGrid) => given != Schema::Custom,
-        (_, Schema::CloudEvent) => given == Schema::CloudEvent,
-        (_, Schema::Custom) => given == Schema::Custom || !unmapped,
+        (_, EventSchema::EventGrid) => given != EventSchema::Custom,
+        (_, EventSchema::CloudEvent) => given == EventSchema::CloudEvent,
+        (_, EventSchema::Custom) => given == EventSchema::Custom || !unmapped,
     };
     if possible {
         return Ok(given);
@@ -577,9 +589,12 @@ fn parse_delivery_schema(
 /// Parses the retry policy. The cloud has `eventTimeToLiveInMinutes` and narrow limits, the edge
 /// `eventExpiryInMinutes` and none. Every API accepts either name: ignoring one silently would
 /// change how long events live.
-fn parse_retry(properties: &Node<'_>, context: &SubscriptionContext<'_>) -> Result<RetryChoice, FieldError> {
+fn parse_retry(
+    properties: &JsonNode<'_>,
+    context: &SubscriptionContext<'_>,
+) -> Result<SubscriptionRetrySettings, FieldError> {
     let Some(policy) = properties.object("retryPolicy")? else {
-        return Ok(RetryChoice::default());
+        return Ok(SubscriptionRetrySettings::default());
     };
     let (attempts_most, minutes_most) = match context.road {
         Road::Azure => (30, 1440),
@@ -598,7 +613,7 @@ fn parse_retry(properties: &Node<'_>, context: &SubscriptionContext<'_>) -> Resu
         (a, b) => a.or(b),
     };
     let attempts = shown.map(|shown| shown.attempts_max);
-    Ok(RetryChoice {
+    Ok(SubscriptionRetrySettings {
         attempts_max: count_or_shown(&policy, "maxDeliveryAttempts", attempts_most, attempts)?,
         time_to_live_minutes,
     })
@@ -615,7 +630,7 @@ mod tests {
 
     fn parse_for(
         road: Road,
-        (input_schema, mapped): (Schema, bool),
+        (input_schema, mapped): (EventSchema, bool),
         body: &str,
         previous: Option<&Subscription>,
     ) -> Result<SubscriptionSpec, FieldError> {
@@ -626,7 +641,7 @@ mod tests {
             mapping: mapped.then_some(&mapping),
             default_types: &[],
         };
-        let limits = Limits::default();
+        let limits = ResourceLimits::default();
         let context = SubscriptionContext {
             road,
             name: "sub",
@@ -637,13 +652,13 @@ mod tests {
             api_version: "2022-06-15",
             shown: None,
         };
-        parse_subscription(Raw::parse(body).unwrap(), &context)
+        parse_subscription(RawJson::parse(body).unwrap(), &context)
     }
 
     /// A webhook with these further properties.
     fn parse_with(road: Road, properties: &str) -> Result<SubscriptionSpec, FieldError> {
         let body = format!("{{\"properties\":{{{HOOK}{properties}}}}}");
-        parse_for(road, (Schema::EventGrid, false), &body, None)
+        parse_for(road, (EventSchema::EventGrid, false), &body, None)
     }
 
     fn check_error(road: Road, properties: &str, expected: &str) {
@@ -658,18 +673,18 @@ mod tests {
             name: "sub".into(),
             destination: Destination::WebHook(WebHook {
                 url: postrider_core::ids::Secret::new("https://a/x"),
-                batching: Batching::default(),
+                batching: BatchSettings::default(),
                 attributes: Vec::new(),
                 aad_tenant: None,
                 aad_application: None,
                 rate_max: None,
             }),
             identity: None,
-            filter: Filter::default(),
+            filter: EventFilter::default(),
             labels: Vec::new(),
             expires: None,
-            delivery_schema: Schema::EventGrid,
-            retry: RetryChoice::default(),
+            delivery_schema: EventSchema::EventGrid,
+            retry: SubscriptionRetrySettings::default(),
             dead_letter: None,
             dead_letter_identity: None,
             profile: None,
@@ -686,7 +701,7 @@ mod tests {
     #[test]
     fn names_in_the_body_are_those_in_the_url() {
         let check = |road: Road, body: &str, expected: Result<(), &str>| {
-            let got = parse_for(road, (Schema::EventGrid, false), body, None);
+            let got = parse_for(road, (EventSchema::EventGrid, false), body, None);
             assert_eq!(
                 got.map(drop).map_err(|error| error.to_string()),
                 expected.map_err(Into::into),
@@ -736,10 +751,10 @@ mod tests {
 
     #[test]
     fn names_follow_the_rules_of_the_road() {
-        let limits = Limits::default();
+        let limits = ResourceLimits::default();
         let topic = TopicContext {
             name: "orders",
-            input_schema: Schema::EventGrid,
+            input_schema: EventSchema::EventGrid,
             mapping: None,
             default_types: &[],
         };
@@ -756,7 +771,7 @@ mod tests {
                 shown: None,
             };
             assert_eq!(
-                parse_subscription(Raw::parse(&body).unwrap(), &context).is_ok(),
+                parse_subscription(RawJson::parse(&body).unwrap(), &context).is_ok(),
                 good,
                 "{name}"
             );
@@ -770,23 +785,24 @@ mod tests {
 
     #[test]
     fn delivery_schemas() {
-        use Schema::{CloudEvent, Custom, EventGrid};
-        let check = |road: Road, topic: (Schema, bool), given: &str, expected: Result<Schema, &str>| {
-            let given = if given.is_empty() {
-                String::new()
-            } else {
-                format!(r#","EventDeliverySchema":"{given}""#)
+        use EventSchema::{CloudEvent, Custom, EventGrid};
+        let check =
+            |road: Road, topic: (EventSchema, bool), given: &str, expected: Result<EventSchema, &str>| {
+                let given = if given.is_empty() {
+                    String::new()
+                } else {
+                    format!(r#","EventDeliverySchema":"{given}""#)
+                };
+                let body = format!("{{\"properties\":{{{HOOK}{given}}}}}");
+                let got = parse_for(road, topic, &body, None).map(|spec| spec.delivery_schema);
+                let expected =
+                    expected.map_err(|reason| format!("properties.eventDeliverySchema cannot be {reason}"));
+                assert_eq!(
+                    got.map_err(|error| error.to_string()),
+                    expected,
+                    "{road:?} {topic:?} {given}"
+                );
             };
-            let body = format!("{{\"properties\":{{{HOOK}{given}}}}}");
-            let got = parse_for(road, topic, &body, None).map(|spec| spec.delivery_schema);
-            let expected =
-                expected.map_err(|reason| format!("properties.eventDeliverySchema cannot be {reason}"));
-            assert_eq!(
-                got.map_err(|error| error.to_string()),
-                expected,
-                "{road:?} {topic:?} {given}"
-            );
-        };
         for road in [Road::Azure, Road::Config] {
             let events = (EventGrid, false);
             check(road, events, "", Ok(EventGrid));
@@ -1066,15 +1082,15 @@ mod tests {
                 "deadLetterWithResourceIdentity":{{"identity":{user},"deadLetterDestination":{blob}}},
                 "destination":null}}}}"#
         );
-        let spec = parse_for(Road::Config, (Schema::EventGrid, false), &body, None).unwrap();
+        let spec = parse_for(Road::Config, (EventSchema::EventGrid, false), &body, None).unwrap();
         assert_eq!(
             spec.identity,
-            Some(Identity {
+            Some(ResourceIdentity {
                 kind: "SystemAssigned".into(),
                 user_assigned: None
             })
         );
-        let user = Identity {
+        let user = ResourceIdentity {
             kind: "UserAssigned".into(),
             user_assigned: Some("/u".into()),
         };
@@ -1144,7 +1160,7 @@ mod tests {
     fn the_persistence_policy_cannot_change() {
         let parse = |policy: &str, previous: Option<&Subscription>| {
             let body = format!("{{\"properties\":{{{HOOK}{policy}}}}}");
-            parse_for(Road::Edge, (Schema::EventGrid, false), &body, previous)
+            parse_for(Road::Edge, (EventSchema::EventGrid, false), &body, previous)
         };
         let made = |policy: &str| {
             let spec = parse(policy, None).unwrap();
@@ -1211,11 +1227,12 @@ mod tests {
                 let mut bytes = body.clone().into_bytes();
                 bytes[at] = *byte;
                 let text = String::from_utf8(bytes).expect("the body is ASCII");
-                if Raw::parse(&text).is_err() {
+                if RawJson::parse(&text).is_err() {
                     continue;
                 }
                 for road in [Road::Edge, Road::Config, Road::Azure] {
-                    read += usize::from(parse_for(road, (Schema::EventGrid, false), &text, None).is_ok());
+                    read +=
+                        usize::from(parse_for(road, (EventSchema::EventGrid, false), &text, None).is_ok());
                 }
             }
         }

@@ -1,12 +1,12 @@
 //! Parsing of topics, domains and system topics.
 
-use super::read::{Node, check_chars};
+use super::read::{JsonNode, check_chars};
 use super::validate::{check_azure_topic_name, check_ip_mask, check_name};
-use super::{Extras, FieldError, Road, SCHEMAS, check_same_name, parse_profile, schema_name};
-use postrider_core::event::Schema;
+use super::{EchoedMembers, FieldError, Road, SCHEMAS, check_same_name, parse_profile, schema_name};
+use postrider_core::event::EventSchema;
 use postrider_core::ids::{Secret, TopicId};
-use postrider_core::json::{Kind, Raw, unescape};
-use postrider_core::subscription::{InputMapping, Mapped, Topic, TopicKind};
+use postrider_core::json::{JsonKind, RawJson, unescape};
+use postrider_core::subscription::{InputMapping, MappedField, Topic, TopicKind};
 use postrider_core::time::Timestamp;
 use std::collections::BTreeMap;
 
@@ -21,7 +21,7 @@ pub struct TopicSpec {
     /// Empty if none was given.
     pub location: String,
     pub tags: BTreeMap<String, String>,
-    pub input_schema: Schema,
+    pub input_schema: EventSchema,
     pub mapping: Option<InputMapping>,
     pub local_auth_disabled: bool,
     pub public_network: bool,
@@ -106,7 +106,7 @@ const CHANGED_INSIDE: [&str; 9] = [
 /// Parses a custom topic. The input schema must be that of the previous state; a body that omits
 /// the schema or its mapping does not change them.
 pub fn parse_topic(
-    body: Raw<'_>,
+    body: RawJson<'_>,
     road: Road,
     name: &str,
     previous: Option<&Topic>,
@@ -116,7 +116,7 @@ pub fn parse_topic(
 
 /// Parses a domain.
 pub fn parse_domain(
-    body: Raw<'_>,
+    body: RawJson<'_>,
     road: Road,
     name: &str,
     previous: Option<&Topic>,
@@ -135,7 +135,7 @@ pub fn parse_domain(
 
 /// Parses a system topic.
 pub fn parse_system_topic(
-    body: Raw<'_>,
+    body: RawJson<'_>,
     road: Road,
     name: &str,
     previous: Option<&Topic>,
@@ -162,24 +162,24 @@ pub fn parse_system_topic(
 }
 
 fn parse(
-    body: Raw<'_>,
+    body: RawJson<'_>,
     road: Road,
     name: &str,
     previous: Option<&Topic>,
-    kind: impl Fn(&Node<'_>) -> Result<TopicKind, FieldError>,
+    kind: impl Fn(&JsonNode<'_>) -> Result<TopicKind, FieldError>,
 ) -> Result<TopicSpec, FieldError> {
     // At the edge, every property of a topic is optional, and so is the body.
     let body = if road == Road::Edge && body.is_null() {
-        Raw::trusted("{}")
+        RawJson::trusted("{}")
     } else {
         body
     };
-    let root = Node::root(body)?;
+    let root = JsonNode::root(body)?;
     let properties = match root.object("properties")? {
         Some(properties) => properties,
-        None => Node {
+        None => JsonNode {
             path: "properties".into(),
-            value: Raw::trusted("{}"),
+            value: RawJson::trusted("{}"),
         },
     };
     let kind = kind(&properties)?;
@@ -200,7 +200,7 @@ fn parse(
         None => String::new(),
     };
     let input_schema = parse_input_schema(&properties, previous)?;
-    let mut extras = Extras::default();
+    let mut extras = EchoedMembers::default();
     for member in BESIDE {
         extras.keep_member(&beside(member), member)?;
     }
@@ -249,13 +249,13 @@ fn parse(
 
 /// Parses a PATCH; members that it does not mention stay unchanged. Members that cannot be changed
 /// may be repeated.
-pub fn patch_topic(body: Raw<'_>, previous: &Topic) -> Result<TopicSpec, FieldError> {
-    let root = Node::root(body)?;
+pub fn patch_topic(body: RawJson<'_>, previous: &Topic) -> Result<TopicSpec, FieldError> {
+    let root = JsonNode::root(body)?;
     let properties = match root.object("properties")? {
         Some(properties) => properties,
-        None => Node {
+        None => JsonNode {
             path: "properties".into(),
-            value: Raw::trusted("{}"),
+            value: RawJson::trusted("{}"),
         },
     };
     if !root.has_any(&BESIDE)
@@ -296,12 +296,12 @@ pub fn patch_topic(body: Raw<'_>, previous: &Topic) -> Result<TopicSpec, FieldEr
     if let Some(edge) = parse_edge(&properties, Road::Azure, &spec.kind)? {
         spec.edge = Some(edge);
     }
-    let kept = Raw::trusted(previous.extras.as_deref().unwrap_or("{}"));
-    let kept = Node {
+    let kept = RawJson::trusted(previous.extras.as_deref().unwrap_or("{}"));
+    let kept = JsonNode {
         path: String::new(),
         value: kept,
     };
-    let mut extras = Extras::default();
+    let mut extras = EchoedMembers::default();
     for (members, given) in [(&BESIDE[..], &root), (&INSIDE[..], &properties)] {
         for member in members {
             // These two members cannot be changed, so another spelling of the same value is
@@ -320,7 +320,7 @@ pub fn patch_topic(body: Raw<'_>, previous: &Topic) -> Result<TopicSpec, FieldEr
 }
 
 /// Parses `properties.postrider.edge`; in the configuration also `edge` beside the name.
-fn parse_edge(properties: &Node<'_>, road: Road, kind: &TopicKind) -> Result<Option<bool>, FieldError> {
+fn parse_edge(properties: &JsonNode<'_>, road: Road, kind: &TopicKind) -> Result<Option<bool>, FieldError> {
     let beside = match road {
         Road::Config => properties.bool("edge")?.map(|edge| (edge, properties.at("edge"))),
         _ => None,
@@ -336,8 +336,12 @@ fn parse_edge(properties: &Node<'_>, road: Road, kind: &TopicKind) -> Result<Opt
 }
 
 /// Refuses changes of members that are fixed at creation.
-fn check_unchanged(root: &Node<'_>, properties: &Node<'_>, previous: &Topic) -> Result<(), FieldError> {
-    let same = |node: &Node<'_>, name: &str, kept: &str| match node.string(name)? {
+fn check_unchanged(
+    root: &JsonNode<'_>,
+    properties: &JsonNode<'_>,
+    previous: &Topic,
+) -> Result<(), FieldError> {
+    let same = |node: &JsonNode<'_>, name: &str, kept: &str| match node.string(name)? {
         Some(given) if !given.eq_ignore_ascii_case(kept) => Err(node
             .at(name)
             .fail(format!("cannot be changed from {kept:?} to {given:?}"))),
@@ -351,7 +355,7 @@ fn check_unchanged(root: &Node<'_>, properties: &Node<'_>, previous: &Topic) -> 
         }
     }
     let kept = previous.extras.as_deref().unwrap_or("{}");
-    let kept = Raw::trusted(kept).get_any_case("kind");
+    let kept = RawJson::trusted(kept).get_any_case("kind");
     let kept = kept
         .as_ref()
         .and_then(|kind| kind.as_str())
@@ -375,7 +379,7 @@ fn check_unchanged(root: &Node<'_>, properties: &Node<'_>, previous: &Topic) -> 
 }
 
 /// Members that are only echoed must still have values that the service knows.
-fn check_extras(root: &Node<'_>, properties: &Node<'_>) -> Result<(), FieldError> {
+fn check_extras(root: &JsonNode<'_>, properties: &JsonNode<'_>) -> Result<(), FieldError> {
     if let Some(sku) = root.object("sku")? {
         sku.word("name", &[("Basic", ()), ("Premium", ())])?;
     }
@@ -412,7 +416,7 @@ fn check_extras(root: &Node<'_>, properties: &Node<'_>) -> Result<(), FieldError
     Ok(())
 }
 
-fn parse_public_network(properties: &Node<'_>) -> Result<Option<bool>, FieldError> {
+fn parse_public_network(properties: &JsonNode<'_>) -> Result<Option<bool>, FieldError> {
     properties.word("publicNetworkAccess", &[("Enabled", true), ("Disabled", false)])
 }
 
@@ -439,7 +443,10 @@ fn check_azure_resource_name(name: &str, kind: &TopicKind) -> Result<(), FieldEr
     check_azure_topic_name(name)
 }
 
-fn parse_input_schema(properties: &Node<'_>, previous: Option<&Topic>) -> Result<Schema, FieldError> {
+fn parse_input_schema(
+    properties: &JsonNode<'_>,
+    previous: Option<&Topic>,
+) -> Result<EventSchema, FieldError> {
     let given = properties.word("inputSchema", &SCHEMAS)?;
     match (given, previous.map(|topic| topic.input_schema)) {
         (Some(given), Some(fixed)) if given != fixed => {
@@ -450,14 +457,14 @@ fn parse_input_schema(properties: &Node<'_>, previous: Option<&Topic>) -> Result
             );
             Err(properties.at("inputSchema").fail(reason))
         }
-        (given, fixed) => Ok(given.or(fixed).unwrap_or(Schema::EventGrid)),
+        (given, fixed) => Ok(given.or(fixed).unwrap_or(EventSchema::EventGrid)),
     }
 }
 
 fn parse_mapping(
-    properties: &Node<'_>,
+    properties: &JsonNode<'_>,
     road: Road,
-    schema: Schema,
+    schema: EventSchema,
     previous: Option<&Topic>,
 ) -> Result<Option<InputMapping>, FieldError> {
     let Some(node) = properties.object("inputSchemaMapping")? else {
@@ -466,26 +473,26 @@ fn parse_mapping(
         }
         // The edge module has custom schemas without mappings, and so may the configuration.
         return match (road, schema) {
-            (Road::Azure, Schema::Custom) => Err(properties
+            (Road::Azure, EventSchema::Custom) => Err(properties
                 .at("inputSchemaMapping")
                 .fail("is required with CustomEventSchema")),
             _ => Ok(None),
         };
     };
-    if schema == Schema::EventGrid {
+    if schema == EventSchema::EventGrid {
         return Err(node.fail("must be left out: EventGridSchema is not mapped"));
     }
     node.word("inputSchemaMappingType", &[("Json", ())])?;
     let fields = node.need_object("properties")?;
     let field = |name: &str, defaults: bool| {
         let Some(field) = fields.object(name)? else {
-            return Ok(Mapped::default());
+            return Ok(MappedField::default());
         };
         if let Some(value) = field.get("defaultValue") {
             if !defaults {
                 return Err(value.fail(format!("must be left out: {name} has no default")));
             }
-            if schema == Schema::CloudEvent {
+            if schema == EventSchema::CloudEvent {
                 return Err(value.fail("must be left out: CloudEventSchemaV1_0 has no defaults"));
             }
         }
@@ -493,7 +500,7 @@ fn parse_mapping(
         if source_field.as_deref() == Some("") {
             return Err(field.at("sourceField").fail("must not be empty"));
         }
-        Ok(Mapped {
+        Ok(MappedField {
             source_field,
             default_value: field.string("defaultValue")?,
         })
@@ -518,11 +525,11 @@ const TAG_NAME_CHARS_MAX: usize = 512;
 const TAG_VALUE_CHARS_MAX: usize = 256;
 
 /// Parses the tags of a resource of which nothing else is stored, such as a resource group.
-pub fn parse_resource_tags(body: Raw<'_>) -> Result<BTreeMap<String, String>, FieldError> {
-    parse_tags(&Node::root(body)?)
+pub fn parse_resource_tags(body: RawJson<'_>) -> Result<BTreeMap<String, String>, FieldError> {
+    parse_tags(&JsonNode::root(body)?)
 }
 
-fn parse_tags(node: &Node<'_>) -> Result<BTreeMap<String, String>, FieldError> {
+fn parse_tags(node: &JsonNode<'_>) -> Result<BTreeMap<String, String>, FieldError> {
     let Some(tags) = node.object("tags")? else {
         return Ok(BTreeMap::new());
     };
@@ -531,7 +538,7 @@ fn parse_tags(node: &Node<'_>) -> Result<BTreeMap<String, String>, FieldError> {
         let name = unescape(member.name);
         check_chars(&name, TAG_NAME_CHARS_MAX)
             .map_err(|reason| tags.fail(format!("has a name that {reason}")))?;
-        let tag = Node {
+        let tag = JsonNode {
             path: format!("{}.{name}", tags.path),
             value: member.value,
         };
@@ -546,7 +553,7 @@ fn parse_tags(node: &Node<'_>) -> Result<BTreeMap<String, String>, FieldError> {
     Ok(read)
 }
 
-fn parse_ip_rules(properties: &Node<'_>) -> Result<Vec<String>, FieldError> {
+fn parse_ip_rules(properties: &JsonNode<'_>) -> Result<Vec<String>, FieldError> {
     let rules = properties.list("inboundIpRules")?.unwrap_or_default();
     if rules.len() > IP_RULES_MAX {
         let reason = format!(
@@ -555,8 +562,8 @@ fn parse_ip_rules(properties: &Node<'_>) -> Result<Vec<String>, FieldError> {
         );
         return Err(properties.at("inboundIpRules").fail(reason));
     }
-    let rule = |rule: Node<'_>| {
-        let rule = rule.of_kind(Kind::Object)?;
+    let rule = |rule: JsonNode<'_>| {
+        let rule = rule.of_kind(JsonKind::Object)?;
         rule.word("action", &[("Allow", ())])?;
         let mask = rule.need_string("ipMask")?;
         check_ip_mask(&mask).map_err(|reason| rule.at("ipMask").fail(reason))?;
@@ -570,7 +577,7 @@ mod tests {
     use super::*;
 
     fn parse_as(road: Road, body: &str) -> Result<TopicSpec, String> {
-        let body = Raw::parse(body).unwrap();
+        let body = RawJson::parse(body).unwrap();
         parse_topic(body, road, "orders", None).map_err(|error| error.to_string())
     }
 
@@ -580,7 +587,7 @@ mod tests {
             kind: TopicKind::Custom,
             location: String::new(),
             tags: BTreeMap::new(),
-            input_schema: Schema::EventGrid,
+            input_schema: EventSchema::EventGrid,
             mapping: None,
             local_auth_disabled: false,
             public_network: true,
@@ -593,7 +600,7 @@ mod tests {
 
     #[test]
     fn edge_topics() {
-        let check = |body: &str, expected: Result<Schema, &str>| {
+        let check = |body: &str, expected: Result<EventSchema, &str>| {
             let expected = expected.map(|input_schema| TopicSpec {
                 input_schema,
                 edge: Some(true),
@@ -601,24 +608,27 @@ mod tests {
             });
             assert_eq!(parse_as(Road::Edge, body), expected.map_err(Into::into), "{body}");
         };
-        check("null", Ok(Schema::EventGrid));
-        check("{}", Ok(Schema::EventGrid));
-        check(r#"{"name":"orders","properties":null}"#, Ok(Schema::EventGrid));
+        check("null", Ok(EventSchema::EventGrid));
+        check("{}", Ok(EventSchema::EventGrid));
+        check(
+            r#"{"name":"orders","properties":null}"#,
+            Ok(EventSchema::EventGrid),
+        );
         check(
             r#"{"NAME":"orders","Properties":{"inputschema":"eventgridschema"}}"#,
-            Ok(Schema::EventGrid),
+            Ok(EventSchema::EventGrid),
         );
         check(
             r#"{"properties":{"inputSchema":"CloudEventSchemaV1_0","x":1}}"#,
-            Ok(Schema::CloudEvent),
+            Ok(EventSchema::CloudEvent),
         );
         check(
             r#"{"properties":{"inputSchema":"customEventSchema"}}"#,
-            Ok(Schema::Custom),
+            Ok(EventSchema::Custom),
         );
         check(
             r#"{"properties":{"inputSchema":"CustomSchema"}}"#,
-            Ok(Schema::Custom),
+            Ok(EventSchema::Custom),
         );
         check(
             r#"{"properties":{"inputSchema":"Xml"}}"#,
@@ -724,7 +734,7 @@ mod tests {
             let got = parse_as(Road::Azure, &body).map(|spec| spec.mapping.unwrap());
             assert_eq!(got, expected.map_err(Into::into), "{schema} {mapping}");
         };
-        let from = |field: &str| Mapped {
+        let from = |field: &str| MappedField {
             source_field: Some(field.into()),
             default_value: None,
         };
@@ -737,12 +747,12 @@ mod tests {
                 id: from("a"),
                 topic: from("b"),
                 event_time: from("c"),
-                event_type: Mapped {
+                event_type: MappedField {
                     default_value: Some("e".into()),
                     ..from("d")
                 },
                 subject: from("f"),
-                data_version: Mapped {
+                data_version: MappedField {
                     source_field: None,
                     default_value: Some("g".into()),
                 },
@@ -800,7 +810,7 @@ mod tests {
     fn domains_and_system_topics() {
         let azure = |properties: &str| format!(r#"{{"location":"x","properties":{properties}}}"#);
         let body = azure(r#"{"autoDeleteTopicWithLastSubscription":false}"#);
-        let domain = parse_domain(Raw::parse(&body).unwrap(), Road::Azure, "orders", None).unwrap();
+        let domain = parse_domain(RawJson::parse(&body).unwrap(), Road::Azure, "orders", None).unwrap();
         assert_eq!(
             domain.kind,
             TopicKind::Domain {
@@ -810,20 +820,21 @@ mod tests {
         );
 
         let body = azure(r#"{"source":"/subscriptions/s","topicType":"Microsoft.Storage.StorageAccounts"}"#);
-        let system = parse_system_topic(Raw::parse(&body).unwrap(), Road::Azure, "System-1", None).unwrap();
+        let system =
+            parse_system_topic(RawJson::parse(&body).unwrap(), Road::Azure, "System-1", None).unwrap();
         let (source, topic_type) = (
             "/subscriptions/s".into(),
             "Microsoft.Storage.StorageAccounts".into(),
         );
         assert_eq!(system.kind, TopicKind::System { source, topic_type });
-        let error = parse_system_topic(Raw::trusted("{}"), Road::Azure, "orders", None).unwrap_err();
+        let error = parse_system_topic(RawJson::trusted("{}"), Road::Azure, "orders", None).unwrap_err();
         assert_eq!(error.to_string(), "properties.source is required");
     }
 
     #[test]
     fn azure_names() {
         let check = |name: &str, expected: Result<(), &str>| {
-            let body = Raw::trusted("{}");
+            let body = RawJson::trusted("{}");
             let read = parse_topic(body, Road::Azure, name, None);
             assert_eq!(
                 read.map(|_| ()).map_err(|e| e.to_string()),
@@ -842,7 +853,7 @@ mod tests {
             "systemic",
             Err("name must not begin with System, was \"systemic\""),
         );
-        let domain = parse_domain(Raw::trusted("{}"), Road::Azure, "d1", None).unwrap_err();
+        let domain = parse_domain(RawJson::trusted("{}"), Road::Azure, "d1", None).unwrap_err();
         let said = "Domain name must be between 3 and 50 characters in length.";
         assert_eq!(
             (domain.to_string().as_str(), domain.path.as_str()),
@@ -860,7 +871,7 @@ mod tests {
             .clone()
             .into_topic(TopicId(1), "g".into(), Default::default(), Timestamp::MIN);
         let check = |body: &str, expected: Result<TopicSpec, &str>| {
-            let got = patch_topic(Raw::parse(body).unwrap(), &topic).map_err(|e| e.to_string());
+            let got = patch_topic(RawJson::parse(body).unwrap(), &topic).map_err(|e| e.to_string());
             assert_eq!(got, expected.map_err(Into::into), "{body}");
         };
         for nothing in [
@@ -938,9 +949,9 @@ mod tests {
     #[test]
     fn a_patch_of_a_domain_or_system_topic() {
         let body = r#"{"properties":{"autoDeleteTopicWithLastSubscription":false}}"#;
-        let domain = parse_domain(Raw::trusted(body), Road::Azure, "orders", None).unwrap();
+        let domain = parse_domain(RawJson::trusted(body), Road::Azure, "orders", None).unwrap();
         let domain = domain.into_topic(TopicId(1), "g".into(), Default::default(), Timestamp::MIN);
-        let body = Raw::trusted(r#"{"properties":{"autoCreateTopicWithFirstSubscription":false}}"#);
+        let body = RawJson::trusted(r#"{"properties":{"autoCreateTopicWithFirstSubscription":false}}"#);
         assert_eq!(
             patch_topic(body, &domain).unwrap().kind,
             TopicKind::Domain {
@@ -949,9 +960,13 @@ mod tests {
             }
         );
         let body = r#"{"properties":{"source":"/a/b","topicType":"T.T"}}"#;
-        let system = parse_system_topic(Raw::trusted(body), Road::Azure, "orders", None).unwrap();
+        let system = parse_system_topic(RawJson::trusted(body), Road::Azure, "orders", None).unwrap();
         let system = system.into_topic(TopicId(1), "g".into(), Default::default(), Timestamp::MIN);
-        let error = |body| patch_topic(Raw::trusted(body), &system).unwrap_err().to_string();
+        let error = |body| {
+            patch_topic(RawJson::trusted(body), &system)
+                .unwrap_err()
+                .to_string()
+        };
         assert_eq!(
             error("{}"),
             "the body must name something to change, such as tags"
@@ -962,7 +977,7 @@ mod tests {
         );
         assert!(
             patch_topic(
-                Raw::trusted(r#"{"tags":{"x":"y"},"properties":{"source":"/A/B"}}"#),
+                RawJson::trusted(r#"{"tags":{"x":"y"},"properties":{"source":"/A/B"}}"#),
                 &system
             )
             .is_ok()
@@ -984,21 +999,21 @@ mod tests {
     #[test]
     fn the_input_schema_is_fixed_at_creation() {
         let spec = TopicSpec {
-            input_schema: Schema::Custom,
+            input_schema: EventSchema::Custom,
             ..spec()
         };
         let topic = spec.into_topic(TopicId(1), "g".into(), Default::default(), Timestamp::MIN);
-        let check = |body: &str, expected: Result<Schema, &str>| {
-            let got = parse_topic(Raw::parse(body).unwrap(), Road::Edge, "orders", Some(&topic));
+        let check = |body: &str, expected: Result<EventSchema, &str>| {
+            let got = parse_topic(RawJson::parse(body).unwrap(), Road::Edge, "orders", Some(&topic));
             assert_eq!(
                 got.map(|s| s.input_schema).map_err(|e| e.to_string()),
                 expected.map_err(Into::into)
             );
         };
-        check("{}", Ok(Schema::Custom));
+        check("{}", Ok(EventSchema::Custom));
         check(
             r#"{"properties":{"inputSchema":"CustomEventSchema"}}"#,
-            Ok(Schema::Custom),
+            Ok(EventSchema::Custom),
         );
         check(
             r#"{"properties":{"inputSchema":"EventGridSchema"}}"#,

@@ -46,7 +46,7 @@ fn check_azure_name(name: &str, most: usize) -> Result<(), FieldError> {
 
 /// The parts of an absolute http or https URL.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Url<'a> {
+pub struct UrlParts<'a> {
     pub https: bool,
     /// As written; an IPv6 address without brackets.
     pub host: &'a str,
@@ -59,8 +59,8 @@ pub struct Url<'a> {
 /// Limit of the length of a URL.
 const URL_BYTES_MAX: usize = 4096;
 
-impl<'a> Url<'a> {
-    pub fn parse(text: &'a str) -> Result<Url<'a>, &'static str> {
+impl<'a> UrlParts<'a> {
+    pub fn parse(text: &'a str) -> Result<UrlParts<'a>, &'static str> {
         if text.len() > URL_BYTES_MAX {
             return Err("must not be longer than 4096 bytes");
         }
@@ -90,7 +90,7 @@ impl<'a> Url<'a> {
         let (host, port) = split_port(authority)?;
         check_host(host)?;
         let host = host.trim_start_matches('[').trim_end_matches(']');
-        Ok(Url {
+        Ok(UrlParts {
             https,
             host,
             port: port.unwrap_or(if https { 443 } else { 80 }),
@@ -100,8 +100,8 @@ impl<'a> Url<'a> {
     }
 
     /// Whether both URLs have the same scheme, host and port.
-    pub fn same_origin(&self, other: &Url<'_>) -> bool {
-        let origin = |url: &Url<'_>| (url.https, url.host.to_ascii_lowercase(), url.port);
+    pub fn same_origin(&self, other: &UrlParts<'_>) -> bool {
+        let origin = |url: &UrlParts<'_>| (url.https, url.host.to_ascii_lowercase(), url.port);
         origin(self) == origin(other)
     }
 
@@ -345,7 +345,7 @@ mod tests {
     #[test]
     fn urls() {
         let check = |text: &str, expected: Result<(bool, &str, u16, &str, Option<&str>), &str>| {
-            let got = Url::parse(text).map(|u| (u.https, u.host, u.port, u.path, u.query));
+            let got = UrlParts::parse(text).map(|u| (u.https, u.host, u.port, u.path, u.query));
             assert_eq!(got, expected, "{text}");
         };
         check("https://example.com", Ok((true, "example.com", 443, "", None)));
@@ -405,7 +405,9 @@ mod tests {
     fn origins() {
         let check = |a: &str, b: &str, same: bool| {
             assert_eq!(
-                Url::parse(a).unwrap().same_origin(&Url::parse(b).unwrap()),
+                UrlParts::parse(a)
+                    .unwrap()
+                    .same_origin(&UrlParts::parse(b).unwrap()),
                 same,
                 "{a} {b}"
             );

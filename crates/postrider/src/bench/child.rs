@@ -12,11 +12,11 @@ use anyhow::{Context, Result, bail};
 const ANNOUNCED: &str = "listening on ";
 
 /// A child process, killed and reaped when dropped.
-pub struct Running {
+pub struct ChildProcess {
     child: Child,
 }
 
-impl Drop for Running {
+impl Drop for ChildProcess {
     fn drop(&mut self) {
         // Both calls fail only for a child that has ended already.
         let _ = self.child.kill();
@@ -24,7 +24,7 @@ impl Drop for Running {
     }
 }
 
-impl Running {
+impl ChildProcess {
     pub fn pid(&self) -> u32 {
         self.child.id()
     }
@@ -34,7 +34,7 @@ impl Running {
     }
 
     /// Starts this program again as one of the bench's own parts.
-    pub fn part(subcommand: &str, args: &[String]) -> Result<Running> {
+    pub fn part(subcommand: &str, args: &[String]) -> Result<ChildProcess> {
         let mut command = this_program()?;
         command.arg(subcommand).args(args);
         // The part holds the other end of this pipe and exits when it closes, even if the bench is
@@ -42,11 +42,11 @@ impl Running {
         command.stdin(Stdio::piped()).stdout(Stdio::piped());
         let child = command.spawn();
         let child = child.with_context(|| format!("starting {subcommand}"))?;
-        Ok(Running { child })
+        Ok(ChildProcess { child })
     }
 
     /// Starts this program as the server under test, with its output in `log`.
-    pub fn server(args: &[&std::ffi::OsStr], log: &Path) -> Result<Running> {
+    pub fn server(args: &[&std::ffi::OsStr], log: &Path) -> Result<ChildProcess> {
         let log = File::create(log).context("creating the server's log")?;
         let mut command = this_program()?;
         command.args(args).stdin(Stdio::null());
@@ -58,13 +58,13 @@ impl Running {
             }
         }
         let child = command.spawn().context("starting the server")?;
-        Ok(Running { child })
+        Ok(ChildProcess { child })
     }
 
     /// Starts another program as configured by the caller.
-    pub fn other(mut command: Command) -> Result<Running> {
+    pub fn other(mut command: Command) -> Result<ChildProcess> {
         let child = command.spawn()?;
-        Ok(Running { child })
+        Ok(ChildProcess { child })
     }
 
     /// Kills the process (`kill -9`) and waits for it.

@@ -2,14 +2,15 @@
 //! turns, JetStream alone, several nodes, the cost of an idle node, and the time until other nodes
 //! take over for one that was killed.
 
-use super::http::{self, Connection};
-use super::nats::{self, Nats};
-use super::procfs::{self, Machine};
-use super::raw::{Acknowledged, RawArgs};
-use super::report::{Run, hundredths, millis, named, or_dash, quotient, table, tenths};
-use super::sink::Percentiles;
+use super::http::{self, BenchConnection};
+use super::nats::{self, BenchNatsServers};
+use super::procfs::{self, MachineInfo};
+use super::raw_jetstream::{RawArgs, RawPublishResult};
+use super::report::{LoadResult, hundredths, millis, named, or_dash, quotient, table, tenths};
+use super::sink::LatencyPercentiles;
 use super::{
-    Bench, BenchArgs, Load, Ready, Recording, Server, catalogue, child::Running, pause, server_config,
+    BenchArgs, BenchLoad, BenchSession, MeasuredServer, ReadyServer, RecorderMode, catalog,
+    child::ChildProcess, pause, server_config,
 };
 use anyhow::{Context, Result, bail, ensure};
 use serde::Serialize;
@@ -35,10 +36,10 @@ const GROUPS_IN_FLIGHT: usize = 4;
 const IDLE_PER_TOPIC: u64 = 20;
 
 #[derive(clap::Args, Clone, Debug)]
-pub struct ClusterArgs {
+pub struct ClusterBenchArgs {
     /// Run the loads on this store and on the embedded one, in turns.
     #[arg(long, value_enum)]
-    store: Option<Kind>,
+    store: Option<BenchStoreKind>,
     /// The NATS server program to start; otherwise the one on the path.
     #[arg(long, value_name = "PATH", requires = "store", conflicts_with = "nats")]
     nats_server: Option<PathBuf>,
@@ -52,7 +53,7 @@ pub struct ClusterArgs {
     /// Whether the NATS servers that are started flush every message to disk, as the embedded store
     /// does.
     #[arg(long, value_enum, requires = "store", num_args = 1.., value_delimiter = ',', default_value = "interval,always")]
-    sync: Vec<Sync>,
+    sync: Vec<NatsSync>,
     /// How often each load is run on each store; the run in the middle counts.
     #[arg(long, requires = "store", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=99))]
     rounds: u32,
@@ -69,13 +70,13 @@ pub struct ClusterArgs {
 }
 
 #[derive(clap::ValueEnum, Clone, Copy, Debug, PartialEq, Eq)]
-enum Kind {
+enum BenchStoreKind {
     Jetstream,
 }
 
 /// When a NATS server flushes what it has acknowledged.
 #[derive(clap::ValueEnum, Clone, Copy, Debug, PartialEq, Eq)]
-enum Sync {
+enum NatsSync {
     /// Every two minutes, as the servers do if nobody says otherwise.
     Interval,
     /// Before it acknowledges.
@@ -99,7 +100,7 @@ fn parse_nodes(text: &str) -> Result<usize, String> {
     count.ok_or_else(|| "from 1 to 16".to_owned())
 }
 
-impl ClusterArgs {
+impl ClusterBenchArgs {
     pub fn is_wanted(&self) -> bool {
         self.store.is_some()
     }
@@ -107,23 +108,23 @@ impl ClusterArgs {
 
 /// Where events are kept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Store {
+enum MeasuredStore {
     Embedded,
     JetStream { replicas: usize, always: bool },
 }
 
-impl std::fmt::Display for Store {
+impl std::fmt::Display for MeasuredStore {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
-            Store::Embedded => f.write_str("embedded"),
-            Store::JetStream { replicas, always } => {
+            MeasuredStore::Embedded => f.write_str("embedded"),
+            MeasuredStore::JetStream { replicas, always } => {
                 write!(f, "jetstream R{replicas}{}", if *always { " always" } else { "" })
             }
         }
     }
 }
 
-impl Serialize for Store {
+impl Serialize for MeasuredStore {
     fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         serializer.collect_str(self)
     }
@@ -131,43 +132,43 @@ impl Serialize for Store {
 
 /// Everything, as printed by `--output json`.
 #[derive(Clone, Debug, Serialize)]
-pub struct Clustered {
-    machine: Machine,
+pub struct ClusterReport {
+    machine: MachineInfo,
     /// Kernel's load average of the last minute when the bench began: other work on the machine.
     load_average: Option<f64>,
-    fdatasync_ms: Percentiles,
+    fdatasync_ms: LatencyPercentiles,
     secs: f64,
     size: usize,
     conns: u32,
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    cells: Vec<Cell>,
+    cells: Vec<StoreLoadResult>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    ratios: Vec<Ratio>,
+    ratios: Vec<StoreRatio>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    raw: Vec<Raw>,
+    raw: Vec<RawJetStreamResult>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    curve: Vec<Point>,
+    curve: Vec<NodeCountResult>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    idle: Vec<Idle>,
+    idle: Vec<IdleResult>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    takeovers: Vec<Takeover>,
+    takeovers: Vec<TakeoverResult>,
 }
 
 /// Result of one load on one store: the median run of its rounds.
 #[derive(Clone, Debug, Serialize)]
-struct Cell {
-    store: Store,
+struct StoreLoadResult {
+    store: MeasuredStore,
     #[serde(flatten)]
-    run: Run,
+    run: LoadResult,
     /// Rates of all rounds, in the order in which they were run.
     rounds_deliveries_per_s: Vec<f64>,
 }
 
 /// A cell as a multiple of the embedded store's of the same load.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
-struct Ratio {
-    load: Load,
-    store: Store,
+struct StoreRatio {
+    load: BenchLoad,
+    store: MeasuredStore,
     deliveries_per_s: Option<f64>,
     end_to_end_p50: Option<f64>,
     end_to_end_p99: Option<f64>,
@@ -180,30 +181,30 @@ struct Ratio {
 
 /// Rate of JetStream alone with messages of one size.
 #[derive(Clone, Copy, Debug, Serialize)]
-struct Raw {
-    store: Store,
+struct RawJetStreamResult {
+    store: MeasuredStore,
     bytes: usize,
     in_flight: usize,
     messages_per_s: f64,
     mib_per_s: f64,
-    ack_ms: Percentiles,
+    ack_ms: LatencyPercentiles,
     store_cpu_us_per_message: Option<f64>,
 }
 
 /// Result of one load on several nodes.
 #[derive(Clone, Debug, Serialize)]
-struct Point {
+struct NodeCountResult {
     nodes: usize,
-    store: Store,
+    store: MeasuredStore,
     #[serde(flatten)]
-    run: Run,
-    per_node: Vec<Share>,
+    run: LoadResult,
+    per_node: Vec<NodeShare>,
     /// Deliveries of the busiest node divided by those of the least busy.
     most_to_least: Option<f64>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
-struct Share {
+struct NodeShare {
     deliveries: u64,
     share: f64,
     cpu_us_per_delivery: Option<f64>,
@@ -211,8 +212,8 @@ struct Share {
 
 /// Cost of a node with nothing to do.
 #[derive(Clone, Copy, Debug, Serialize)]
-struct Idle {
-    store: Store,
+struct IdleResult {
+    store: MeasuredStore,
     subscriptions: u64,
     secs: f64,
     /// Per cent of one core.
@@ -224,8 +225,8 @@ struct Idle {
 
 /// Result of killing one node.
 #[derive(Clone, Copy, Debug, Serialize)]
-struct Takeover {
-    store: Store,
+struct TakeoverResult {
+    store: MeasuredStore,
     nodes: usize,
     /// Events that waited at the node that was killed.
     waiting: u64,
@@ -237,7 +238,7 @@ struct Takeover {
     duplicates: u64,
 }
 
-pub async fn measure(args: &BenchArgs) -> Result<Clustered> {
+pub async fn measure(args: &BenchArgs) -> Result<ClusterReport> {
     let dir = tempfile::Builder::new()
         .prefix(".postrider-bench-")
         .tempdir_in(&args.dir);
@@ -247,8 +248,8 @@ pub async fn measure(args: &BenchArgs) -> Result<Clustered> {
         Some(_) => None,
         None => Some(nats::find(wanted.nats_server.as_deref())?),
     };
-    let mut measured = Clustered {
-        machine: Machine::read(),
+    let mut measured = ClusterReport {
+        machine: MachineInfo::read(),
         load_average: procfs::load_average(),
         fdatasync_ms: super::measure_fdatasync(dir.path())?,
         secs: args.secs,
@@ -261,20 +262,20 @@ pub async fn measure(args: &BenchArgs) -> Result<Clustered> {
         idle: Vec::new(),
         takeovers: Vec::new(),
     };
-    let bench = Bench::start(args, dir.path()).await?;
-    let mut grounds = Grounds { bench, program };
+    let bench = BenchSession::start(args, dir.path()).await?;
+    let mut grounds = ClusterBench { bench, program };
     let instead = !wanted.nodes.is_empty() || wanted.idle.is_some() || wanted.takeover.is_some();
     if !instead || (!args.load.is_empty() && wanted.nodes.is_empty()) {
         grounds.run_loads(args, &mut measured).await?;
     }
     for store in stores(wanted) {
         for nodes in &wanted.nodes {
-            let load = args.load.first().copied().unwrap_or(Load::Single);
+            let load = args.load.first().copied().unwrap_or(BenchLoad::Single);
             measured.curve.push(grounds.run_nodes(load, *nodes, store).await?);
         }
     }
     if let Some(subscriptions) = wanted.idle {
-        for store in std::iter::once(Store::Embedded).chain(stores(wanted)) {
+        for store in std::iter::once(MeasuredStore::Embedded).chain(stores(wanted)) {
             measured
                 .idle
                 .push(grounds.watch_idle(subscriptions, store).await?);
@@ -289,14 +290,14 @@ pub async fn measure(args: &BenchArgs) -> Result<Clustered> {
 }
 
 /// All configurations of JetStream to measure.
-fn stores(wanted: &ClusterArgs) -> Vec<Store> {
+fn stores(wanted: &ClusterBenchArgs) -> Vec<MeasuredStore> {
     let mut stores = Vec::new();
     for replicas in &wanted.replicas {
         for sync in &wanted.sync {
-            let always = *sync == Sync::Always;
+            let always = *sync == NatsSync::Always;
             // `always` does not apply to servers that somebody else runs: their sync setting is not
             // ours.
-            let store = Store::JetStream {
+            let store = MeasuredStore::JetStream {
                 replicas: *replicas,
                 always: always && wanted.nats.is_none(),
             };
@@ -309,49 +310,49 @@ fn stores(wanted: &ClusterArgs) -> Vec<Store> {
 }
 
 /// The bench with what a cluster measurement needs besides.
-struct Grounds<'a> {
-    bench: Bench<'a>,
+struct ClusterBench<'a> {
+    bench: BenchSession<'a>,
     program: Option<PathBuf>,
 }
 
 /// Nodes that are ready, and the NATS servers that keep their log.
-struct Crew {
-    nodes: Vec<Ready>,
-    nats: Option<Nats>,
+struct BenchCluster {
+    nodes: Vec<ReadyServer>,
+    nats: Option<BenchNatsServers>,
     prefix: String,
     /// Data directory, removed with the nodes.
     _dir: TempDir,
 }
 
-impl Crew {
+impl BenchCluster {
     fn stores(&self) -> Vec<u32> {
-        self.nats.as_ref().map(Nats::pids).unwrap_or_default()
+        self.nats.as_ref().map(BenchNatsServers::pids).unwrap_or_default()
     }
 
     /// Stops the nodes and removes their streams and buckets from servers that are not ours.
     async fn end(self) -> Result<()> {
         drop(self.nodes);
         match self.nats {
-            Some(nats) if !nats.is_ours() => super::raw::remove(&nats.urls, &self.prefix).await,
+            Some(nats) if !nats.is_ours() => super::raw_jetstream::remove(&nats.urls, &self.prefix).await,
             _ => Ok(()),
         }
     }
 }
 
-impl Grounds<'_> {
+impl ClusterBench<'_> {
     fn say(&self, what: &str) {
         if !self.bench.args.output.is_json() {
             eprintln!("{what} …");
         }
     }
 
-    async fn nats(&self, store: Store, dir: &Path) -> Result<Option<Nats>> {
-        let Store::JetStream { replicas, always } = store else {
+    async fn nats(&self, store: MeasuredStore, dir: &Path) -> Result<Option<BenchNatsServers>> {
+        let MeasuredStore::JetStream { replicas, always } = store else {
             return Ok(None);
         };
         let nats = match (&self.program, &self.bench.args.cluster.nats) {
-            (Some(program), _) => Nats::start(program, replicas, always, dir).await?,
-            (None, Some(url)) => Nats::at(url),
+            (Some(program), _) => BenchNatsServers::start(program, replicas, always, dir).await?,
+            (None, Some(url)) => BenchNatsServers::at(url),
             (None, None) => bail!("nobody said where NATS is"),
         };
         Ok(Some(nats))
@@ -359,13 +360,19 @@ impl Grounds<'_> {
 
     /// Starts `nodes` nodes on an empty store; `config` is put before the configuration of the
     /// load.
-    async fn crew(&self, store: Store, nodes: usize, load: Load, config: &str) -> Result<Crew> {
+    async fn crew(
+        &self,
+        store: MeasuredStore,
+        nodes: usize,
+        load: BenchLoad,
+        config: &str,
+    ) -> Result<BenchCluster> {
         let dir = tempfile::tempdir_in(self.bench.dir)?;
         let nats = self.nats(store, dir.path()).await?;
         let prefix = format!("bench-{}", &uuid::Uuid::new_v4().simple().to_string()[..8]);
-        let recorded = self.bench.args.recorder != Recording::Off;
+        let recorded = self.bench.args.recorder != RecorderMode::Off;
         let of_load = server_config(load, recorded, &self.bench.key, self.bench.sink_address, None);
-        let mut crew = Crew {
+        let mut crew = BenchCluster {
             nodes: Vec::new(),
             nats,
             prefix,
@@ -376,7 +383,7 @@ impl Grounds<'_> {
             let data = own.join("data");
             std::fs::create_dir_all(&data)?;
             let of_store = match (&crew.nats, store) {
-                (Some(nats), Store::JetStream { replicas, .. }) => {
+                (Some(nats), MeasuredStore::JetStream { replicas, .. }) => {
                     store_config(nats, replicas, &crew.prefix, n)
                 }
                 _ => String::new(),
@@ -392,24 +399,30 @@ impl Grounds<'_> {
         Ok(crew)
     }
 
-    async fn run_loads(&mut self, args: &BenchArgs, measured: &mut Clustered) -> Result<()> {
-        let all: Vec<Store> = std::iter::once(Store::Embedded)
+    async fn run_loads(&mut self, args: &BenchArgs, measured: &mut ClusterReport) -> Result<()> {
+        let all: Vec<MeasuredStore> = std::iter::once(MeasuredStore::Embedded)
             .chain(stores(&args.cluster))
             .collect();
         let loads = if args.load.is_empty() {
-            &Load::ALL[..]
+            &BenchLoad::ALL[..]
         } else {
             &args.load
         };
         for load in loads {
-            let mut runs: Vec<Vec<Run>> = vec![Vec::new(); all.len()];
+            let mut runs: Vec<Vec<LoadResult>> = vec![Vec::new(); all.len()];
             for _ in 0..args.cluster.rounds {
                 for (store, runs) in all.iter().zip(&mut runs) {
                     self.say(&format!("{load}: {store}"));
                     let crew = self.crew(*store, 1, *load, "").await?;
                     let run = self
                         .bench
-                        .measure_nodes(*load, Server::Postrider, None, &crew.nodes, &crew.stores())
+                        .measure_nodes(
+                            *load,
+                            MeasuredServer::Postrider,
+                            None,
+                            &crew.nodes,
+                            &crew.stores(),
+                        )
                         .await?;
                     crew.end().await?;
                     runs.push(run);
@@ -432,13 +445,18 @@ impl Grounds<'_> {
         Ok(())
     }
 
-    async fn run_raw(&self, store: Store, bytes: usize, in_flight: usize) -> Result<Raw> {
+    async fn run_raw(
+        &self,
+        store: MeasuredStore,
+        bytes: usize,
+        in_flight: usize,
+    ) -> Result<RawJetStreamResult> {
         let dir = tempfile::tempdir_in(self.bench.dir)?;
         let nats = self
             .nats(store, dir.path())
             .await?
             .context("the embedded store has none")?;
-        let Store::JetStream { replicas, .. } = store else {
+        let MeasuredStore::JetStream { replicas, .. } = store else {
             bail!("the embedded store has no messages of its own");
         };
         let args = RawArgs {
@@ -455,12 +473,15 @@ impl Grounds<'_> {
                 .sum::<Option<f64>>()
         };
         let before = cpu();
-        let output = Running::part("bench-raw", &args.to_options())?.output().await?;
-        let done: Acknowledged = serde_json::from_str(&output).context("reading what was acknowledged")?;
+        let output = ChildProcess::part("bench-raw", &args.to_options())?
+            .output()
+            .await?;
+        let done: RawPublishResult =
+            serde_json::from_str(&output).context("reading what was acknowledged")?;
         let used = cpu().zip(before).map(|(now, before)| now - before);
         let rate = quotient(done.messages as f64, done.secs).unwrap_or(0.0);
         let per_message = |used: f64| quotient(used * 1e6, done.messages as f64);
-        Ok(Raw {
+        Ok(RawJetStreamResult {
             store,
             bytes,
             in_flight,
@@ -471,15 +492,20 @@ impl Grounds<'_> {
         })
     }
 
-    async fn run_nodes(&mut self, load: Load, count: usize, store: Store) -> Result<Point> {
+    async fn run_nodes(
+        &mut self,
+        load: BenchLoad,
+        count: usize,
+        store: MeasuredStore,
+    ) -> Result<NodeCountResult> {
         self.say(&format!("{load}: {count} nodes on {store}"));
         let crew = self.crew(store, count, load, "").await?;
-        let before = Counted::read(&crew.nodes).await?;
+        let before = NodeTotals::read(&crew.nodes).await?;
         let run = self
             .bench
-            .measure_nodes(load, Server::Postrider, None, &crew.nodes, &crew.stores())
+            .measure_nodes(load, MeasuredServer::Postrider, None, &crew.nodes, &crew.stores())
             .await?;
-        let after = Counted::read(&crew.nodes).await?;
+        let after = NodeTotals::read(&crew.nodes).await?;
         crew.end().await?;
         let per_node = shares(&before, &after);
         let counts = || per_node.iter().map(|node| node.deliveries as f64);
@@ -487,7 +513,7 @@ impl Grounds<'_> {
             counts().fold(0.0, f64::max),
             counts().fold(f64::INFINITY, f64::min),
         );
-        Ok(Point {
+        Ok(NodeCountResult {
             nodes: count,
             store,
             run,
@@ -496,20 +522,20 @@ impl Grounds<'_> {
         })
     }
 
-    async fn watch_idle(&mut self, subscriptions: u64, store: Store) -> Result<Idle> {
+    async fn watch_idle(&mut self, subscriptions: u64, store: MeasuredStore) -> Result<IdleResult> {
         self.say(&format!(
             "{subscriptions} subscriptions with nothing to do: {store}"
         ));
-        let crew = self.crew(store, 1, Load::Single, "").await?;
+        let crew = self.crew(store, 1, BenchLoad::Single, "").await?;
         let node = &crew.nodes[0];
-        catalogue::make(
+        catalog::make(
             node.address,
             subscriptions.div_ceil(IDLE_PER_TOPIC),
             IDLE_PER_TOPIC,
         )
         .await?;
         // The node is warmed up first: a node that has delivered is the usual idle one.
-        let mut warm_up = self.bench.publish_args(Load::Single, node, None);
+        let mut warm_up = self.bench.publish_args(BenchLoad::Single, node, None);
         warm_up.secs = 1.0;
         self.bench.publish(warm_up, node).await?;
         pause(IDLE_AFTER).await;
@@ -529,7 +555,7 @@ impl Grounds<'_> {
             .collect();
         let resident_mib = procfs::rss_mib(node.process.pid()).map(tenths);
         crew.end().await?;
-        Ok(Idle {
+        Ok(IdleResult {
             store,
             subscriptions,
             secs: tenths(secs),
@@ -542,19 +568,21 @@ impl Grounds<'_> {
     /// Events wait at every node because their subscription is paused. One node is killed, the
     /// pause ended at another, and the events that waited at the dead one are counted as they
     /// arrive.
-    async fn take_over(&mut self, waiting: u64, store: Store) -> Result<Takeover> {
+    async fn take_over(&mut self, waiting: u64, store: MeasuredStore) -> Result<TakeoverResult> {
         self.say(&format!(
             "{waiting} events wait at a node that is killed: {store}"
         ));
         let secret = uuid::Uuid::new_v4().simple().to_string();
         let client = format!("[[client]]\nid = \"bench\"\nsecret = \"{secret}\"\n");
-        let mut crew = self.crew(store, TAKEOVER_NODES, Load::Single, &client).await?;
+        let mut crew = self
+            .crew(store, TAKEOVER_NODES, BenchLoad::Single, &client)
+            .await?;
         control(crew.nodes[0].address, &secret, "pause").await?;
         for node in &crew.nodes {
             paused(node.address, &secret).await?;
         }
         for node in &crew.nodes {
-            let mut args = self.bench.publish_args(Load::Single, node, None);
+            let mut args = self.bench.publish_args(BenchLoad::Single, node, None);
             // No delivery is expected: the subscription is paused.
             (args.count, args.secs, args.fan_out) = (waiting, super::BACKLOG_SECS_MAX, 0);
             let published = self.bench.publish(args, node).await?;
@@ -585,7 +613,7 @@ impl Grounds<'_> {
         }
         let arrived = control_of_sink.stats().await?;
         crew.end().await?;
-        Ok(Takeover {
+        Ok(TakeoverResult {
             store,
             nodes: TAKEOVER_NODES,
             waiting,
@@ -597,7 +625,7 @@ impl Grounds<'_> {
     }
 }
 
-fn store_config(nats: &Nats, replicas: usize, prefix: &str, node: usize) -> String {
+fn store_config(nats: &BenchNatsServers, replicas: usize, prefix: &str, node: usize) -> String {
     let (urls, monitors) = (&nats.urls, &nats.monitors);
     format!(
         "[store]\nkind = \"jetstream\"\n[store.jetstream]\nurls = {urls:?}\nreplicas = {replicas}\n\
@@ -606,7 +634,7 @@ fn store_config(nats: &Nats, replicas: usize, prefix: &str, node: usize) -> Stri
 }
 
 /// Waits until the nodes own all partitions, with numbers that differ by at most one.
-async fn shared_evenly(nodes: &[Ready]) -> Result<()> {
+async fn shared_evenly(nodes: &[ReadyServer]) -> Result<()> {
     let began = Instant::now();
     loop {
         let mut shares = Vec::new();
@@ -625,7 +653,7 @@ async fn shared_evenly(nodes: &[Ready]) -> Result<()> {
         if began.elapsed() > SHARED_WITHIN {
             bail!(
                 "the nodes did not share the partitions within {SHARED_WITHIN:?}: {shares:?}{}",
-                nodes[0].last_words()
+                nodes[0].output_tail()
             );
         }
         pause(super::READY_EVERY).await;
@@ -644,18 +672,18 @@ fn are_even(shares: &[(Option<u64>, Option<u64>)]) -> bool {
 
 /// Work of one node so far.
 #[derive(Clone, Copy, Debug)]
-struct Counted {
+struct NodeTotals {
     deliveries: u64,
     cpu_s: Option<f64>,
 }
 
-impl Counted {
-    async fn read(nodes: &[Ready]) -> Result<Vec<Counted>> {
+impl NodeTotals {
+    async fn read(nodes: &[ReadyServer]) -> Result<Vec<NodeTotals>> {
         let mut all = Vec::new();
         for node in nodes {
             let page = http::call(node.address, "GET", "/metrics").await?;
             let page = String::from_utf8_lossy(&page.body).into_owned();
-            all.push(Counted {
+            all.push(NodeTotals {
                 deliveries: metric(&page, "postrider_delivered_events_total"),
                 cpu_s: procfs::cpu_seconds(node.process.pid()),
             });
@@ -674,13 +702,14 @@ fn metric(page: &str, name: &str) -> u64 {
     values.sum::<f64>() as u64
 }
 
-fn shares(before: &[Counted], after: &[Counted]) -> Vec<Share> {
-    let done = |(before, after): (&Counted, &Counted)| after.deliveries.saturating_sub(before.deliveries);
+fn shares(before: &[NodeTotals], after: &[NodeTotals]) -> Vec<NodeShare> {
+    let done =
+        |(before, after): (&NodeTotals, &NodeTotals)| after.deliveries.saturating_sub(before.deliveries);
     let all: u64 = before.iter().zip(after).map(done).sum();
-    let share = |(before, after): (&Counted, &Counted)| {
+    let share = |(before, after): (&NodeTotals, &NodeTotals)| {
         let deliveries = done((before, after));
         let cpu = after.cpu_s.zip(before.cpu_s).map(|(now, before)| now - before);
-        Share {
+        NodeShare {
             deliveries,
             share: hundredths(quotient(deliveries as f64, all as f64).unwrap_or(0.0)),
             cpu_us_per_delivery: cpu
@@ -692,23 +721,25 @@ fn shares(before: &[Counted], after: &[Counted]) -> Vec<Share> {
 }
 
 /// The median round by its rate.
-fn middle(store: Store, mut runs: Vec<Run>) -> Cell {
+fn middle(store: MeasuredStore, mut runs: Vec<LoadResult>) -> StoreLoadResult {
     let rounds_deliveries_per_s = runs.iter().map(|run| run.deliveries_per_s).collect();
     runs.sort_by(|one, other| one.deliveries_per_s.total_cmp(&other.deliveries_per_s));
     let run = runs.swap_remove(runs.len() / 2);
-    Cell {
+    StoreLoadResult {
         store,
         run,
         rounds_deliveries_per_s,
     }
 }
 
-fn ratios(cells: &[Cell], raw: &[Raw], size: usize) -> Vec<Ratio> {
-    let of_cell = |cell: &Cell| {
-        if cell.store == Store::Embedded {
+fn ratios(cells: &[StoreLoadResult], raw: &[RawJetStreamResult], size: usize) -> Vec<StoreRatio> {
+    let of_cell = |cell: &StoreLoadResult| {
+        if cell.store == MeasuredStore::Embedded {
             return None;
         }
-        let same_load = |other: &&Cell| other.store == Store::Embedded && other.run.load == cell.run.load;
+        let same_load = |other: &&StoreLoadResult| {
+            other.store == MeasuredStore::Embedded && other.run.load == cell.run.load
+        };
         let embedded = &cells.iter().find(same_load)?.run;
         let run = &cell.run;
         let of = |ours: f64, theirs: f64| quotient(ours, theirs).map(hundredths);
@@ -717,7 +748,7 @@ fn ratios(cells: &[Cell], raw: &[Raw], size: usize) -> Vec<Ratio> {
             .iter()
             .find(|raw| raw.store == cell.store && raw.bytes == size);
         let events_per_s = run.deliveries_per_s / run.load.fan_out() as f64;
-        Some(Ratio {
+        Some(StoreRatio {
             load: run.load,
             store: cell.store,
             deliveries_per_s: of(run.deliveries_per_s, embedded.deliveries_per_s),
@@ -766,8 +797,14 @@ async fn paused(at: SocketAddr, secret: &str) -> Result<()> {
     }
 }
 
-async fn ask(to: SocketAddr, secret: &str, method: &str, path: &str, body: &str) -> Result<http::Response> {
-    let mut connection = Connection::open(to).await?;
+async fn ask(
+    to: SocketAddr,
+    secret: &str,
+    method: &str,
+    path: &str,
+    body: &str,
+) -> Result<http::BenchResponse> {
+    let mut connection = BenchConnection::open(to).await?;
     let length = body.len();
     let request = format!(
         "{method} {path} HTTP/1.1\r\nhost: {to}\r\nauthorization: Bearer {secret}\r\n\
@@ -777,10 +814,10 @@ async fn ask(to: SocketAddr, secret: &str, method: &str, path: &str, body: &str)
     connection.response().await
 }
 
-impl Clustered {
+impl ClusterReport {
     /// The tables and remarks, ready to print.
     pub fn text(&self) -> String {
-        let Machine {
+        let MachineInfo {
             cpu,
             cores,
             memory_mib,
@@ -918,7 +955,7 @@ impl Clustered {
         ]);
         for point in &self.curve {
             let run = &point.run;
-            let each = |show: &dyn Fn(&Share) -> String| {
+            let each = |show: &dyn Fn(&NodeShare) -> String| {
                 let all: Vec<String> = point.per_node.iter().map(show).collect();
                 all.join(" ")
             };
@@ -987,7 +1024,7 @@ impl Clustered {
     fn remarks(&self) -> Vec<String> {
         let cells = self.cells.iter().map(|cell| (cell.store, &cell.run));
         let points = self.curve.iter().map(|point| (point.store, &point.run));
-        let runs: Vec<(String, &Run)> = cells
+        let runs: Vec<(String, &LoadResult)> = cells
             .chain(points)
             .map(|(store, run)| (format!("{}, {store}", run.load), run))
             .collect();
@@ -1021,13 +1058,13 @@ mod tests {
 
     #[test]
     fn shares_are_of_what_was_done_meanwhile() {
-        let at = |deliveries, cpu_s| Counted {
+        let at = |deliveries, cpu_s| NodeTotals {
             deliveries,
             cpu_s: Some(cpu_s),
         };
         let found = shares(&[at(100, 1.0), at(0, 0.0)], &[at(400, 1.03), at(100, 0.02)]);
         let expected = [(300, 0.75, Some(100.0)), (100, 0.25, Some(200.0))];
-        let expected = expected.map(|(deliveries, share, cpu_us_per_delivery)| Share {
+        let expected = expected.map(|(deliveries, share, cpu_us_per_delivery)| NodeShare {
             deliveries,
             share,
             cpu_us_per_delivery,
@@ -1035,12 +1072,13 @@ mod tests {
         assert_eq!(found, expected);
     }
 
-    fn cell(store: Store, load: Load, rates: &[f64]) -> Cell {
-        let run = |rate: &f64| Run::example(load, *rate, (store != Store::Embedded).then_some(4.0));
+    fn cell(store: MeasuredStore, load: BenchLoad, rates: &[f64]) -> StoreLoadResult {
+        let run =
+            |rate: &f64| LoadResult::example(load, *rate, (store != MeasuredStore::Embedded).then_some(4.0));
         middle(store, rates.iter().map(run).collect())
     }
 
-    const R1: Store = Store::JetStream {
+    const R1: MeasuredStore = MeasuredStore::JetStream {
         replicas: 1,
         always: false,
     };
@@ -1048,17 +1086,21 @@ mod tests {
     #[test]
     fn the_run_in_the_middle_counts_beside_the_embedded_one() {
         let cells = [
-            cell(Store::Embedded, Load::FanOut, &[900.0, 1000.0, 5000.0]),
-            cell(R1, Load::FanOut, &[600.0, 100.0, 700.0]),
-            cell(R1, Load::Single, &[700.0]),
+            cell(
+                MeasuredStore::Embedded,
+                BenchLoad::FanOut,
+                &[900.0, 1000.0, 5000.0],
+            ),
+            cell(R1, BenchLoad::FanOut, &[600.0, 100.0, 700.0]),
+            cell(R1, BenchLoad::Single, &[700.0]),
         ];
-        let raw = Raw {
+        let raw = RawJetStreamResult {
             store: R1,
             bytes: 1024,
             in_flight: 64,
             messages_per_s: 120.0,
             mib_per_s: 0.1,
-            ack_ms: Percentiles::default(),
+            ack_ms: LatencyPercentiles::default(),
             store_cpu_us_per_message: None,
         };
         let found = ratios(&cells, &[raw], 1024);
@@ -1074,18 +1116,23 @@ mod tests {
 
     #[test]
     fn each_store_is_run_once() {
-        let args = |nats: Option<&str>| ClusterArgs {
-            store: Some(Kind::Jetstream),
+        let args = |nats: Option<&str>| ClusterBenchArgs {
+            store: Some(BenchStoreKind::Jetstream),
             nats_server: None,
             nats: nats.map(str::to_owned),
             replicas: vec![1, 3],
-            sync: vec![Sync::Interval, Sync::Always],
+            sync: vec![NatsSync::Interval, NatsSync::Always],
             rounds: 1,
             nodes: Vec::new(),
             idle: None,
             takeover: None,
         };
-        let names = |args| stores(&args).iter().map(Store::to_string).collect::<Vec<_>>();
+        let names = |args| {
+            stores(&args)
+                .iter()
+                .map(MeasuredStore::to_string)
+                .collect::<Vec<_>>()
+        };
         assert_eq!(
             names(args(None)),
             [
@@ -1100,7 +1147,7 @@ mod tests {
 
     #[test]
     fn a_node_is_told_where_its_log_is() {
-        let config = store_config(&Nats::at("nats://127.0.0.1:4222"), 3, "bench-1", 2);
+        let config = store_config(&BenchNatsServers::at("nats://127.0.0.1:4222"), 3, "bench-1", 2);
         let config: toml::Value = toml::from_str(&config).unwrap();
         let store = &config["store"];
         assert_eq!(store["kind"].as_str(), Some("jetstream"));

@@ -20,38 +20,38 @@ const READ_BYTES: usize = 16 * 1024;
 pub const OK: &[u8] = b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n";
 
 /// A kept-alive connection, as client or as server.
-pub struct Connection {
+pub struct BenchConnection {
     stream: TcpStream,
     input: BytesMut,
 }
 
-pub struct Request {
+pub struct BenchRequest {
     head: Bytes,
     path: Range<usize>,
     pub body: Bytes,
 }
 
-pub struct Response {
+pub struct BenchResponse {
     pub status: u16,
     pub body: Bytes,
 }
 
-impl Request {
+impl BenchRequest {
     pub fn path(&self) -> &str {
         std::str::from_utf8(&self.head[self.path.clone()]).unwrap_or("")
     }
 }
 
-impl Connection {
-    pub fn new(stream: TcpStream) -> Result<Connection> {
+impl BenchConnection {
+    pub fn new(stream: TcpStream) -> Result<BenchConnection> {
         stream.set_nodelay(true)?;
         let input = BytesMut::with_capacity(READ_BYTES);
-        Ok(Connection { stream, input })
+        Ok(BenchConnection { stream, input })
     }
 
-    pub async fn open(to: SocketAddr) -> Result<Connection> {
+    pub async fn open(to: SocketAddr) -> Result<BenchConnection> {
         let stream = TcpStream::connect(to).await;
-        Connection::new(stream.with_context(|| format!("connecting to {to}"))?)
+        BenchConnection::new(stream.with_context(|| format!("connecting to {to}"))?)
     }
 
     pub async fn send(&mut self, bytes: &[u8]) -> Result<()> {
@@ -59,7 +59,7 @@ impl Connection {
     }
 
     /// The next request; `None` once the peer has closed between two requests.
-    pub async fn request(&mut self) -> Result<Option<Request>> {
+    pub async fn request(&mut self) -> Result<Option<BenchRequest>> {
         loop {
             let mut headers = [httparse::EMPTY_HEADER; HEADERS_MAX];
             let mut request = httparse::Request::new(&mut headers);
@@ -70,7 +70,7 @@ impl Connection {
                 let body_len = body_len(request.headers)?;
                 let head = self.input.split_to(head_len).freeze();
                 let body = self.body(body_len).await?;
-                return Ok(Some(Request { head, path, body }));
+                return Ok(Some(BenchRequest { head, path, body }));
             }
             if !self.read_head().await? {
                 ensure!(self.input.is_empty(), "closed in the middle of a request");
@@ -79,7 +79,7 @@ impl Connection {
         }
     }
 
-    pub async fn response(&mut self) -> Result<Response> {
+    pub async fn response(&mut self) -> Result<BenchResponse> {
         loop {
             let mut headers = [httparse::EMPTY_HEADER; HEADERS_MAX];
             let mut response = httparse::Response::new(&mut headers);
@@ -88,7 +88,7 @@ impl Connection {
                 let body_len = body_len(response.headers)?;
                 self.input.advance(head_len);
                 let body = self.body(body_len).await?;
-                return Ok(Response { status, body });
+                return Ok(BenchResponse { status, body });
             }
             ensure!(self.read_head().await?, "closed instead of answering");
         }
@@ -117,8 +117,8 @@ impl Connection {
 }
 
 /// A `GET` or `POST` without a body, on a connection of its own.
-pub async fn call(to: SocketAddr, method: &str, path: &str) -> Result<Response> {
-    let mut connection = Connection::open(to).await?;
+pub async fn call(to: SocketAddr, method: &str, path: &str) -> Result<BenchResponse> {
+    let mut connection = BenchConnection::open(to).await?;
     let head = format!("{method} {path} HTTP/1.1\r\nhost: {to}\r\ncontent-length: 0\r\n\r\n");
     connection.send(head.as_bytes()).await?;
     connection.response().await

@@ -4,23 +4,23 @@
 //! first on the relay, which does the least any durable relay must do, and then on Postrider: rates
 //! depend on the machine, the ratio of the two much less.
 
-mod catalogue;
+mod catalog;
 mod child;
 mod cluster;
 mod http;
-mod letters;
-mod mark;
+mod dead_letters;
+mod event_mark;
 mod nats;
 mod ports;
 mod procfs;
 mod publisher;
-mod raw;
+mod raw_jetstream;
 mod relay;
 mod report;
 mod sink;
 
 pub use publisher::{PublishArgs, run as run_publish};
-pub use raw::{RawArgs, run as run_raw};
+pub use raw_jetstream::{RawArgs, run as run_raw};
 pub use relay::{RelayArgs, run as run_relay};
 pub use sink::{SinkArgs, run as run_sink};
 
@@ -40,11 +40,11 @@ use tokio::net::TcpSocket;
 use tokio::time::Instant;
 
 use crate::output::OutputFlags;
-use child::Running;
-use procfs::Machine;
-use publisher::Published;
-use report::{Report, Run, Usage};
-use sink::{Control, Percentiles};
+use child::ChildProcess;
+use procfs::MachineInfo;
+use publisher::PublishingResult;
+use report::{BenchReport, KernelUsage, LoadResult};
+use sink::{LatencyPercentiles, SinkControl};
 
 const READY_WITHIN: Duration = Duration::from_secs(60);
 const READY_EVERY: Duration = Duration::from_millis(20);
@@ -72,7 +72,7 @@ pub struct BenchArgs {
     conns: u32,
     /// Which loads to run, in this order; all when left out.
     #[arg(long, value_enum, num_args = 1.., value_delimiter = ',')]
-    load: Vec<Load>,
+    load: Vec<BenchLoad>,
     /// Leave out the relay, and with it the comparison.
     #[arg(long)]
     no_relay: bool,
@@ -80,8 +80,8 @@ pub struct BenchArgs {
     #[arg(long, default_value = ".")]
     dir: PathBuf,
     /// With the flight recorder, without it, or once each to see what it costs.
-    #[arg(long, value_enum, default_value_t = Recording::On)]
-    recorder: Recording,
+    #[arg(long, value_enum, default_value_t = RecorderMode::On)]
+    recorder: RecorderMode,
     /// Repeat each load with this many events waiting for a dead endpoint.
     #[arg(long, default_value_t = 0)]
     backlog: u64,
@@ -90,10 +90,10 @@ pub struct BenchArgs {
     dead_letters: Option<u64>,
     /// Instead of the loads, create this many topics with so many subscriptions each, restart the
     /// server with them, and publish beside them.
-    #[arg(long, value_name = "TOPICSxSUBSCRIPTIONS", value_parser = catalogue::parse_size, conflicts_with = "dead_letters")]
-    catalogue: Option<catalogue::Size>,
+    #[arg(long, value_name = "TOPICSxSUBSCRIPTIONS", value_parser = catalog::parse_size, conflicts_with = "dead_letters")]
+    catalogue: Option<catalog::CatalogSize>,
     #[command(flatten)]
-    cluster: cluster::ClusterArgs,
+    cluster: cluster::ClusterBenchArgs,
     /// Text output ends with the line of JSON, too.
     #[command(flatten)]
     output: OutputFlags,
@@ -102,7 +102,7 @@ pub struct BenchArgs {
 /// Load that a server is measured with.
 #[derive(clap::ValueEnum, Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Load {
+pub enum BenchLoad {
     /// 1 event per request, 1 event per delivery.
     Single,
     /// 100 events per request, one event per delivery.
@@ -114,7 +114,7 @@ pub enum Load {
 }
 
 #[derive(clap::ValueEnum, Clone, Copy, Debug, PartialEq, Eq)]
-enum Recording {
+enum RecorderMode {
     On,
     Off,
     Both,
@@ -122,7 +122,7 @@ enum Recording {
 
 /// Server under test.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-pub enum Server {
+pub enum MeasuredServer {
     #[serde(rename = "relay")]
     Relay,
     #[serde(rename = "postrider")]
@@ -135,49 +135,54 @@ pub enum Server {
     Backlogged,
 }
 
-impl Load {
-    const ALL: [Load; 4] = [Load::Single, Load::BatchIn, Load::BatchInOut, Load::FanOut];
+impl BenchLoad {
+    const ALL: [BenchLoad; 4] = [
+        BenchLoad::Single,
+        BenchLoad::BatchIn,
+        BenchLoad::BatchInOut,
+        BenchLoad::FanOut,
+    ];
 
     fn events_per_request(self) -> u64 {
         match self {
-            Load::Single | Load::FanOut => 1,
-            Load::BatchIn | Load::BatchInOut => 100,
+            BenchLoad::Single | BenchLoad::FanOut => 1,
+            BenchLoad::BatchIn | BenchLoad::BatchInOut => 100,
         }
     }
 
     fn events_per_delivery_max(self) -> u64 {
         match self {
-            Load::Single | Load::BatchIn | Load::FanOut => 1,
-            Load::BatchInOut => 100,
+            BenchLoad::Single | BenchLoad::BatchIn | BenchLoad::FanOut => 1,
+            BenchLoad::BatchInOut => 100,
         }
     }
 
     fn fan_out(self) -> u64 {
         match self {
-            Load::Single | Load::BatchIn | Load::BatchInOut => 1,
-            Load::FanOut => 10,
+            BenchLoad::Single | BenchLoad::BatchIn | BenchLoad::BatchInOut => 1,
+            BenchLoad::FanOut => 10,
         }
     }
 }
 
-impl fmt::Display for Load {
+impl fmt::Display for BenchLoad {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Load::Single => "single",
-            Load::BatchIn => "batch-in",
-            Load::BatchInOut => "batch-in-out",
-            Load::FanOut => "fan-out",
+            BenchLoad::Single => "single",
+            BenchLoad::BatchIn => "batch-in",
+            BenchLoad::BatchInOut => "batch-in-out",
+            BenchLoad::FanOut => "fan-out",
         })
     }
 }
 
-impl fmt::Display for Server {
+impl fmt::Display for MeasuredServer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Server::Relay => "relay",
-            Server::Postrider => "postrider",
-            Server::Unrecorded => "postrider-unrecorded",
-            Server::Backlogged => "postrider+backlog",
+            MeasuredServer::Relay => "relay",
+            MeasuredServer::Postrider => "postrider",
+            MeasuredServer::Unrecorded => "postrider-unrecorded",
+            MeasuredServer::Backlogged => "postrider+backlog",
         })
     }
 }
@@ -185,7 +190,7 @@ impl fmt::Display for Server {
 /// Measures and prints. An interrupt ends the child processes and removes the files first.
 pub fn run(args: BenchArgs) -> Result<()> {
     if let Some(count) = args.dead_letters {
-        let measured = crate::serve::runtime(None)?.block_on(letters::measure(&args, count))?;
+        let measured = crate::serve::runtime(None)?.block_on(dead_letters::measure(&args, count))?;
         let mut out = std::io::stdout().lock();
         if !args.output.is_json() {
             writeln!(out, "{}\n", measured.text())?;
@@ -194,7 +199,7 @@ pub fn run(args: BenchArgs) -> Result<()> {
         return Ok(());
     }
     if let Some(size) = args.catalogue {
-        let measured = single_threaded()?.block_on(unless_interrupted(catalogue::measure(&args, size)))?;
+        let measured = single_threaded()?.block_on(unless_interrupted(catalog::measure(&args, size)))?;
         let mut out = std::io::stdout().lock();
         if !args.output.is_json() {
             writeln!(out, "{}\n", measured.text())?;
@@ -231,21 +236,21 @@ async fn unless_interrupted<T>(measuring: impl Future<Output = Result<T>>) -> Re
     }
 }
 
-async fn measure(args: &BenchArgs) -> Result<Report> {
+async fn measure(args: &BenchArgs) -> Result<BenchReport> {
     let dir = tempfile::Builder::new()
         .prefix(".postrider-bench-")
         .tempdir_in(&args.dir);
     let dir = dir.with_context(|| format!("creating a directory in {}", args.dir.display()))?;
     let fdatasync_ms = measure_fdatasync(dir.path())?;
-    let mut bench = Bench::start(args, dir.path()).await?;
+    let mut bench = BenchSession::start(args, dir.path()).await?;
 
     let loads = if args.load.is_empty() {
-        Load::ALL.to_vec()
+        BenchLoad::ALL.to_vec()
     } else {
         args.load.clone()
     };
     let servers = servers(args);
-    let mut runs: Vec<Run> = Vec::new();
+    let mut runs: Vec<LoadResult> = Vec::new();
     for load in &loads {
         for server in &servers {
             runs.push(bench.measure(*load, *server, None).await?);
@@ -253,9 +258,9 @@ async fn measure(args: &BenchArgs) -> Result<Report> {
     }
     // At its highest rate a server's latency is that of its queue; half the rate shows the server's
     // own latency.
-    let highest: Vec<Run> = runs
+    let highest: Vec<LoadResult> = runs
         .iter()
-        .filter(|run| run.load == Load::Single)
+        .filter(|run| run.load == BenchLoad::Single)
         .cloned()
         .collect();
     for run in highest.iter().filter(|run| run.deliveries_per_s >= 2.0) {
@@ -264,8 +269,8 @@ async fn measure(args: &BenchArgs) -> Result<Report> {
     }
     let ratios = report::ratios(&runs);
     let recorder = report::recorder(&runs);
-    Ok(Report {
-        machine: Machine::read(),
+    Ok(BenchReport {
+        machine: MachineInfo::read(),
         fdatasync_ms,
         secs: args.secs,
         size: args.size as usize,
@@ -277,36 +282,36 @@ async fn measure(args: &BenchArgs) -> Result<Report> {
     })
 }
 
-fn servers(args: &BenchArgs) -> Vec<Server> {
+fn servers(args: &BenchArgs) -> Vec<MeasuredServer> {
     let mut servers = vec![
-        Server::Relay,
-        Server::Unrecorded,
-        Server::Postrider,
-        Server::Backlogged,
+        MeasuredServer::Relay,
+        MeasuredServer::Unrecorded,
+        MeasuredServer::Postrider,
+        MeasuredServer::Backlogged,
     ];
     servers.retain(|server| match server {
-        Server::Relay => !args.no_relay,
-        Server::Unrecorded => args.recorder != Recording::On,
-        Server::Postrider => args.recorder != Recording::Off,
-        Server::Backlogged => args.backlog > 0,
+        MeasuredServer::Relay => !args.no_relay,
+        MeasuredServer::Unrecorded => args.recorder != RecorderMode::On,
+        MeasuredServer::Postrider => args.recorder != RecorderMode::Off,
+        MeasuredServer::Backlogged => args.backlog > 0,
     });
     servers
 }
 
 /// State that all runs share.
-struct Bench<'a> {
+struct BenchSession<'a> {
     args: &'a BenchArgs,
     dir: &'a Path,
-    sink: Running,
+    sink: ChildProcess,
     sink_address: SocketAddr,
-    control: Control,
+    control: SinkControl,
     key: String,
     run_last: u32,
 }
 
 /// A server that has reported ready.
-struct Ready {
-    process: Running,
+struct ReadyServer {
+    process: ChildProcess,
     address: SocketAddr,
     log: Option<PathBuf>,
     /// Holds the dead endpoint's port: bound and not listening, so that every connection is
@@ -314,14 +319,14 @@ struct Ready {
     _dead: Option<TcpSocket>,
 }
 
-impl<'a> Bench<'a> {
-    async fn start(args: &'a BenchArgs, dir: &'a Path) -> Result<Bench<'a>> {
-        let mut sink = Running::part("bench-sink", &[])?;
+impl<'a> BenchSession<'a> {
+    async fn start(args: &'a BenchArgs, dir: &'a Path) -> Result<BenchSession<'a>> {
+        let mut sink = ChildProcess::part("bench-sink", &[])?;
         let sink_address = sink.address().await?;
-        let control = Control::open(sink_address).await?;
+        let control = SinkControl::open(sink_address).await?;
         let key: [[u8; 16]; 2] = std::array::from_fn(|_| uuid::Uuid::new_v4().into_bytes());
         let key = BASE64_STANDARD.encode(key.as_flattened());
-        Ok(Bench {
+        Ok(BenchSession {
             args,
             dir,
             sink,
@@ -333,19 +338,24 @@ impl<'a> Bench<'a> {
     }
 
     /// Measures one run: starts a fresh server, warms it up briefly, then counts.
-    async fn measure(&mut self, load: Load, server: Server, rate: Option<f64>) -> Result<Run> {
+    async fn measure(
+        &mut self,
+        load: BenchLoad,
+        server: MeasuredServer,
+        rate: Option<f64>,
+    ) -> Result<LoadResult> {
         if !self.args.output.is_json() {
             let rate = rate.map(|rate| format!(" at {rate:.0}/s")).unwrap_or_default();
             eprintln!("{load}{rate}: {server} …");
         }
         let dir = tempfile::tempdir_in(self.dir)?;
         let ready = match server {
-            Server::Relay => self.start_relay(load, dir.path()).await?,
-            Server::Postrider | Server::Unrecorded | Server::Backlogged => {
+            MeasuredServer::Relay => self.start_relay(load, dir.path()).await?,
+            MeasuredServer::Postrider | MeasuredServer::Unrecorded | MeasuredServer::Backlogged => {
                 self.start_postrider(load, server, dir.path()).await?
             }
         };
-        if server == Server::Backlogged {
+        if server == MeasuredServer::Backlogged {
             let mut backlog = self.publish_args(load, &ready, None);
             (backlog.subject, backlog.count) = (BACKLOG_SUBJECT.to_owned(), self.args.backlog);
             (backlog.events, backlog.secs) = (100, BACKLOG_SECS_MAX);
@@ -357,11 +367,11 @@ impl<'a> Bench<'a> {
     /// Measures one run on a server that is ready.
     async fn measure_ready(
         &mut self,
-        load: Load,
-        server: Server,
+        load: BenchLoad,
+        server: MeasuredServer,
         rate: Option<f64>,
-        ready: &Ready,
-    ) -> Result<Run> {
+        ready: &ReadyServer,
+    ) -> Result<LoadResult> {
         self.measure_nodes(load, server, rate, std::slice::from_ref(ready), &[])
             .await
     }
@@ -370,29 +380,29 @@ impl<'a> Bench<'a> {
     /// their log.
     async fn measure_nodes(
         &mut self,
-        load: Load,
-        server: Server,
+        load: BenchLoad,
+        server: MeasuredServer,
         rate: Option<f64>,
-        nodes: &[Ready],
+        nodes: &[ReadyServer],
         stores: &[u32],
-    ) -> Result<Run> {
+    ) -> Result<LoadResult> {
         let mut measured = self.publish_args(load, &nodes[0], rate);
         measured.to = nodes.iter().map(|node| node.address).collect();
         let mut warm_up = measured.clone();
         warm_up.secs = (self.args.secs / 4.0).min(1.0);
         self.publish(warm_up, &nodes[0]).await?;
 
-        let before = Counters::read(nodes, stores, &self.sink);
+        let before = CpuCounters::read(nodes, stores, &self.sink);
         let published = self.publish(measured, &nodes[0]).await?;
-        let usage = Counters::read(nodes, stores, &self.sink).since(&before);
+        let usage = CpuCounters::read(nodes, stores, &self.sink).since(&before);
         let arrived = self.control.stats().await?;
-        Ok(Run::new(load, server, rate, published, arrived, usage))
+        Ok(LoadResult::new(load, server, rate, published, arrived, usage))
     }
 
-    async fn start_relay(&self, load: Load, dir: &Path) -> Result<Ready> {
+    async fn start_relay(&self, load: BenchLoad, dir: &Path) -> Result<ReadyServer> {
         let log = dir.join("log");
         let option = |name: &str, value: &dyn fmt::Display| format!("--{name}={value}");
-        let mut process = Running::part(
+        let mut process = ChildProcess::part(
             "bench-relay",
             &[
                 option("sink", &self.sink_address),
@@ -402,7 +412,7 @@ impl<'a> Bench<'a> {
             ],
         )?;
         let address = process.address().await?;
-        Ok(Ready {
+        Ok(ReadyServer {
             process,
             address,
             log: None,
@@ -410,8 +420,15 @@ impl<'a> Bench<'a> {
         })
     }
 
-    async fn start_postrider(&self, load: Load, server: Server, dir: &Path) -> Result<Ready> {
-        let dead = (server == Server::Backlogged).then(closed_port).transpose()?;
+    async fn start_postrider(
+        &self,
+        load: BenchLoad,
+        server: MeasuredServer,
+        dir: &Path,
+    ) -> Result<ReadyServer> {
+        let dead = (server == MeasuredServer::Backlogged)
+            .then(closed_port)
+            .transpose()?;
         let dead_address = dead.as_ref().map(TcpSocket::local_addr).transpose()?;
         let (config, data) = (dir.join("postrider.toml"), dir.join("data"));
         std::fs::write(
@@ -429,10 +446,10 @@ impl<'a> Bench<'a> {
         self.serve(&config, &data, log, dead).await
     }
 
-    fn recorded(&self, server: Server) -> bool {
+    fn recorded(&self, server: MeasuredServer) -> bool {
         match server {
-            Server::Unrecorded => false,
-            _ => self.args.recorder != Recording::Off,
+            MeasuredServer::Unrecorded => false,
+            _ => self.args.recorder != RecorderMode::Off,
         }
     }
 
@@ -443,7 +460,7 @@ impl<'a> Bench<'a> {
         data: &Path,
         log: PathBuf,
         dead: Option<TcpSocket>,
-    ) -> Result<Ready> {
+    ) -> Result<ReadyServer> {
         let address = ports::own();
         let http = address.to_string();
         let args: [&OsStr; 9] = [
@@ -457,8 +474,8 @@ impl<'a> Bench<'a> {
             "--https".as_ref(),
             "off".as_ref(),
         ];
-        let process = Running::server(&args, &log)?;
-        let mut ready = Ready {
+        let process = ChildProcess::server(&args, &log)?;
+        let mut ready = ReadyServer {
             process,
             address,
             log: Some(log),
@@ -468,7 +485,7 @@ impl<'a> Bench<'a> {
         Ok(ready)
     }
 
-    fn publish_args(&self, load: Load, ready: &Ready, rate: Option<f64>) -> PublishArgs {
+    fn publish_args(&self, load: BenchLoad, ready: &ReadyServer, rate: Option<f64>) -> PublishArgs {
         PublishArgs {
             to: vec![ready.address],
             path: "/topics/bench/api/events?api-version=2018-01-01".to_owned(),
@@ -488,23 +505,24 @@ impl<'a> Bench<'a> {
     }
 
     /// Publishes in a process of its own, under a new run number.
-    async fn publish(&mut self, mut args: PublishArgs, ready: &Ready) -> Result<Published> {
+    async fn publish(&mut self, mut args: PublishArgs, ready: &ReadyServer) -> Result<PublishingResult> {
         self.run_last += 1;
         args.run = self.run_last;
         self.control.start_run(args.run).await?;
-        let output = Running::part("bench-publish", &args.to_options())?
+        let output = ChildProcess::part("bench-publish", &args.to_options())?
             .output()
             .await?;
-        let published: Published = serde_json::from_str(&output).context("reading what was published")?;
+        let published: PublishingResult =
+            serde_json::from_str(&output).context("reading what was published")?;
         if published.events == 0 {
             let error = published.error_first.as_deref().unwrap_or("no answer in time");
-            bail!("nothing could be published: {error}{}", ready.last_words());
+            bail!("nothing could be published: {error}{}", ready.output_tail());
         }
         Ok(published)
     }
 }
 
-impl Ready {
+impl ReadyServer {
     /// Waits until the server says that it is ready.
     async fn wait(&mut self) -> Result<()> {
         let started = Instant::now();
@@ -512,7 +530,7 @@ impl Ready {
             ensure!(
                 !self.process.has_ended(),
                 "the server ended at once{}",
-                self.last_words()
+                self.output_tail()
             );
             let answer = http::call(self.address, "GET", "/healthz").await;
             if answer.is_ok_and(|answer| answer.status == 200) {
@@ -522,12 +540,12 @@ impl Ready {
         }
         bail!(
             "the server was not ready within {READY_WITHIN:?}{}",
-            self.last_words()
+            self.output_tail()
         )
     }
 
     /// The last lines of the server's output, for an error message.
-    fn last_words(&self) -> String {
+    fn output_tail(&self) -> String {
         const LINES_MAX: usize = 15;
         let text = self
             .log
@@ -542,7 +560,7 @@ impl Ready {
 }
 
 /// CPU counters of the kernel at one instant.
-struct Counters {
+struct CpuCounters {
     at: Instant,
     server_cpu_s: Option<f64>,
     store_cpu_s: Option<f64>,
@@ -552,11 +570,11 @@ struct Counters {
     machine_busy_s: Option<f64>,
 }
 
-impl Counters {
-    fn read(servers: &[Ready], stores: &[u32], sink: &Running) -> Counters {
+impl CpuCounters {
+    fn read(servers: &[ReadyServer], stores: &[u32], sink: &ChildProcess) -> CpuCounters {
         let pids = || servers.iter().map(|server| server.process.pid());
         let stores = stores.iter().map(|pid| procfs::cpu_seconds(*pid));
-        Counters {
+        CpuCounters {
             at: Instant::now(),
             server_cpu_s: pids().map(procfs::cpu_seconds).sum(),
             store_cpu_s: stores.sum(),
@@ -567,7 +585,7 @@ impl Counters {
         }
     }
 
-    fn since(&self, before: &Counters) -> Usage {
+    fn since(&self, before: &CpuCounters) -> KernelUsage {
         let used = |now: Option<f64>, before: Option<f64>| Some(now? - before?);
         let server_cpu_s = used(self.server_cpu_s, before.server_cpu_s);
         let sink_cpu_s = used(self.sink_cpu_s, before.sink_cpu_s);
@@ -578,7 +596,7 @@ impl Counters {
         let available_s = (self.at - before.at).as_secs_f64() * cores as f64;
         let store_cpu_s = used(self.store_cpu_s, before.store_cpu_s);
         let others = || Some(machine_busy_s? - server_cpu_s? - store_cpu_s? - sink_cpu_s? - own_cpu_s?);
-        Usage {
+        KernelUsage {
             server_cpu_s,
             store_cpu_s: store_cpu_s.filter(|used| *used > 0.0),
             server_rss_peak_mib: self.server_rss_peak_mib,
@@ -588,7 +606,7 @@ impl Counters {
 }
 
 fn server_config(
-    load: Load,
+    load: BenchLoad,
     recorded: bool,
     key: &str,
     sink: SocketAddr,
@@ -626,7 +644,7 @@ fn closed_port() -> Result<TcpSocket> {
 }
 
 /// How long this disk takes to make 4 KiB durable. Everything acknowledged waits for it.
-fn measure_fdatasync(dir: &Path) -> Result<Percentiles> {
+fn measure_fdatasync(dir: &Path) -> Result<LatencyPercentiles> {
     let mut file = File::create(dir.join("fdatasync"))?;
     let mut micros = latency_histogram();
     let started = Instant::now();
@@ -636,7 +654,7 @@ fn measure_fdatasync(dir: &Path) -> Result<Percentiles> {
         file.sync_data()?;
         micros.saturating_record(one.elapsed().as_micros() as u64);
     }
-    Ok(Percentiles::of(&micros))
+    Ok(LatencyPercentiles::of(&micros))
 }
 
 /// Completes when the bench is told to stop.
@@ -696,7 +714,11 @@ mod tests {
     }
 
     // The whole path in one process, bounded by a number of events instead of time.
-    async fn relay_everything(load: Load, count: u64, rate: Option<f64>) -> (Published, sink::Stats) {
+    async fn relay_everything(
+        load: BenchLoad,
+        count: u64,
+        rate: Option<f64>,
+    ) -> (PublishingResult, sink::SinkStats) {
         let dir = tempfile::tempdir().unwrap();
         let mut parts = JoinSet::new();
         let listener = TcpListener::bind(LOCAL).await.unwrap();
@@ -727,7 +749,7 @@ mod tests {
             "--outstanding=200",
         ]);
         publish.rate = rate;
-        let mut control = Control::open(sink).await.unwrap();
+        let mut control = SinkControl::open(sink).await.unwrap();
         control.start_run(9).await.unwrap();
         let published = publisher::publish(publish).await.unwrap();
         let log_len = std::fs::metadata(dir.path().join("log")).unwrap().len();
@@ -737,7 +759,7 @@ mod tests {
 
     #[tokio::test]
     async fn everything_published_through_the_relay_arrives_once() {
-        for load in Load::ALL {
+        for load in BenchLoad::ALL {
             let local = LocalSet::new();
             let (published, arrived) = local.run_until(relay_everything(load, 1050, None)).await;
             assert_eq!(published.events, 1050, "{load}: {published:?}");
@@ -753,7 +775,7 @@ mod tests {
     async fn a_rate_is_kept_to() {
         let local = LocalSet::new();
         let (published, arrived) = local
-            .run_until(relay_everything(Load::Single, 200, Some(1000.0)))
+            .run_until(relay_everything(BenchLoad::Single, 200, Some(1000.0)))
             .await;
         assert_eq!(arrived.delivered, 200);
         assert!(
@@ -786,7 +808,7 @@ mod tests {
     fn the_server_is_given_a_subscription_for_every_endpoint() {
         let sink = "127.0.0.1:9".parse().unwrap();
         let config = server_config(
-            Load::FanOut,
+            BenchLoad::FanOut,
             false,
             "a2V5",
             sink,
@@ -819,13 +841,22 @@ mod tests {
     #[test]
     fn options_choose_what_is_run() {
         let args: BenchArgs = parsed(&["--load", "single", "fan-out", "--no-relay", "--backlog", "5"]);
-        assert_eq!(args.load, [Load::Single, Load::FanOut]);
-        assert_eq!(servers(&args), [Server::Postrider, Server::Backlogged]);
+        assert_eq!(args.load, [BenchLoad::Single, BenchLoad::FanOut]);
+        assert_eq!(
+            servers(&args),
+            [MeasuredServer::Postrider, MeasuredServer::Backlogged]
+        );
         let args: BenchArgs = parsed(&[]);
-        assert_eq!(servers(&args), [Server::Relay, Server::Postrider]);
+        assert_eq!(servers(&args), [MeasuredServer::Relay, MeasuredServer::Postrider]);
         let args: BenchArgs = parsed(&["--recorder", "both", "--no-relay"]);
-        assert_eq!(servers(&args), [Server::Unrecorded, Server::Postrider]);
+        assert_eq!(
+            servers(&args),
+            [MeasuredServer::Unrecorded, MeasuredServer::Postrider]
+        );
         let args: BenchArgs = parsed(&["--recorder", "off"]);
-        assert_eq!(servers(&args), [Server::Relay, Server::Unrecorded]);
+        assert_eq!(
+            servers(&args),
+            [MeasuredServer::Relay, MeasuredServer::Unrecorded]
+        );
     }
 }

@@ -1,6 +1,6 @@
 //! NATS servers for a measurement: processes of their own, on the disk to measure.
 
-use super::child::Running;
+use super::child::ChildProcess;
 use super::{http, pause, ports};
 use anyhow::{Context, Result, bail, ensure};
 use std::fs::File;
@@ -15,17 +15,17 @@ const READY_EVERY: Duration = Duration::from_millis(50);
 const PROGRAM: &str = "nats-server";
 
 /// NATS servers that keep the log.
-pub struct Nats {
+pub struct BenchNatsServers {
     pub urls: Vec<String>,
     pub monitors: Vec<String>,
     /// Empty if the servers were running before.
-    processes: Vec<Running>,
+    processes: Vec<ChildProcess>,
 }
 
-impl Nats {
+impl BenchNatsServers {
     /// Servers at `url` that somebody else runs.
-    pub fn at(url: &str) -> Nats {
-        Nats {
+    pub fn at(url: &str) -> BenchNatsServers {
+        BenchNatsServers {
             urls: vec![url.to_owned()],
             monitors: Vec::new(),
             processes: Vec::new(),
@@ -33,7 +33,7 @@ impl Nats {
     }
 
     /// Starts `count` servers as one cluster.
-    pub async fn start(program: &Path, count: usize, always: bool, dir: &Path) -> Result<Nats> {
+    pub async fn start(program: &Path, count: usize, always: bool, dir: &Path) -> Result<BenchNatsServers> {
         let addresses = || -> Vec<SocketAddr> { (0..count).map(|_| ports::own()).collect() };
         let (clients, monitors, routes) = (addresses(), addresses(), addresses());
         let mut processes = Vec::new();
@@ -47,10 +47,10 @@ impl Nats {
             command.arg("-c").arg(&file).stdin(Stdio::null());
             let log = File::create(log)?;
             command.stdout(log.try_clone()?).stderr(log);
-            let running = Running::other(command);
+            let running = ChildProcess::other(command);
             processes.push(running.with_context(|| format!("starting {}", program.display()))?);
         }
-        let mut nats = Nats {
+        let mut nats = BenchNatsServers {
             urls: clients.iter().map(|at| format!("nats://{at}")).collect(),
             monitors: monitors.iter().map(|at| format!("http://{at}")).collect(),
             processes,
@@ -79,7 +79,7 @@ impl Nats {
 
     /// Processes whose CPU time is counted as the log's.
     pub fn pids(&self) -> Vec<u32> {
-        self.processes.iter().map(Running::pid).collect()
+        self.processes.iter().map(ChildProcess::pid).collect()
     }
 
     pub fn is_ours(&self) -> bool {

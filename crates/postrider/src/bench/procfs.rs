@@ -38,22 +38,22 @@ pub fn load_average() -> Option<f64> {
 
 /// Description of the machine that was measured.
 #[derive(Clone, Debug, Serialize)]
-pub struct Machine {
+pub struct MachineInfo {
     pub cpu: String,
     pub cores: usize,
     pub memory_mib: u64,
     pub kernel: String,
 }
 
-impl Machine {
-    pub fn read() -> Machine {
+impl MachineInfo {
+    pub fn read() -> MachineInfo {
         let read = |path| fs::read_to_string(path).unwrap_or_default();
         let cpu = field(&read("/proc/cpuinfo"), "model name")
             .unwrap_or("unknown")
             .to_owned();
         let memory = read("/proc/meminfo");
         let memory_kib = field(&memory, "MemTotal").and_then(kib).unwrap_or(0);
-        Machine {
+        MachineInfo {
             cpu,
             cores: std::thread::available_parallelism().map_or(1, usize::from),
             memory_mib: memory_kib / 1024,

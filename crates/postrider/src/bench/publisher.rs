@@ -18,9 +18,9 @@ use tokio::sync::watch;
 use tokio::task::{JoinSet, LocalSet};
 use tokio::time::{Instant, sleep_until, timeout_at};
 
-use super::http::Connection;
-use super::mark::{Mark, now_nanos};
-use super::sink::{Control, Percentiles};
+use super::event_mark::{EventMark, now_nanos};
+use super::http::BenchConnection;
+use super::sink::{LatencyPercentiles, SinkControl};
 use super::{child, latency_histogram, pause, single_threaded};
 
 const COUNT_EVERY: Duration = Duration::from_millis(5);
@@ -119,7 +119,7 @@ impl PublishArgs {
 
 /// Result of publishing.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct Published {
+pub struct PublishingResult {
     /// Events answered with success.
     pub events: u64,
     pub failed: u64,
@@ -129,7 +129,7 @@ pub struct Published {
     /// Deliveries that had arrived when publishing ended: the sustained rate, without the drain.
     pub delivered_meanwhile: u64,
     /// Time from request to answer, in milliseconds.
-    pub ack_ms: Percentiles,
+    pub ack_ms: LatencyPercentiles,
 }
 
 pub fn run(args: PublishArgs) -> Result<()> {
@@ -140,11 +140,11 @@ pub fn run(args: PublishArgs) -> Result<()> {
 }
 
 /// Publishes, then waits until everything has arrived or nothing more does. Needs a `LocalSet`.
-pub(super) async fn publish(args: PublishArgs) -> Result<Published> {
+pub(super) async fn publish(args: PublishArgs) -> Result<PublishingResult> {
     let (count, delivered) = watch::channel(0);
-    let publisher = Rc::new(Publisher::new(args, delivered));
+    let publisher = Rc::new(LoadPublisher::new(args, delivered));
     let mut counter = JoinSet::new();
-    counter.spawn_local(follow(Control::open(publisher.args.sink).await?, count));
+    counter.spawn_local(follow(SinkControl::open(publisher.args.sink).await?, count));
 
     let mut connections = JoinSet::new();
     for index in 0..publisher.args.conns {
@@ -155,12 +155,12 @@ pub(super) async fn publish(args: PublishArgs) -> Result<Published> {
     }
     counter.abort_all();
     let secs = publisher.started.elapsed().as_secs_f64();
-    let mut sink = Control::open(publisher.args.sink).await?;
+    let mut sink = SinkControl::open(publisher.args.sink).await?;
     let delivered_meanwhile = sink.count().await?;
     drain(&mut sink, publisher.acked.get() * publisher.args.fan_out).await?;
 
-    let ack_ms = Percentiles::of(&publisher.ack.borrow());
-    Ok(Published {
+    let ack_ms = LatencyPercentiles::of(&publisher.ack.borrow());
+    Ok(PublishingResult {
         events: publisher.acked.get(),
         failed: publisher.failed.get(),
         error_first: publisher.error_first.take(),
@@ -171,14 +171,14 @@ pub(super) async fn publish(args: PublishArgs) -> Result<Published> {
 }
 
 /// Keeps `count` at the number of deliveries that the sink has counted.
-async fn follow(mut sink: Control, count: watch::Sender<u64>) -> Result<()> {
+async fn follow(mut sink: SinkControl, count: watch::Sender<u64>) -> Result<()> {
     loop {
         count.send_replace(sink.count().await?);
         pause(COUNT_EVERY).await;
     }
 }
 
-async fn drain(sink: &mut Control, expected: u64) -> Result<()> {
+async fn drain(sink: &mut SinkControl, expected: u64) -> Result<()> {
     let started = Instant::now();
     let (mut seen, mut moved) = (0, started);
     loop {
@@ -194,7 +194,7 @@ async fn drain(sink: &mut Control, expected: u64) -> Result<()> {
 }
 
 /// State that the connections share.
-struct Publisher {
+struct LoadPublisher {
     args: PublishArgs,
     /// Head of the publish request, by server.
     heads: Vec<String>,
@@ -209,8 +209,8 @@ struct Publisher {
     ack: RefCell<Histogram<u64>>,
 }
 
-impl Publisher {
-    fn new(args: PublishArgs, delivered: watch::Receiver<u64>) -> Publisher {
+impl LoadPublisher {
+    fn new(args: PublishArgs, delivered: watch::Receiver<u64>) -> LoadPublisher {
         let head = |to: &SocketAddr| {
             format!(
                 "POST {} HTTP/1.1\r\nhost: {to}\r\naeg-sas-key: {}\r\n\
@@ -218,7 +218,7 @@ impl Publisher {
                 args.path, args.key
             )
         };
-        Publisher {
+        LoadPublisher {
             heads: args.to.iter().map(head).collect(),
             padding: padding(args.size),
             started: Instant::now(),
@@ -251,7 +251,7 @@ impl Publisher {
                 return;
             }
             self.seq_next.set(end);
-            let marks = (first..end).map(|seq| Mark {
+            let marks = (first..end).map(|seq| EventMark {
                 run: self.args.run,
                 seq,
                 published,
@@ -306,7 +306,7 @@ impl Publisher {
         (Instant::now() < end).then(now_nanos)
     }
 
-    fn write_body(&self, marks: impl Iterator<Item = Mark>, out: &mut Vec<u8>) {
+    fn write_body(&self, marks: impl Iterator<Item = EventMark>, out: &mut Vec<u8>) {
         out.clear();
         for mark in marks {
             out.push(if out.is_empty() { b'[' } else { b',' });
@@ -323,10 +323,10 @@ fn due(requests_per_s: f64, conns: u32, index: u32, turn: u64) -> Duration {
     Duration::from_secs_f64(before / requests_per_s)
 }
 
-async fn send(open: &mut Option<Connection>, to: SocketAddr, request: &[u8]) -> Result<()> {
+async fn send(open: &mut Option<BenchConnection>, to: SocketAddr, request: &[u8]) -> Result<()> {
     let connection = match open {
         Some(connection) => connection,
-        None => open.insert(Connection::open(to).await?),
+        None => open.insert(BenchConnection::open(to).await?),
     };
     connection.send(request).await?;
     let response = connection.response().await?;
@@ -339,9 +339,9 @@ async fn send(open: &mut Option<Connection>, to: SocketAddr, request: &[u8]) -> 
 }
 
 /// An event in the Event Grid schema, padded to `size` bytes if it is shorter.
-fn write_event(mark: Mark, subject: &str, size: usize, padding: &[u8], out: &mut Vec<u8>) {
+fn write_event(mark: EventMark, subject: &str, size: usize, padding: &[u8], out: &mut Vec<u8>) {
     let start = out.len();
-    let Mark { run, seq, .. } = mark;
+    let EventMark { run, seq, .. } = mark;
     write!(
         out,
         "{{\"id\":\"{run:08x}-{seq}\",\"eventType\":\"bench.event\",\"subject\":\"{subject}/{seq}\",\
@@ -374,13 +374,13 @@ pub(super) fn padding(size: usize) -> Vec<u8> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::bench::mark;
+    use crate::bench::event_mark;
 
     #[test]
     fn events_are_json_of_the_asked_size() {
         let padding = padding(4096);
         for (seq, size) in [(0, 1024), (7, 1024), (123_456, 4096), (1 << 40, 400)] {
-            let mark = Mark {
+            let mark = EventMark {
                 run: 1,
                 seq,
                 published: 42,
@@ -390,14 +390,14 @@ mod tests {
             assert_eq!(out.len(), size);
             let event: serde_json::Value = serde_json::from_slice(&out).unwrap();
             assert_eq!(event["subject"], format!("bench/{seq}"));
-            assert_eq!(mark::scan(&out).collect::<Vec<_>>(), [mark]);
+            assert_eq!(event_mark::scan(&out).collect::<Vec<_>>(), [mark]);
         }
     }
 
     #[test]
     fn an_event_too_small_for_its_mark_is_as_small_as_can_be() {
         let mut out = Vec::new();
-        let mark = Mark {
+        let mark = EventMark {
             run: 1,
             seq: 2,
             published: 3,

@@ -23,7 +23,7 @@ use tokio::net::TcpListener;
 use tokio::sync::{Notify, Semaphore, mpsc, oneshot};
 use tokio::task::{JoinSet, LocalSet};
 
-use super::http::{self, Connection};
+use super::http::{self, BenchConnection};
 use super::{child, pause, single_threaded};
 
 const RECORDS_PER_COMMIT_MAX: usize = 500;
@@ -76,10 +76,10 @@ pub(super) async fn serve(listener: TcpListener, args: RelayArgs) -> Result<()> 
     parts.spawn_blocking(move || write_log(log, to_write, commits, &progress));
     parts.spawn_local(acknowledge(committed));
 
-    let relay = Rc::new(Relay {
+    let relay = Rc::new(BaselineRelay {
         records,
         endpoints: (0..args.fan_out)
-            .map(|index| Endpoint::new(args.sink, index))
+            .map(|index| RelayEndpoint::new(args.sink, index))
             .collect(),
         batch_max: args.batch,
         room: Semaphore::new(DELIVERIES_OUTSTANDING_MAX),
@@ -94,7 +94,7 @@ pub(super) async fn serve(listener: TcpListener, args: RelayArgs) -> Result<()> 
     loop {
         tokio::select! {
             accepted = listener.accept() => {
-                let connection = Connection::new(accepted?.0)?;
+                let connection = BenchConnection::new(accepted?.0)?;
                 publishers.spawn_local(accept(relay.clone(), connection));
             }
             // A publisher that disconnected counts its events as failed.
@@ -104,22 +104,22 @@ pub(super) async fn serve(listener: TcpListener, args: RelayArgs) -> Result<()> 
     }
 }
 
-struct Relay {
-    records: mpsc::Sender<Record>,
-    endpoints: Vec<Endpoint>,
+struct BaselineRelay {
+    records: mpsc::Sender<RelayRecord>,
+    endpoints: Vec<RelayEndpoint>,
     batch_max: usize,
     room: Semaphore,
     delivered: Arc<AtomicU64>,
 }
 
 /// Body of a publish request, and the channel to signal once it is durable.
-struct Record {
+struct RelayRecord {
     body: Bytes,
     durable: oneshot::Sender<()>,
 }
 
 /// Serves one publisher: body → log → queue of every endpoint → 200.
-async fn accept(relay: Rc<Relay>, mut publisher: Connection) -> Result<()> {
+async fn accept(relay: Rc<BaselineRelay>, mut publisher: BenchConnection) -> Result<()> {
     while let Some(request) = publisher.request().await? {
         let events = split(&request.body);
         let deliveries = events.len() * relay.endpoints.len();
@@ -129,7 +129,7 @@ async fn accept(relay: Rc<Relay>, mut publisher: Connection) -> Result<()> {
         );
         relay.room.acquire_many(deliveries as u32).await?.forget();
         let (durable, on_disk) = oneshot::channel();
-        let record = Record {
+        let record = RelayRecord {
             body: request.body,
             durable,
         };
@@ -152,8 +152,8 @@ async fn accept(relay: Rc<Relay>, mut publisher: Connection) -> Result<()> {
 /// over as a whole: one wake-up of the other thread per commit, not one per request.
 fn write_log(
     mut log: File,
-    mut records: mpsc::Receiver<Record>,
-    commits: mpsc::Sender<Vec<Record>>,
+    mut records: mpsc::Receiver<RelayRecord>,
+    commits: mpsc::Sender<Vec<RelayRecord>>,
     delivered: &AtomicU64,
 ) -> Result<()> {
     loop {
@@ -163,7 +163,7 @@ fn write_log(
         }
         // The delivery progress is written along with the next commit.
         let progress = delivered.load(Relaxed).to_le_bytes();
-        let length = |record: &Record| (record.body.len() as u64).to_le_bytes();
+        let length = |record: &RelayRecord| (record.body.len() as u64).to_le_bytes();
         let lengths: Vec<[u8; 8]> = commit.iter().map(length).collect();
         let mut slices = vec![IoSlice::new(&progress)];
         for (record, length) in commit.iter().zip(&lengths) {
@@ -183,7 +183,7 @@ fn write_log(
     }
 }
 
-async fn acknowledge(mut commits: mpsc::Receiver<Vec<Record>>) -> Result<()> {
+async fn acknowledge(mut commits: mpsc::Receiver<Vec<RelayRecord>>) -> Result<()> {
     while let Some(commit) = commits.recv().await {
         for record in commit {
             // A publisher that has disconnected needs no answer.
@@ -194,7 +194,7 @@ async fn acknowledge(mut commits: mpsc::Receiver<Vec<Record>>) -> Result<()> {
 }
 
 /// A webhook and the events that wait for it.
-struct Endpoint {
+struct RelayEndpoint {
     address: SocketAddr,
     head: String,
     waiting: RefCell<VecDeque<Bytes>>,
@@ -202,8 +202,8 @@ struct Endpoint {
     idle: Cell<usize>,
 }
 
-impl Endpoint {
-    fn new(address: SocketAddr, index: usize) -> Endpoint {
+impl RelayEndpoint {
+    fn new(address: SocketAddr, index: usize) -> RelayEndpoint {
         let head = format!(
             "POST /hook/{index} HTTP/1.1\r\nhost: {address}\r\n\
              content-type: application/json; charset=utf-8\r\n\
@@ -211,7 +211,7 @@ impl Endpoint {
         );
         let waiting = RefCell::new(VecDeque::new());
         let (more, idle) = (Notify::new(), Cell::new(0));
-        Endpoint {
+        RelayEndpoint {
             address,
             head,
             waiting,
@@ -242,7 +242,7 @@ impl Endpoint {
 
 /// Runs one connection to a webhook: take, send, read the answer. Retries until the events have
 /// arrived.
-async fn forward(relay: Rc<Relay>, index: usize) -> Result<()> {
+async fn forward(relay: Rc<BaselineRelay>, index: usize) -> Result<()> {
     let endpoint = &relay.endpoints[index];
     let mut connection = None;
     let (mut events, mut out) = (Vec::new(), Vec::new());
@@ -274,10 +274,10 @@ fn write_delivery(head: &str, events: &[Bytes], out: &mut Vec<u8>) {
     out.push(b']');
 }
 
-async fn deliver(open: &mut Option<Connection>, to: SocketAddr, request: &[u8]) -> Result<bool> {
+async fn deliver(open: &mut Option<BenchConnection>, to: SocketAddr, request: &[u8]) -> Result<bool> {
     let connection = match open {
         Some(connection) => connection,
-        None => open.insert(Connection::open(to).await?),
+        None => open.insert(BenchConnection::open(to).await?),
     };
     connection.send(request).await?;
     let response = connection.response().await?;

@@ -3,35 +3,35 @@
 use comfy_table::{Cell, CellAlignment, Table, presets};
 use serde::Serialize;
 
-use super::procfs::Machine;
-use super::publisher::Published;
-use super::sink::{Percentiles, Stats};
-use super::{Load, Server};
+use super::procfs::MachineInfo;
+use super::publisher::PublishingResult;
+use super::sink::{LatencyPercentiles, SinkStats};
+use super::{BenchLoad, MeasuredServer};
 
 /// All results, as printed by `--output json`.
 #[derive(Clone, Debug, Serialize)]
-pub struct Report {
-    pub machine: Machine,
-    pub fdatasync_ms: Percentiles,
+pub struct BenchReport {
+    pub machine: MachineInfo,
+    pub fdatasync_ms: LatencyPercentiles,
     pub secs: f64,
     pub size: usize,
     pub conns: u32,
     pub backlog: u64,
-    pub runs: Vec<Run>,
-    pub ratios: Vec<Ratio>,
-    pub recorder: Vec<Recorder>,
+    pub runs: Vec<LoadResult>,
+    pub ratios: Vec<RelayRatio>,
+    pub recorder: Vec<RecorderCost>,
 }
 
 /// Result of one load on one server.
 #[derive(Clone, Debug, Serialize)]
-pub struct Run {
-    pub load: Load,
-    pub server: Server,
+pub struct LoadResult {
+    pub load: BenchLoad,
+    pub server: MeasuredServer,
     /// Events offered per second; `None` in a run for the highest rate.
     pub offered_per_s: Option<f64>,
     pub deliveries_per_s: f64,
-    pub ack_ms: Percentiles,
-    pub end_to_end_ms: Percentiles,
+    pub ack_ms: LatencyPercentiles,
+    pub end_to_end_ms: LatencyPercentiles,
     pub cpu_us_per_delivery: Option<f64>,
     /// CPU time of the servers that keep the log, where they are processes of their own.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -53,7 +53,7 @@ pub struct Run {
 
 /// Kernel readings of a run.
 #[derive(Clone, Copy, Debug)]
-pub struct Usage {
+pub struct KernelUsage {
     pub server_cpu_s: Option<f64>,
     /// CPU time of the servers that keep the log, where they are processes of their own.
     pub store_cpu_s: Option<f64>,
@@ -63,9 +63,9 @@ pub struct Usage {
 
 /// A run as a multiple of the relay's run of the same load.
 #[derive(Clone, Copy, Debug, Serialize)]
-pub struct Ratio {
-    pub load: Load,
-    pub server: Server,
+pub struct RelayRatio {
+    pub load: BenchLoad,
+    pub server: MeasuredServer,
     pub at_half_rate: bool,
     pub deliveries_per_s: Option<f64>,
     pub end_to_end_p50: Option<f64>,
@@ -76,28 +76,28 @@ pub struct Ratio {
 
 /// A run with the flight recorder as a multiple of the run of the same load without it.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
-pub struct Recorder {
-    pub load: Load,
+pub struct RecorderCost {
+    pub load: BenchLoad,
     pub at_half_rate: bool,
     pub deliveries_per_s: Option<f64>,
     pub end_to_end_p99: Option<f64>,
     pub cpu_us_per_delivery: Option<f64>,
 }
 
-impl Run {
+impl LoadResult {
     pub fn new(
-        load: Load,
-        server: Server,
+        load: BenchLoad,
+        server: MeasuredServer,
         offered_per_s: Option<f64>,
-        published: Published,
-        arrived: Stats,
-        usage: Usage,
-    ) -> Run {
+        published: PublishingResult,
+        arrived: SinkStats,
+        usage: KernelUsage,
+    ) -> LoadResult {
         let per_delivery = |cpu_s: f64| quotient(cpu_s * 1e6, arrived.delivered as f64);
         let rate = quotient(published.delivered_meanwhile as f64, published.secs);
         let expected = published.events * load.fan_out();
         let per_request = quotient(arrived.delivered as f64, arrived.requests as f64);
-        Run {
+        LoadResult {
             load,
             server,
             offered_per_s: offered_per_s.map(tenths),
@@ -122,33 +122,33 @@ impl Run {
 
     /// A run of ten seconds at this rate, at 10 µs a delivery.
     #[cfg(test)]
-    pub(super) fn example(load: Load, deliveries_per_s: f64, store_cpu_us: Option<f64>) -> Run {
+    pub(super) fn example(load: BenchLoad, deliveries_per_s: f64, store_cpu_us: Option<f64>) -> LoadResult {
         let delivered = (deliveries_per_s * 10.0) as u64;
-        let published = Published {
+        let published = PublishingResult {
             events: delivered / load.fan_out(),
             failed: 0,
             error_first: None,
             secs: 10.0,
             delivered_meanwhile: delivered,
-            ack_ms: Percentiles::default(),
+            ack_ms: LatencyPercentiles::default(),
         };
-        let arrived = Stats {
+        let arrived = SinkStats {
             delivered,
-            ..Stats::default()
+            ..SinkStats::default()
         };
-        let usage = Usage {
+        let usage = KernelUsage {
             server_cpu_s: Some(delivered as f64 * 10e-6),
             store_cpu_s: store_cpu_us.map(|us| delivered as f64 * us * 1e-6),
             server_rss_peak_mib: None,
             cpu_share_others: None,
         };
-        Run::new(load, Server::Postrider, None, published, arrived, usage)
+        LoadResult::new(load, MeasuredServer::Postrider, None, published, arrived, usage)
     }
 
-    fn ratio_to(&self, relay: &Run) -> Ratio {
+    fn ratio_to(&self, relay: &LoadResult) -> RelayRatio {
         let of = |ours: f64, theirs: f64| quotient(ours, theirs).map(hundredths);
         let of_measured = |ours: Option<f64>, theirs: Option<f64>| of(ours?, theirs?);
-        Ratio {
+        RelayRatio {
             load: self.load,
             server: self.server,
             at_half_rate: self.offered_per_s.is_some(),
@@ -165,28 +165,28 @@ impl Run {
 }
 
 /// Ratios of every run, except the relay's own, to the relay's run of the same load.
-pub fn ratios(runs: &[Run]) -> Vec<Ratio> {
-    let compared = |run: &Run| {
-        let same_load = |other: &&Run| {
-            other.server == Server::Relay
+pub fn ratios(runs: &[LoadResult]) -> Vec<RelayRatio> {
+    let compared = |run: &LoadResult| {
+        let same_load = |other: &&LoadResult| {
+            other.server == MeasuredServer::Relay
                 && other.load == run.load
                 && other.offered_per_s.is_some() == run.offered_per_s.is_some()
         };
         let relay = runs.iter().find(same_load)?;
-        (run.server != Server::Relay).then(|| run.ratio_to(relay))
+        (run.server != MeasuredServer::Relay).then(|| run.ratio_to(relay))
     };
     runs.iter().filter_map(compared).collect()
 }
 
 /// Cost of the flight recorder, for loads that were run with it and without it.
-pub fn recorder(runs: &[Run]) -> Vec<Recorder> {
-    let of = |server: Server| runs.iter().filter(move |run| run.server == server);
-    let compared = |with: &Run| {
-        let same = |other: &&Run| {
+pub fn recorder(runs: &[LoadResult]) -> Vec<RecorderCost> {
+    let of = |server: MeasuredServer| runs.iter().filter(move |run| run.server == server);
+    let compared = |with: &LoadResult| {
+        let same = |other: &&LoadResult| {
             other.load == with.load && other.offered_per_s.is_some() == with.offered_per_s.is_some()
         };
-        let ratio = with.ratio_to(of(Server::Unrecorded).find(same)?);
-        Some(Recorder {
+        let ratio = with.ratio_to(of(MeasuredServer::Unrecorded).find(same)?);
+        Some(RecorderCost {
             load: ratio.load,
             at_half_rate: ratio.at_half_rate,
             deliveries_per_s: ratio.deliveries_per_s,
@@ -194,13 +194,13 @@ pub fn recorder(runs: &[Run]) -> Vec<Recorder> {
             cpu_us_per_delivery: ratio.cpu_us_per_delivery,
         })
     };
-    of(Server::Postrider).filter_map(compared).collect()
+    of(MeasuredServer::Postrider).filter_map(compared).collect()
 }
 
-impl Report {
+impl BenchReport {
     /// The tables and remarks, ready to print.
     pub fn text(&self) -> String {
-        let Machine {
+        let MachineInfo {
             cpu,
             cores,
             memory_mib,
@@ -303,14 +303,15 @@ impl Report {
     }
 
     fn remarks(&self) -> Vec<String> {
-        let name = |run: &Run| format!("{}, {}", named(run.load, run.offered_per_s.is_some()), run.server);
-        let runs: Vec<(String, &Run)> = self.runs.iter().map(|run| (name(run), run)).collect();
+        let name =
+            |run: &LoadResult| format!("{}, {}", named(run.load, run.offered_per_s.is_some()), run.server);
+        let runs: Vec<(String, &LoadResult)> = self.runs.iter().map(|run| (name(run), run)).collect();
         remarks(runs.iter().map(|(name, run)| (name.as_str(), *run)))
     }
 }
 
 /// Remarks on conditions that distort the numbers.
-pub(super) fn remarks<'a>(runs: impl Iterator<Item = (&'a str, &'a Run)>) -> Vec<String> {
+pub(super) fn remarks<'a>(runs: impl Iterator<Item = (&'a str, &'a LoadResult)>) -> Vec<String> {
     const OTHERS_MAX: f64 = 0.05;
     let mut remarks = Vec::new();
     let mut share: f64 = 0.0;
@@ -344,7 +345,7 @@ pub(super) fn table(columns: &[&str]) -> Table {
     table
 }
 
-pub(super) fn named(load: Load, at_half_rate: bool) -> String {
+pub(super) fn named(load: BenchLoad, at_half_rate: bool) -> String {
     let suffix = if at_half_rate { " at half rate" } else { "" };
     format!("{load}{suffix}")
 }
@@ -377,48 +378,48 @@ pub(super) fn hundredths(value: f64) -> f64 {
 mod tests {
     use super::*;
 
-    fn run(load: Load, server: Server, offered_per_s: Option<f64>, factor: u64) -> Run {
-        let published = Published {
+    fn run(load: BenchLoad, server: MeasuredServer, offered_per_s: Option<f64>, factor: u64) -> LoadResult {
+        let published = PublishingResult {
             events: 1000 * factor,
             failed: 0,
             error_first: None,
             secs: 2.0,
             delivered_meanwhile: 900 * factor * load.fan_out(),
-            ack_ms: Percentiles::default(),
+            ack_ms: LatencyPercentiles::default(),
         };
-        let at = |p50| Percentiles {
+        let at = |p50| LatencyPercentiles {
             p50,
             p99: p50 * 4.0,
-            ..Percentiles::default()
+            ..LatencyPercentiles::default()
         };
-        let arrived = Stats {
+        let arrived = SinkStats {
             delivered: 1000 * factor * load.fan_out(),
             requests: 1000 * factor,
             latency_ms: at(factor as f64),
-            ..Stats::default()
+            ..SinkStats::default()
         };
-        let usage = Usage {
+        let usage = KernelUsage {
             server_cpu_s: Some(0.05),
             store_cpu_s: None,
             server_rss_peak_mib: Some(8.0 * factor as f64),
             cpu_share_others: Some(0.01),
         };
-        Run::new(load, server, offered_per_s, published, arrived, usage)
+        LoadResult::new(load, server, offered_per_s, published, arrived, usage)
     }
 
-    fn report(runs: Vec<Run>) -> Report {
+    fn report(runs: Vec<LoadResult>) -> BenchReport {
         let ratios = ratios(&runs);
         let recorder = recorder(&runs);
         let cpu = "A CPU".to_owned();
         let kernel = "6.1".to_owned();
-        let machine = Machine {
+        let machine = MachineInfo {
             cpu,
             cores: 2,
             memory_mib: 4096,
             kernel,
         };
-        let fdatasync_ms = Percentiles::default();
-        Report {
+        let fdatasync_ms = LatencyPercentiles::default();
+        BenchReport {
             machine,
             fdatasync_ms,
             secs: 2.0,
@@ -433,7 +434,7 @@ mod tests {
 
     #[test]
     fn rates_are_of_the_publishing_time_and_costs_of_everything_delivered() {
-        let run = run(Load::FanOut, Server::Relay, None, 2);
+        let run = run(BenchLoad::FanOut, MeasuredServer::Relay, None, 2);
         assert_eq!(run.deliveries_per_s, 9000.0);
         assert_eq!(run.cpu_us_per_delivery, Some(2.5));
         assert_eq!(run.events_per_delivery_request, 10.0);
@@ -443,11 +444,11 @@ mod tests {
     #[test]
     fn a_run_is_compared_with_the_relay_under_the_same_load() {
         let ratios = ratios(&[
-            run(Load::Single, Server::Relay, None, 4),
-            run(Load::Single, Server::Postrider, None, 2),
-            run(Load::BatchIn, Server::Postrider, None, 2),
-            run(Load::Single, Server::Relay, Some(10.0), 1),
-            run(Load::Single, Server::Postrider, Some(5.0), 3),
+            run(BenchLoad::Single, MeasuredServer::Relay, None, 4),
+            run(BenchLoad::Single, MeasuredServer::Postrider, None, 2),
+            run(BenchLoad::BatchIn, MeasuredServer::Postrider, None, 2),
+            run(BenchLoad::Single, MeasuredServer::Relay, Some(10.0), 1),
+            run(BenchLoad::Single, MeasuredServer::Postrider, Some(5.0), 3),
         ]);
         let [most, half] = &ratios[..] else {
             panic!("expected two ratios, got {ratios:?}");
@@ -462,9 +463,9 @@ mod tests {
     #[test]
     fn the_recorder_is_compared_with_its_absence() {
         let runs = [
-            run(Load::Single, Server::Unrecorded, None, 4),
-            run(Load::Single, Server::Postrider, None, 3),
-            run(Load::FanOut, Server::Postrider, None, 3),
+            run(BenchLoad::Single, MeasuredServer::Unrecorded, None, 4),
+            run(BenchLoad::Single, MeasuredServer::Postrider, None, 3),
+            run(BenchLoad::FanOut, MeasuredServer::Postrider, None, 3),
         ];
         let [cost] = &recorder(&runs)[..] else {
             panic!("expected one comparison");
@@ -478,8 +479,8 @@ mod tests {
     #[test]
     fn the_text_has_a_row_for_every_run_and_every_ratio() {
         let text = report(vec![
-            run(Load::Single, Server::Relay, None, 4),
-            run(Load::Single, Server::Postrider, None, 2),
+            run(BenchLoad::Single, MeasuredServer::Relay, None, 4),
+            run(BenchLoad::Single, MeasuredServer::Postrider, None, 2),
         ])
         .text();
         let rows = |word: &str| text.lines().filter(|line| line.contains(word)).count();
@@ -491,7 +492,7 @@ mod tests {
 
     #[test]
     fn failures_and_company_are_remarked_upon() {
-        let mut bad = run(Load::Single, Server::Postrider, None, 1);
+        let mut bad = run(BenchLoad::Single, MeasuredServer::Postrider, None, 1);
         bad.publish_failed = 3;
         bad.error_first = Some("401 no".to_owned());
         bad.cpu_share_others = Some(0.38);
@@ -505,7 +506,12 @@ mod tests {
 
     #[test]
     fn the_json_is_one_line() {
-        let report = report(vec![run(Load::BatchInOut, Server::Backlogged, None, 1)]);
+        let report = report(vec![run(
+            BenchLoad::BatchInOut,
+            MeasuredServer::Backlogged,
+            None,
+            1,
+        )]);
         let line = serde_json::to_string(&report).unwrap();
         assert!(!line.contains('\n'));
         assert!(

@@ -13,8 +13,8 @@ use serde::{Deserialize, Serialize};
 use tokio::net::TcpListener;
 use tokio::task::{JoinSet, LocalSet};
 
-use super::http::{self, Connection};
-use super::mark::{self, now_nanos};
+use super::event_mark::{self, now_nanos};
+use super::http::{self, BenchConnection};
 use super::{child, latency_histogram, single_threaded};
 use crate::receiver;
 
@@ -41,7 +41,7 @@ pub fn run(args: SinkArgs) -> Result<()> {
 
 /// Deliveries of one run.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
-pub struct Stats {
+pub struct SinkStats {
     /// Deliveries: an event counts once at each endpoint.
     pub delivered: u64,
     pub duplicates: u64,
@@ -49,25 +49,25 @@ pub struct Stats {
     /// Marks of another run, and requests without any.
     pub foreign: u64,
     /// Publish to arrival, in milliseconds.
-    pub latency_ms: Percentiles,
+    pub latency_ms: LatencyPercentiles,
     /// Deliveries in each second since the run began.
     pub per_second: Vec<u64>,
     pub per_endpoint: Vec<u64>,
 }
 
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
-pub struct Percentiles {
+pub struct LatencyPercentiles {
     pub p50: f64,
     pub p99: f64,
     pub p999: f64,
     pub max: f64,
 }
 
-impl Percentiles {
+impl LatencyPercentiles {
     /// Reads a histogram of microseconds as milliseconds.
-    pub fn of(micros: &Histogram<u64>) -> Percentiles {
+    pub fn of(micros: &Histogram<u64>) -> LatencyPercentiles {
         let at = |quantile| micros.value_at_quantile(quantile) as f64 / 1000.0;
-        Percentiles {
+        LatencyPercentiles {
             p50: at(0.5),
             p99: at(0.99),
             p999: at(0.999),
@@ -78,12 +78,12 @@ impl Percentiles {
 
 /// Serves until the listener fails. Needs a `LocalSet`: one thread, so no locks.
 pub(super) async fn serve(listener: TcpListener) -> Result<()> {
-    let sink = Rc::new(RefCell::new(Sink::new(0)));
+    let sink = Rc::new(RefCell::new(SinkState::new(0)));
     let mut connections = JoinSet::new();
     loop {
         tokio::select! {
             accepted = listener.accept() => {
-                let connection = Connection::new(accepted?.0)?;
+                let connection = BenchConnection::new(accepted?.0)?;
                 connections.spawn_local(answer(sink.clone(), connection));
             }
             // A connection that broke off shows as missing deliveries.
@@ -92,7 +92,7 @@ pub(super) async fn serve(listener: TcpListener) -> Result<()> {
     }
 }
 
-async fn answer(sink: Rc<RefCell<Sink>>, mut connection: Connection) -> Result<()> {
+async fn answer(sink: Rc<RefCell<SinkState>>, mut connection: BenchConnection) -> Result<()> {
     while let Some(request) = connection.request().await? {
         if let Some(call) = request.path().strip_prefix("/control/") {
             let (status, body) = match sink.borrow_mut().control(call) {
@@ -116,7 +116,7 @@ fn response(status: &str, body: &str) -> String {
     format!("HTTP/1.1 {status}\r\ncontent-type: application/json\r\ncontent-length: {len}\r\n\r\n{body}")
 }
 
-struct Sink {
+struct SinkState {
     run: u32,
     started: u64,
     requests: u64,
@@ -124,19 +124,19 @@ struct Sink {
     foreign: u64,
     latency: Histogram<u64>,
     per_second: Vec<u64>,
-    endpoints: Vec<Endpoint>,
+    endpoints: Vec<SinkEndpoint>,
 }
 
 #[derive(Default)]
-struct Endpoint {
+struct SinkEndpoint {
     delivered: u64,
     /// Bitmap with one bit per event of the run.
     seen: Vec<u64>,
 }
 
-impl Sink {
-    fn new(run: u32) -> Sink {
-        Sink {
+impl SinkState {
+    fn new(run: u32) -> SinkState {
+        SinkState {
             run,
             started: now_nanos(),
             requests: 0,
@@ -160,11 +160,11 @@ impl Sink {
             return false;
         };
         if index >= self.endpoints.len() {
-            self.endpoints.resize_with(index + 1, Endpoint::default);
+            self.endpoints.resize_with(index + 1, SinkEndpoint::default);
         }
         let endpoint = &mut self.endpoints[index];
         let (mut marks, mut fresh) = (0, 0);
-        for mark in mark::scan(body) {
+        for mark in event_mark::scan(body) {
             marks += 1;
             if mark.run != self.run || mark.seq >= SEQ_MAX {
                 self.foreign += 1;
@@ -200,7 +200,7 @@ impl Sink {
             return Ok(serde_json::to_string(&self.stats())?);
         }
         let run = call.strip_prefix("run/").context("no such control call")?;
-        *self = Sink::new(u32::from_str_radix(run, 16).context("a run is hex digits")?);
+        *self = SinkState::new(u32::from_str_radix(run, 16).context("a run is hex digits")?);
         Ok(String::new())
     }
 
@@ -208,20 +208,20 @@ impl Sink {
         self.endpoints.iter().map(|endpoint| endpoint.delivered).sum()
     }
 
-    fn stats(&self) -> Stats {
-        Stats {
+    fn stats(&self) -> SinkStats {
+        SinkStats {
             delivered: self.delivered(),
             duplicates: self.duplicates,
             requests: self.requests,
             foreign: self.foreign,
-            latency_ms: Percentiles::of(&self.latency),
+            latency_ms: LatencyPercentiles::of(&self.latency),
             per_second: self.per_second.clone(),
             per_endpoint: self.endpoints.iter().map(|endpoint| endpoint.delivered).collect(),
         }
     }
 }
 
-impl Endpoint {
+impl SinkEndpoint {
     /// True the first time an event arrives.
     fn see(&mut self, seq: u64) -> bool {
         let word = (seq / 64) as usize;
@@ -236,14 +236,14 @@ impl Endpoint {
 }
 
 /// The bench's side of the control calls.
-pub(super) struct Control {
-    connection: Connection,
+pub(super) struct SinkControl {
+    connection: BenchConnection,
 }
 
-impl Control {
-    pub async fn open(sink: std::net::SocketAddr) -> Result<Control> {
-        let connection = Connection::open(sink).await?;
-        Ok(Control { connection })
+impl SinkControl {
+    pub async fn open(sink: std::net::SocketAddr) -> Result<SinkControl> {
+        let connection = BenchConnection::open(sink).await?;
+        Ok(SinkControl { connection })
     }
 
     /// Resets the counts and counts the marks of `run` from now on.
@@ -256,7 +256,7 @@ impl Control {
         Ok(serde_json::from_slice(&self.call("GET", "count").await?)?)
     }
 
-    pub async fn stats(&mut self) -> Result<Stats> {
+    pub async fn stats(&mut self) -> Result<SinkStats> {
         Ok(serde_json::from_slice(&self.call("GET", "stats").await?)?)
     }
 
@@ -272,13 +272,13 @@ impl Control {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::bench::mark::Mark;
+    use crate::bench::event_mark::EventMark;
 
     fn body(run: u32, seqs: &[u64]) -> Vec<u8> {
         let mut out = Vec::new();
         for seq in seqs {
             let published = now_nanos();
-            Mark {
+            EventMark {
                 run,
                 seq: *seq,
                 published,
@@ -290,7 +290,7 @@ mod tests {
 
     #[test]
     fn an_event_counts_once_at_each_endpoint() {
-        let mut sink = Sink::new(7);
+        let mut sink = SinkState::new(7);
         assert!(sink.take("/hook/0", &body(7, &[0, 1, 2, 100])));
         assert!(sink.take("/hook/1", &body(7, &[0, 1])));
         assert!(sink.take("/hook/1", &body(7, &[1, 2])));
@@ -304,7 +304,7 @@ mod tests {
 
     #[test]
     fn what_belongs_to_no_run_is_foreign() {
-        let mut sink = Sink::new(7);
+        let mut sink = SinkState::new(7);
         assert!(sink.take("/hook/0", &body(8, &[0, 1])));
         assert!(sink.take("/hook/0", &body(7, &[SEQ_MAX])));
         assert!(!sink.take("/hook/0", b"[]"));
@@ -316,7 +316,7 @@ mod tests {
 
     #[test]
     fn a_new_run_starts_from_nothing() {
-        let mut sink = Sink::new(7);
+        let mut sink = SinkState::new(7);
         sink.take("/hook/0", &body(7, &[0]));
         assert_eq!(sink.control("count").unwrap(), "1");
         sink.control("run/00000008").unwrap();

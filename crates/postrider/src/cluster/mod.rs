@@ -5,15 +5,15 @@ pub mod peers;
 pub mod view;
 
 use crate::config::{Config, StoreKind};
-use crate::{material, secrets};
+use crate::{credentials, secrets};
 use anyhow::{Context, Result, bail};
 use postrider_core::ids::Secret;
 use postrider_core::time::Clock;
 use postrider_engine::Engine;
 use postrider_engine::clock::SystemClock;
-use postrider_engine::node::{self, Sharing};
-use postrider_jetstream::connect::without_secrets;
-use postrider_jetstream::{Cluster, Membership, Node, NodeId, Settings};
+use postrider_engine::node::{self, SendingTurn};
+use postrider_jetstream::connection::without_secrets;
+use postrider_jetstream::{JetStreamCluster, JetStreamSettings, Membership, NodeId, NodeInfo};
 use postrider_store::Catalog;
 use postrider_store::seal::Keyring;
 use std::collections::{BTreeMap, BTreeSet};
@@ -31,16 +31,20 @@ const SETTLE_PATIENCE: Duration = Duration::from_secs(2);
 const SETTLE_LOOK: Duration = Duration::from_millis(5);
 
 /// Connection and layout of the JetStream store; `None` with the embedded store.
-pub fn settings(config: &Config) -> Option<Settings> {
+pub fn settings(config: &Config) -> Option<JetStreamSettings> {
     let clustered = config.store.kind == StoreKind::Jetstream;
     clustered.then(|| config.store.jetstream.settings())
 }
 
 /// Joins the cluster. `url` is the address at which this node is reachable.
-pub async fn join(config: &Config, mut settings: Settings, url: String) -> Result<Arc<Cluster>> {
+pub async fn join(
+    config: &Config,
+    mut settings: JetStreamSettings,
+    url: String,
+) -> Result<Arc<JetStreamCluster>> {
     settings.keys = secrets::configured(config)?.map(Arc::new);
     let id = own_id(&config.data_dir)?;
-    let node = Node {
+    let node = NodeInfo {
         id,
         process: crate::serve::random(),
         name: name(config, id),
@@ -50,7 +54,7 @@ pub async fn join(config: &Config, mut settings: Settings, url: String) -> Resul
     };
     let shown = settings.urls.iter().map(|url| without_secrets(url));
     let urls = shown.collect::<Vec<_>>().join(", ");
-    let cluster = Cluster::open(settings, node).await;
+    let cluster = JetStreamCluster::open(settings, node).await;
     let cluster = cluster.with_context(|| format!("joining the cluster at {urls}"))?;
     Ok(Arc::new(cluster))
 }
@@ -58,7 +62,7 @@ pub async fn join(config: &Config, mut settings: Settings, url: String) -> Resul
 /// The node's id, created at its first start.
 fn own_id(data_dir: &Path) -> Result<NodeId> {
     let path = data_dir.join(NODE_ID);
-    match material::read_if_there(&path)? {
+    match credentials::read_if_there(&path)? {
         Some(text) => match NodeId::parse(text.trim()) {
             Some(id) => Ok(id),
             None => bail!(
@@ -68,7 +72,7 @@ fn own_id(data_dir: &Path) -> Result<NodeId> {
         },
         None => {
             let id = NodeId(crate::serve::random());
-            material::write_private(&path, &format!("{id}\n"))?;
+            credentials::write_private(&path, &format!("{id}\n"))?;
             Ok(id)
         }
     }
@@ -93,9 +97,9 @@ fn name(config: &Config, id: NodeId) -> String {
 /// Makes the cluster's secrets those of this node, so that any node takes the tokens, keys and
 /// certificates of any other. The first node provides its own secrets. Returns whether a file has
 /// changed.
-pub async fn share_secrets(cluster: &Cluster, config: &Config, keys: &Keyring) -> Result<bool> {
+pub async fn share_secrets(cluster: &JetStreamCluster, config: &Config, keys: &Keyring) -> Result<bool> {
     let mut changed = false;
-    for shared in material::shared(config) {
+    for shared in credentials::shared(config) {
         let own = shared.read(keys)?;
         let agreed = cluster.secret(shared.name, || Secret::new(own.clone())).await;
         let agreed = agreed.with_context(|| format!("sharing the secret {:?}", shared.name))?;
@@ -108,12 +112,12 @@ pub async fn share_secrets(cluster: &Cluster, config: &Config, keys: &Keyring) -
 }
 
 /// The node as the engine sees it, and the sender of its share of the work.
-pub fn node(cluster: &Cluster) -> (node::Node, watch::Sender<Sharing>) {
+pub fn node(cluster: &JetStreamCluster) -> (node::NodeIdentity, watch::Sender<SendingTurn>) {
     let me = cluster.members.node().id;
     let (share, sharing) = watch::channel(sharing(me, &cluster.members.membership()));
-    let node = node::Node {
+    let node = node::NodeIdentity {
         name: Some(me.to_string().into()),
-        steward: cluster.members.steward(),
+        coordinator: cluster.members.coordinator(),
         sharing,
     };
     (node, share)
@@ -121,22 +125,22 @@ pub fn node(cluster: &Cluster) -> (node::Node, watch::Sender<Sharing>) {
 
 /// This node's index among the nodes that deliver. A node that is about to own partitions counts
 /// itself.
-fn sharing(me: NodeId, membership: &Membership) -> Sharing {
+fn sharing(me: NodeId, membership: &Membership) -> SendingTurn {
     let mut all: BTreeSet<NodeId> = membership.owners().collect();
     all.insert(me);
-    Sharing::new(all.range(..me).count(), all.len())
+    SendingTurn::new(all.range(..me).count(), all.len())
 }
 
 /// Takes up work that other nodes leave behind, until `stop`.
-pub async fn tend(
-    cluster: Arc<Cluster>,
+pub async fn run_membership_tasks(
+    cluster: Arc<JetStreamCluster>,
     engine: Arc<Engine>,
-    share: watch::Sender<Sharing>,
+    share: watch::Sender<SendingTurn>,
     stop: CancellationToken,
 ) {
     let me = cluster.members.node().id;
     let mut changes = cluster.members.changes();
-    let mut steward = cluster.members.steward();
+    let mut steward = cluster.members.coordinator();
     let mut swept: BTreeMap<u8, u64> = BTreeMap::new();
     loop {
         let membership = changes.borrow_and_update().clone();
@@ -145,7 +149,7 @@ pub async fn tend(
         share.send_if_modified(|known| std::mem::replace(known, now) != now);
         tokio::select! {
             () = stop.cancelled() => return,
-            () = look_after(&cluster, &engine, &membership, is_steward, &mut swept) => {}
+            () = take_up_orphaned_work(&cluster, &engine, &membership, is_steward, &mut swept) => {}
         }
         let more = tokio::select! {
             () = stop.cancelled() => return,
@@ -159,8 +163,8 @@ pub async fn tend(
 }
 
 /// Failures are retried at the next membership change; every heartbeat is one.
-async fn look_after(
-    cluster: &Cluster,
+async fn take_up_orphaned_work(
+    cluster: &JetStreamCluster,
     engine: &Arc<Engine>,
     membership: &Membership,
     is_steward: bool,
@@ -172,7 +176,7 @@ async fn look_after(
     if is_steward {
         let present: BTreeSet<String> = membership.present().map(|member| member.id.to_string()).collect();
         let gone = |by: Option<&str>| by.is_none_or(|by| !present.contains(by));
-        if let Err(e) = engine.take_up_handshakes(gone).await {
+        if let Err(e) = engine.take_over_handshakes(gone).await {
             tracing::warn!(error = %e, "handshakes of a node that has gone cannot be taken up");
         }
     }
@@ -180,7 +184,7 @@ async fn look_after(
 
 /// Ends the deliveries of subscriptions that were deleted while nobody served a partition.
 async fn sweep(
-    cluster: &Cluster,
+    cluster: &JetStreamCluster,
     engine: &Engine,
     swept: &mut BTreeMap<u8, u64>,
 ) -> Result<(), postrider_engine::Error> {
@@ -200,22 +204,22 @@ async fn sweep(
     // A subscription that is unknown here may be new rather than deleted, so the catalog catches up
     // first.
     let exists = |id| engine.directory.subscription_by_id(id).is_some();
-    let mut strays = cluster.log.strays(exists);
+    let mut strays = cluster.log.unknown_subscriptions(exists);
     let head = cluster.catalog.head().await?;
     cluster.catalog.applied(head).await?;
     strays.retain(|id| !exists(*id));
-    engine.retire_strays(strays).await?;
+    engine.retire_unknown_subscriptions(strays).await?;
     *swept = served;
     Ok(())
 }
 
 /// Waits briefly until some node accepts events, so that the first publish requests are not
 /// refused. The node serves requests even when that takes longer.
-pub async fn settle_in(cluster: &Cluster, clock: &dyn Clock) {
+pub async fn wait_until_accepting(cluster: &JetStreamCluster, clock: &dyn Clock) {
     let me = cluster.members.node().id;
     let others = || cluster.members.membership().owners().any(|owner| owner != me);
     let until = clock.now() + SETTLE_PATIENCE;
-    let takes_in = || cluster.catalog.is_current() && (cluster.log.takes_in() || others());
+    let takes_in = || cluster.catalog.is_current() && (cluster.log.accepts_events() || others());
     while !takes_in() && clock.now() < until {
         clock.sleep_until(clock.now() + SETTLE_LOOK).await;
     }

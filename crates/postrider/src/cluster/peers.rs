@@ -5,10 +5,10 @@ use bytes::Bytes;
 use futures_util::StreamExt;
 use postrider_api::Server;
 use postrider_api::listen;
-use postrider_api::peers::{self, Gathered, Peers};
-use postrider_jetstream::ask::{Answers, Asker};
-use postrider_jetstream::members::{Membership, Standing};
-use postrider_jetstream::{Cluster, NodeId};
+use postrider_api::peers::{self, Peers, RawPeerReplies};
+use postrider_jetstream::membership::{Membership, NodeStatus};
+use postrider_jetstream::peer_requests::{PeerMessenger, PeerRequestHandler};
+use postrider_jetstream::{JetStreamCluster, NodeId};
 use std::collections::BTreeSet;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -26,18 +26,18 @@ const KNOWN_BY: Duration = Duration::from_secs(60);
 /// Pause before another try to delete what could not be deleted.
 const LEFT_OVER_PAUSE: Duration = Duration::from_secs(5);
 
-pub struct Others {
-    asker: Arc<Asker>,
+pub struct ClusterPeers {
+    asker: Arc<PeerMessenger>,
     name: String,
     id: String,
     began: Instant,
     hearing: TaskTracker,
 }
 
-impl Others {
-    pub fn new(cluster: &Cluster) -> Arc<Others> {
+impl ClusterPeers {
+    pub fn new(cluster: &JetStreamCluster) -> Arc<ClusterPeers> {
         let node = cluster.members.node();
-        Arc::new(Others {
+        Arc::new(ClusterPeers {
             asker: cluster.asker.clone(),
             name: node.name.clone(),
             id: node.id.to_string(),
@@ -61,7 +61,7 @@ fn name_of(membership: &Membership, node: NodeId) -> String {
 }
 
 #[async_trait]
-impl Peers for Others {
+impl Peers for ClusterPeers {
     fn name(&self) -> &str {
         &self.name
     }
@@ -74,26 +74,26 @@ impl Peers for Others {
         let membership = self.asker.handle().membership();
         let known = membership.nodes.iter().find(|member| member.id.to_string() == id);
         match known.map(|member| member.standing) {
-            Some(Standing::Live | Standing::Draining) => true,
-            Some(Standing::Dead | Standing::Left) => false,
+            Some(NodeStatus::Live | NodeStatus::Draining) => true,
+            Some(NodeStatus::Dead | NodeStatus::Left) => false,
             None => self.began.elapsed() < KNOWN_BY,
         }
     }
 
-    async fn ask(&self, question: &str, body: Bytes) -> Gathered {
-        let asked = self.asker.ask(question, body, PATIENCE).await;
+    async fn ask(&self, question: &str, body: Bytes) -> RawPeerReplies {
+        let asked = self.asker.request_all(question, body, PATIENCE).await;
         let membership = self.asker.handle().membership();
         let name = |node: NodeId| name_of(&membership, node);
         // A dead node's records are missing as well: it cannot reply until it is back.
         let dead = membership
             .nodes
             .iter()
-            .filter(|member| member.standing == Standing::Dead)
+            .filter(|member| member.standing == NodeStatus::Dead)
             .map(|member| member.id);
         let missing: BTreeSet<NodeId> = asked.missing.iter().copied().chain(dead).collect();
         let answered = asked.answers.iter().map(|(node, _)| *node);
         let answered: BTreeSet<NodeId> = answered.collect();
-        Gathered {
+        RawPeerReplies {
             missing: missing.difference(&answered).map(|node| name(*node)).collect(),
             answers: asked
                 .answers
@@ -111,17 +111,17 @@ impl Peers for Others {
         within: Duration,
     ) -> Result<Bytes, String> {
         let node = NodeId::parse(id).ok_or("no node has such a number")?;
-        self.asker.ask_one(node, question, body, within).await
+        self.asker.request_one(node, question, body, within).await
     }
 
     async fn tell(&self, what: &str, body: Bytes) {
-        if let Err(e) = self.asker.tell(what, body).await {
+        if let Err(e) = self.asker.broadcast(what, body).await {
             tracing::debug!(what, error = %e, "other nodes cannot be told");
         }
     }
 
     async fn hear(&self, what: &str) -> Option<mpsc::Receiver<Bytes>> {
-        let heard = self.asker.hear(what).await.ok()?;
+        let heard = self.asker.subscribe_broadcast(what).await.ok()?;
         let (news, received) = mpsc::channel(NEWS);
         self.hearing.spawn(async move {
             let mut heard = std::pin::pin!(heard);
@@ -140,10 +140,10 @@ impl Peers for Others {
 }
 
 /// Replies to peer requests while the server exists.
-struct Answering(Weak<Server>);
+struct PeerReplier(Weak<Server>);
 
 #[async_trait]
-impl Answers for Answering {
+impl PeerRequestHandler for PeerReplier {
     async fn answer(&self, question: &str, body: Bytes) -> Result<Bytes, String> {
         match self.0.upgrade() {
             Some(server) => peers::answer(&server, question, body).await,
@@ -153,16 +153,20 @@ impl Answers for Answering {
 }
 
 /// Starts to reply to peer requests.
-pub fn answer_with(cluster: &Cluster, server: &Arc<Server>) {
-    let answering = Answering(Arc::downgrade(server));
-    cluster.asker.answer_with(Arc::new(answering));
+pub fn serve_peer_requests(cluster: &JetStreamCluster, server: &Arc<Server>) {
+    let answering = PeerReplier(Arc::downgrade(server));
+    cluster.asker.set_handler(Arc::new(answering));
 }
 
 /// Deletes the subscriptions of listen sessions whose node is gone, until `stop`. Only the
 /// coordinator does so.
-pub async fn tend_listeners(cluster: Arc<Cluster>, server: Arc<Server>, stop: CancellationToken) {
+pub async fn delete_orphaned_listen_sessions(
+    cluster: Arc<JetStreamCluster>,
+    server: Arc<Server>,
+    stop: CancellationToken,
+) {
     let mut changes = cluster.members.changes();
-    let mut steward = cluster.members.steward();
+    let mut steward = cluster.members.coordinator();
     let mut seen = (BTreeSet::new(), false);
     loop {
         let present = changes
@@ -174,7 +178,7 @@ pub async fn tend_listeners(cluster: Arc<Cluster>, server: Arc<Server>, stop: Ca
         if now.1 && now != seen {
             let all = tokio::select! {
                 () = stop.cancelled() => return,
-                all = listen::delete_left_over(&server) => all,
+                all = listen::delete_orphaned_subscriptions(&server) => all,
             };
             if !all {
                 if server.engine.nap(LEFT_OVER_PAUSE).await {

@@ -3,12 +3,13 @@
 use async_trait::async_trait;
 use postrider_api::Server;
 use postrider_api::cluster::{
-    Cluster as Shown, ClusterView, Counts, JetStream, NatsServer, Node, Own, Partition, Replica, Standing,
-    Stream, Tallies, Waiting, rates,
+    ClusterCounters, ClusterNode, ClusterPartition, ClusterState as Shown, ClusterView,
+    JetStreamReplicaState, JetStreamState, JetStreamStreamState, LocalNodeState, NatsServer, NodeCounters,
+    NodeStanding, ShownPartitionBacklog, rates,
 };
-use postrider_jetstream::health::{self, Report};
-use postrider_jetstream::members::{self, Member, Ownership};
-use postrider_jetstream::{Cluster, NodeId};
+use postrider_jetstream::health::{self, JetStreamReport};
+use postrider_jetstream::membership::{self, KnownNode, PartitionOwnership};
+use postrider_jetstream::{JetStreamCluster, NodeId};
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
@@ -22,20 +23,20 @@ const FRESH: Duration = Duration::from_secs(2);
 /// How long after the start a partition's owner may not have created its stream yet.
 const STARTING_MAX: Duration = Duration::from_secs(10);
 
-type Look = Option<(Instant, Arc<Report>)>;
+type LastReport = Option<(Instant, Arc<JetStreamReport>)>;
 
 /// Examines JetStream only on request, and makes no caller wait for a slow examination.
-pub struct View {
-    cluster: Arc<Cluster>,
+pub struct JetStreamClusterView {
+    cluster: Arc<JetStreamCluster>,
     started: Instant,
-    last: watch::Sender<Look>,
+    last: watch::Sender<LastReport>,
     /// The examination that is running, if any.
     looking: Mutex<JoinSet<()>>,
 }
 
-impl View {
-    pub fn new(cluster: Arc<Cluster>) -> Arc<View> {
-        Arc::new(View {
+impl JetStreamClusterView {
+    pub fn new(cluster: Arc<JetStreamCluster>) -> Arc<JetStreamClusterView> {
+        Arc::new(JetStreamClusterView {
             cluster,
             started: Instant::now(),
             last: watch::Sender::new(None),
@@ -44,13 +45,13 @@ impl View {
     }
 
     /// Logs what JetStream guarantees; called at the start.
-    pub async fn greet(&self) {
+    pub async fn log_guarantee(&self) {
         let report = self.cluster.health.look().await;
         let (replicas, sync, version) = (report.replicas, report.sync, report.version.as_deref());
         let guarantee = &report.guarantee;
         let partitions = self.cluster.facts.partitions;
         tracing::info!(replicas, %sync, version, partitions, "kept in JetStream: {guarantee}");
-        if replicas == 1 && sync != health::Sync::Always {
+        if replicas == 1 && sync != health::SyncPolicy::Always {
             tracing::warn!(
                 %sync,
                 "a power cut can lose acknowledged events: set sync_interval: always in the NATS server's jetstream \
@@ -70,8 +71,8 @@ impl View {
     /// owner.
     fn starting(&self) -> BTreeSet<u8> {
         let is_new = self.started.elapsed() < STARTING_MAX;
-        let own = members::serves(&self.cluster.log);
-        let is_starting = |of: &&Ownership| {
+        let own = membership::served_backlogs(&self.cluster.log);
+        let is_starting = |of: &&PartitionOwnership| {
             let is_served = of.waiting.is_some() || own.contains_key(&of.number);
             of.epoch == 0 || (is_new && !is_served)
         };
@@ -80,7 +81,7 @@ impl View {
         starting.map(|of| of.number).collect()
     }
 
-    fn is_fresh(look: &Look) -> bool {
+    fn is_fresh(look: &LastReport) -> bool {
         look.as_ref().is_some_and(|(when, _)| when.elapsed() < FRESH)
     }
 
@@ -99,10 +100,10 @@ impl View {
         }
     }
 
-    fn tallies(&self) -> Tallies {
+    fn tallies(&self) -> NodeCounters {
         let counters = &self.cluster.log.shared().counters;
         let of = |counter: &AtomicU64| counter.load(Relaxed);
-        Tallies {
+        NodeCounters {
             takeovers: of(&counters.takeovers),
             lost: of(&counters.lost),
             fenced: of(&counters.fenced),
@@ -116,9 +117,9 @@ impl View {
         }
     }
 
-    fn own(&self) -> Own {
+    fn own(&self) -> LocalNodeState {
         let members = &self.cluster.members;
-        Own {
+        LocalNodeState {
             connected: self.cluster.connection.is_connected(),
             lease_left: members.lease().left(),
             failed: members.failed().borrow().clone(),
@@ -129,23 +130,23 @@ impl View {
 }
 
 #[async_trait]
-impl ClusterView for View {
+impl ClusterView for JetStreamClusterView {
     fn now(&self) -> Shown {
         let membership = self.cluster.members.membership();
         let last = self.last.borrow().clone();
         let me = self.cluster.members.node().id;
         // The node knows its own partitions better than its last heartbeat says.
-        let own = members::serves(&self.cluster.log);
-        let as_it_is = |of: &Ownership| match own.get(&of.number) {
-            Some(_) => partition(&Ownership {
+        let own = membership::served_backlogs(&self.cluster.log);
+        let as_it_is = |of: &PartitionOwnership| match own.get(&of.number) {
+            Some(_) => partition(&PartitionOwnership {
                 owner: Some(me),
                 waiting: own.get(&of.number).copied(),
                 ..*of
             }),
-            None if of.owner == Some(me) => partition(&Ownership { waiting: None, ..*of }),
+            None if of.owner == Some(me) => partition(&PartitionOwnership { waiting: None, ..*of }),
             None => partition(of),
         };
-        let mut nodes: Vec<Node> = membership.nodes.iter().map(node).collect();
+        let mut nodes: Vec<ClusterNode> = membership.nodes.iter().map(node).collect();
         for one in nodes.iter_mut().filter(|one| one.id == me.to_string()) {
             one.partitions = own.keys().copied().collect();
         }
@@ -162,9 +163,9 @@ impl ClusterView for View {
 
     async fn look(&self, patience: Duration) -> Shown {
         let mut last = self.last.subscribe();
-        if !View::is_fresh(&last.borrow_and_update()) {
+        if !JetStreamClusterView::is_fresh(&last.borrow_and_update()) {
             self.begin();
-            let _ = tokio::time::timeout(patience, last.wait_for(View::is_fresh)).await;
+            let _ = tokio::time::timeout(patience, last.wait_for(JetStreamClusterView::is_fresh)).await;
         }
         self.now()
     }
@@ -179,25 +180,25 @@ impl ClusterView for View {
 }
 
 /// Reports this node's workload to the other nodes.
-pub fn report(cluster: &Cluster, server: &Arc<Server>) {
+pub fn report(cluster: &JetStreamCluster, server: &Arc<Server>) {
     // A weak reference: the server holds the cluster already, and a cycle would leak both.
     let server = Arc::downgrade(server);
     let report = move || server.upgrade().map(|server| rates(&server)).unwrap_or_default();
-    cluster.members.report_with(Arc::new(report));
+    cluster.members.set_report_source(Arc::new(report));
 }
 
-fn node(member: &Member) -> Node {
-    Node {
+fn node(member: &KnownNode) -> ClusterNode {
+    ClusterNode {
         id: member.id.to_string(),
         name: member.name.clone(),
         url: member.url.clone(),
         version: member.version.clone(),
         started: member.started,
         standing: match member.standing {
-            members::Standing::Live => Standing::Live,
-            members::Standing::Draining => Standing::Draining,
-            members::Standing::Dead => Standing::Dead,
-            members::Standing::Left => Standing::Left,
+            membership::NodeStatus::Live => NodeStanding::Live,
+            membership::NodeStatus::Draining => NodeStanding::Draining,
+            membership::NodeStatus::Dead => NodeStanding::Dead,
+            membership::NodeStatus::Left => NodeStanding::Left,
         },
         heard_ago: member.heard_ago,
         partitions: member.partitions.clone(),
@@ -206,8 +207,8 @@ fn node(member: &Member) -> Node {
     }
 }
 
-fn counts(of: members::Counts) -> Counts {
-    Counts {
+fn counts(of: membership::NodeCounts) -> ClusterCounters {
+    ClusterCounters {
         takeovers: of.takeovers,
         fenced: of.fenced,
         redelivered: of.redelivered,
@@ -215,12 +216,12 @@ fn counts(of: members::Counts) -> Counts {
     }
 }
 
-fn partition(of: &Ownership) -> Partition {
-    Partition {
+fn partition(of: &PartitionOwnership) -> ClusterPartition {
+    ClusterPartition {
         number: of.number,
         owner: of.owner.map(|owner| owner.to_string()),
         epoch: of.epoch,
-        waiting: of.waiting.map(|one| Waiting {
+        waiting: of.waiting.map(|one| ShownPartitionBacklog {
             waiting: one.waiting,
             retrying: one.retrying,
             letters: one.letters,
@@ -228,10 +229,10 @@ fn partition(of: &Ownership) -> Partition {
     }
 }
 
-fn jetstream(report: &Report, wanted: usize, looked_ago: Duration) -> JetStream {
-    let streams: Vec<Stream> = report.streams.iter().map(stream).collect();
+fn jetstream(report: &JetStreamReport, wanted: usize, looked_ago: Duration) -> JetStreamState {
+    let streams: Vec<JetStreamStreamState> = report.streams.iter().map(stream).collect();
     let (of_partitions, others) = streams.split_at(usize::from(report.partitions).min(streams.len()));
-    JetStream {
+    JetStreamState {
         looked_ago,
         version: report.version.clone(),
         servers: report
@@ -254,14 +255,14 @@ fn jetstream(report: &Report, wanted: usize, looked_ago: Duration) -> JetStream 
     }
 }
 
-fn stream(of: &health::Stream) -> Stream {
-    Stream {
+fn stream(of: &health::StreamStatus) -> JetStreamStreamState {
+    JetStreamStreamState {
         name: of.name.clone(),
         leader: of.leader.clone(),
         replicas: of
             .others
             .iter()
-            .map(|copy| Replica {
+            .map(|copy| JetStreamReplicaState {
                 server: copy.server.clone(),
                 current: copy.current,
                 offline: copy.offline,

@@ -3,12 +3,12 @@
 use super::declared::DeclaredSubscription;
 use super::edge::{EdgeConfig, event_grid_hosts};
 use super::model::Config;
-use super::secret::Secret;
+use super::secret::ConfigSecret;
 use super::{ConfigError, custom, destination, duration, egress, jetstream, nearest, storage, traces};
 use postrider_api::throttle::SECRET_CHARS_MIN;
 use postrider_engine::in_flight::BUDGET_BYTES_MIN;
 use postrider_wire::resources::{
-    CLOUD_BATCH_EVENTS_MAX, CLOUD_BATCH_KILOBYTES_MAX, DECLARED_TOPIC, SUBSCRIPTION_PROPERTIES, Shape,
+    BodyShape, CLOUD_BATCH_EVENTS_MAX, CLOUD_BATCH_KILOBYTES_MAX, DECLARED_TOPIC, SUBSCRIPTION_PROPERTIES,
     unknown_members,
 };
 use serde_json::Value;
@@ -16,9 +16,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
-pub type Checked = Result<(), ConfigError>;
+pub type CheckResult = Result<(), ConfigError>;
 
-pub fn refuse(key: impl Into<String>, reason: impl Into<String>) -> Checked {
+pub fn refuse(key: impl Into<String>, reason: impl Into<String>) -> CheckResult {
     Err(ConfigError::new(key, reason))
 }
 
@@ -54,7 +54,7 @@ pub fn check(config: &Config, edge: &EdgeConfig) -> Vec<ConfigError> {
 }
 
 /// Looks at the properties under a key, with the names of what stands beside them.
-type Look<'a> = dyn FnMut(&str, &Value, &Shape, &[&str]) + 'a;
+type Look<'a> = dyn FnMut(&str, &Value, &BodyShape, &[&str]) + 'a;
 
 /// What stands beside the properties of a declared topic.
 const OF_TOPICS: [&str; 4] = ["name", "key1", "key2", "subscription"];
@@ -63,7 +63,7 @@ const OF_TOPICS: [&str; 4] = ["name", "key1", "key2", "subscription"];
 fn unknown_members_of_declared(config: &Config) -> Vec<ConfigError> {
     let mut errors = Vec::new();
     // `own`: what stands beside the properties.
-    let mut look = |key: &str, properties: &Value, shape: &Shape, own: &[&str]| {
+    let mut look = |key: &str, properties: &Value, shape: &BodyShape, own: &[&str]| {
         for unknown in unknown_members(properties, shape) {
             let key = format!("{key}.{}", snake_case(&unknown.path));
             let own = own.iter().filter(|_| unknown.path == unknown.name);
@@ -124,7 +124,7 @@ fn snake_case(name: &str) -> String {
     spelled
 }
 
-fn check_others(config: &Config) -> Checked {
+fn check_others(config: &Config) -> CheckResult {
     if config.dead_letter.delay == Some(duration::NEVER) {
         return refuse(
             "dead_letter.delay",
@@ -174,7 +174,7 @@ pub fn warnings(config: &Config, edge: &EdgeConfig) -> Vec<String> {
 
 /// Guessable secrets, by the configuration keys that hold them.
 fn short_secrets(config: &Config, edge: &EdgeConfig) -> Vec<String> {
-    let mut all: Vec<(String, &Secret)> = Vec::new();
+    let mut all: Vec<(String, &ConfigSecret)> = Vec::new();
     for client in &config.clients {
         all.push((format!("client \"{}\": secret", client.id), &client.secret));
     }
@@ -200,7 +200,7 @@ fn short_secrets(config: &Config, edge: &EdgeConfig) -> Vec<String> {
             all.extend(key.as_ref().map(|key| (name.to_owned(), key)));
         }
     }
-    let short = |secret: &Secret| {
+    let short = |secret: &ConfigSecret| {
         let length = secret.expose().chars().count();
         (1..SECRET_CHARS_MIN).contains(&length)
     };
@@ -232,7 +232,7 @@ fn listeners(config: &Config) -> impl Iterator<Item = SocketAddr> {
     config.listen.https.into_iter().chain(config.listen.http)
 }
 
-fn check_listeners(config: &Config) -> Checked {
+fn check_listeners(config: &Config) -> CheckResult {
     let listen = &config.listen;
     if listeners(config).next().is_none() {
         return refuse("listen", "https and http are both off");
@@ -261,7 +261,7 @@ fn check_listeners(config: &Config) -> Checked {
 
 /// An edge API without keys must not be reachable from other machines unless `edge.allow_open` is
 /// set.
-fn check_edge_access(config: &Config, edge: &EdgeConfig) -> Checked {
+fn check_edge_access(config: &Config, edge: &EdgeConfig) -> CheckResult {
     if !edge_is_open(config, edge) || config.edge.allow_open {
         return Ok(());
     }
@@ -277,7 +277,7 @@ fn check_edge_access(config: &Config, edge: &EdgeConfig) -> Checked {
     }
 }
 
-fn check_azure(config: &Config) -> Checked {
+fn check_azure(config: &Config) -> CheckResult {
     let azure = &config.azure;
     for (key, text) in [
         ("azure.subscription", &azure.subscription),
@@ -293,7 +293,7 @@ fn check_azure(config: &Config) -> Checked {
     Ok(())
 }
 
-fn check_clients(config: &Config) -> Checked {
+fn check_clients(config: &Config) -> CheckResult {
     let mut seen = BTreeSet::new();
     for (index, client) in config.clients.iter().enumerate() {
         if client.id.is_empty() {
@@ -314,7 +314,7 @@ fn check_clients(config: &Config) -> Checked {
 
 /// Any client that reaches a listener gets a token without a secret: only this machine may reach
 /// them.
-fn check_managed_identity(config: &Config) -> Checked {
+fn check_managed_identity(config: &Config) -> CheckResult {
     let key = "azure.managed_identity";
     let Some(id) = &config.azure.managed_identity else {
         return Ok(());
@@ -331,7 +331,7 @@ fn check_managed_identity(config: &Config) -> Checked {
     Ok(())
 }
 
-fn check_oidc(config: &Config) -> Checked {
+fn check_oidc(config: &Config) -> CheckResult {
     let Some(oidc) = &config.oidc else {
         return Ok(());
     };
@@ -369,7 +369,7 @@ const STALL_RANGE: std::ops::RangeInclusive<Duration> = Duration::from_secs(1)..
 const THROTTLE_WAIT_MIN: Duration = Duration::from_secs(1);
 const THROTTLE_WAIT_MAX: Duration = Duration::from_secs(86_400);
 
-fn check_numbers(config: &Config) -> Checked {
+fn check_numbers(config: &Config) -> CheckResult {
     let limits = &config.limits;
     for (key, number) in [
         ("threads", config.threads.unwrap_or(1)),
@@ -442,7 +442,7 @@ const SCRUB_RATE_LEAST: u64 = 64 << 10;
 /// Recordings are dropped in pieces that span this much time.
 const RECORDER_KEEP_LEAST: Duration = Duration::from_secs(10 * 60);
 
-fn check_secrets(config: &Config) -> Checked {
+fn check_secrets(config: &Config) -> CheckResult {
     let secrets = &config.secrets;
     if secrets.key.is_some() && secrets.key_file.is_some() {
         return refuse("secrets.key_file", "cannot be set together with secrets.key");
@@ -455,7 +455,7 @@ fn check_secrets(config: &Config) -> Checked {
     Ok(())
 }
 
-fn check_scrub(config: &Config) -> Checked {
+fn check_scrub(config: &Config) -> CheckResult {
     let store = &config.store;
     if store.scrub_every < SCRUB_EVERY_LEAST {
         return refuse(
@@ -475,7 +475,7 @@ fn check_scrub(config: &Config) -> Checked {
     Ok(())
 }
 
-fn check_recorder(config: &Config) -> Checked {
+fn check_recorder(config: &Config) -> CheckResult {
     let recorder = &config.recorder;
     if recorder.keep < RECORDER_KEEP_LEAST {
         return refuse(
@@ -499,7 +499,7 @@ fn check_recorder(config: &Config) -> Checked {
 const AUDIT_BYTES_LEAST: u64 = 1 << 20;
 const AUDIT_KEEP_LEAST: Duration = Duration::from_secs(3600);
 
-fn check_audit(config: &Config) -> Checked {
+fn check_audit(config: &Config) -> CheckResult {
     let audit = &config.audit;
     if audit.keep < AUDIT_KEEP_LEAST {
         return refuse(
@@ -524,7 +524,7 @@ const SPLIT_STATUSES: [u16; 2] = [400, 413];
 
 /// Refuses statuses other than those about a request's size or content: halves of a batch would
 /// fare no better.
-pub fn check_split_batches_on(key: &str, statuses: Option<&[u16]>) -> Checked {
+pub fn check_split_batches_on(key: &str, statuses: Option<&[u16]>) -> CheckResult {
     let statuses = statuses.unwrap_or_default();
     for (index, status) in statuses.iter().enumerate() {
         if !SPLIT_STATUSES.contains(status) {
@@ -542,7 +542,7 @@ pub fn check_split_batches_on(key: &str, statuses: Option<&[u16]>) -> Checked {
 
 pub const PROBATION_FAILURES_MOST: u32 = 10_000;
 
-fn check_retry(config: &Config) -> Checked {
+fn check_retry(config: &Config) -> CheckResult {
     if let Some(percent) = config.retry.jitter_percent {
         within("retry.jitter_percent", percent, 0, JITTER_PERCENT_MOST)?;
     }
@@ -580,14 +580,14 @@ fn check_retry(config: &Config) -> Checked {
     }
 }
 
-pub fn within(key: impl Into<String>, number: u32, least: u32, most: u32) -> Checked {
+pub fn within(key: impl Into<String>, number: u32, least: u32, most: u32) -> CheckResult {
     if (least..=most).contains(&number) {
         return Ok(());
     }
     refuse(key, format!("must be between {least} and {most}, was {number}"))
 }
 
-pub fn wait_within(key: impl Into<String>, wait: Duration, most: Duration) -> Checked {
+pub fn wait_within(key: impl Into<String>, wait: Duration, most: Duration) -> CheckResult {
     if wait > Duration::ZERO && wait <= most {
         return Ok(());
     }
@@ -596,7 +596,7 @@ pub fn wait_within(key: impl Into<String>, wait: Duration, most: Duration) -> Ch
 }
 
 /// Declared resources must fit the quotas: with both in the file, neither could be said to win.
-fn check_quotas(config: &Config) -> Checked {
+fn check_quotas(config: &Config) -> CheckResult {
     let quotas = config.quotas_in_force();
     let within = |count: usize, most: usize, key: &str, what: &str| match count > most {
         true => refuse(
@@ -667,7 +667,7 @@ fn check_quotas(config: &Config) -> Checked {
 }
 
 /// Names are compared as the management API does: without regard to case.
-fn check_declared(config: &Config) -> Checked {
+fn check_declared(config: &Config) -> CheckResult {
     let mut seen = BTreeSet::new();
     for (index, topic) in config.topics.iter().enumerate() {
         if !seen.insert(topic.name.to_lowercase()) {

@@ -1,7 +1,7 @@
 //! `[profile_custom]`: the operator's own profile as written, and the checks on it.
 
 use super::check::{
-    Checked, JITTER_PERCENT_MOST, PROBATION_FAILURES_MOST, WAIT_MOST, check_split_batches_on, refuse,
+    CheckResult, JITTER_PERCENT_MOST, PROBATION_FAILURES_MOST, WAIT_MOST, check_split_batches_on, refuse,
     wait_within, within,
 };
 use super::{duration, model, nearest};
@@ -131,8 +131,8 @@ impl<T: Serialize> Serialize for OrOff<T> {
 
 impl<'de> Deserialize<'de> for OrOff<ProbationCustom> {
     fn deserialize<D: Deserializer<'de>>(from: D) -> Result<OrOff<ProbationCustom>, D::Error> {
-        struct Written;
-        impl<'de> Visitor<'de> for Written {
+        struct OrOffVisitor;
+        impl<'de> Visitor<'de> for OrOffVisitor {
             type Value = OrOff<ProbationCustom>;
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
                 f.write_str("a table or \"off\"")
@@ -148,7 +148,7 @@ impl<'de> Deserialize<'de> for OrOff<ProbationCustom> {
                 ProbationCustom::deserialize(table).map(OrOff::On)
             }
         }
-        from.deserialize_any(Written)
+        from.deserialize_any(OrOffVisitor)
     }
 }
 
@@ -157,27 +157,27 @@ mod floors {
     use super::*;
 
     #[derive(PartialEq, Eq, PartialOrd, Ord)]
-    struct Status(u16);
+    struct StatusKey(u16);
 
-    impl<'de> Deserialize<'de> for Status {
-        fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Status, D::Error> {
+    impl<'de> Deserialize<'de> for StatusKey {
+        fn deserialize<D: Deserializer<'de>>(from: D) -> Result<StatusKey, D::Error> {
             let text = String::deserialize(from)?;
             let number = text.parse().ok().filter(|_| text.len() == 3);
             let status = number.filter(|status| STATUSES.contains(status));
             let refused = || D::Error::custom(format!("\"{text}\" is not a status such as \"503\""));
-            status.map(Status).ok_or_else(refused)
+            status.map(StatusKey).ok_or_else(refused)
         }
     }
 
-    pub fn serialize<S: Serializer>(floors: &Floors, to: S) -> Result<S::Ok, S::Error> {
+    pub fn serialize<S: Serializer>(floors: &FloorsByStatus, to: S) -> Result<S::Ok, S::Error> {
         floors
             .as_ref()
             .map(|floors| by_text(floors, u16::to_string))
             .serialize(to)
     }
 
-    pub fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Floors, D::Error> {
-        let floors = Option::<BTreeMap<Status, duration::Item>>::deserialize(from)?;
+    pub fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<FloorsByStatus, D::Error> {
+        let floors = Option::<BTreeMap<StatusKey, duration::DurationItem>>::deserialize(from)?;
         Ok(floors.map(|floors| {
             floors
                 .into_iter()
@@ -186,7 +186,7 @@ mod floors {
         }))
     }
 
-    type Floors = Option<BTreeMap<u16, Duration>>;
+    type FloorsByStatus = Option<BTreeMap<u16, Duration>>;
 }
 
 /// Durations by outcome.
@@ -194,11 +194,11 @@ mod causes {
     use super::*;
 
     #[derive(PartialEq, Eq, PartialOrd, Ord)]
-    struct Cause(Outcome);
+    struct CauseKey(Outcome);
 
-    impl<'de> Deserialize<'de> for Cause {
+    impl<'de> Deserialize<'de> for CauseKey {
         /// Case is ignored, since names of environment variables have none.
-        fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Cause, D::Error> {
+        fn deserialize<D: Deserializer<'de>>(from: D) -> Result<CauseKey, D::Error> {
             let text = String::deserialize(from)?;
             let failures = || {
                 let no_failures = [Outcome::Success, Outcome::Probation];
@@ -207,7 +207,7 @@ mod causes {
                     .filter(move |outcome| !no_failures.contains(outcome))
             };
             let found = failures().find(|outcome| outcome.name().eq_ignore_ascii_case(&text));
-            found.map(Cause).ok_or_else(|| {
+            found.map(CauseKey).ok_or_else(|| {
                 let names: Vec<_> = failures().map(Outcome::name).collect();
                 let hint = nearest(&text, names.iter().copied());
                 let hint = hint
@@ -218,15 +218,15 @@ mod causes {
         }
     }
 
-    pub fn serialize<S: Serializer>(causes: &Causes, to: S) -> Result<S::Ok, S::Error> {
+    pub fn serialize<S: Serializer>(causes: &DelaysByCause, to: S) -> Result<S::Ok, S::Error> {
         causes
             .as_ref()
             .map(|causes| by_text(causes, Outcome::to_string))
             .serialize(to)
     }
 
-    pub fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Causes, D::Error> {
-        let causes = Option::<BTreeMap<Cause, duration::Item>>::deserialize(from)?;
+    pub fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<DelaysByCause, D::Error> {
+        let causes = Option::<BTreeMap<CauseKey, duration::DurationItem>>::deserialize(from)?;
         Ok(causes.map(|causes| {
             causes
                 .into_iter()
@@ -235,20 +235,23 @@ mod causes {
         }))
     }
 
-    type Causes = Option<BTreeMap<Outcome, Duration>>;
+    type DelaysByCause = Option<BTreeMap<Outcome, Duration>>;
 }
 
-fn by_text<K>(durations: &BTreeMap<K, Duration>, text: fn(&K) -> String) -> BTreeMap<String, duration::Item> {
+fn by_text<K>(
+    durations: &BTreeMap<K, Duration>,
+    text: fn(&K) -> String,
+) -> BTreeMap<String, duration::DurationItem> {
     durations
         .iter()
-        .map(|(key, duration)| (text(key), duration::Item(*duration)))
+        .map(|(key, duration)| (text(key), duration::DurationItem(*duration)))
         .collect()
 }
 
 const STATUSES: std::ops::RangeInclusive<u16> = 100..=599;
 
 /// Refuses a profile that no engine could follow, or that contradicts itself about a status.
-pub fn check(custom: &ProfileCustom, edge_strict_success: bool) -> Checked {
+pub fn check(custom: &ProfileCustom, edge_strict_success: bool) -> CheckResult {
     let profiles = Profiles::default();
     let base = profiles
         .named(&custom.base)
@@ -272,7 +275,7 @@ pub fn check(custom: &ProfileCustom, edge_strict_success: bool) -> Checked {
     }
 }
 
-fn check_waits(custom: &ProfileCustom, base: &Profile) -> Checked {
+fn check_waits(custom: &ProfileCustom, base: &Profile) -> CheckResult {
     if let Some(schedule) = &custom.schedule {
         let key = "profile_custom.schedule";
         if schedule.is_empty() {
@@ -328,7 +331,7 @@ fn check_waits(custom: &ProfileCustom, base: &Profile) -> Checked {
     Ok(())
 }
 
-fn check_statuses(custom: &ProfileCustom, base: &Profile, edge_strict_success: bool) -> Checked {
+fn check_statuses(custom: &ProfileCustom, base: &Profile, edge_strict_success: bool) -> CheckResult {
     if custom.success.as_ref().is_some_and(Vec::is_empty) {
         return refuse("profile_custom.success", "must have at least one status");
     }
@@ -370,7 +373,7 @@ fn check_statuses(custom: &ProfileCustom, base: &Profile, edge_strict_success: b
     Ok(())
 }
 
-fn check_probation(probation: &ProbationCustom) -> Checked {
+fn check_probation(probation: &ProbationCustom) -> CheckResult {
     let key = "profile_custom.probation";
     if let Some(failures) = probation.failures {
         within(format!("{key}.failures"), failures, 1, PROBATION_FAILURES_MOST)?;

@@ -3,20 +3,20 @@
 //! Declarations carry the management API's own properties, which are not validated here. A property
 //! may stand beside `name` or inside a `properties` table, in snake_case or as the API spells it.
 
-use super::secret::{MASK, Secret};
+use super::secret::{ConfigSecret, MASK};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::{Map, Value};
 use std::fmt;
 
 /// A `[[topic]]`.
 #[derive(Clone, PartialEq, Serialize, Deserialize)]
-#[serde(try_from = "Written")]
+#[serde(try_from = "TopicDeclaration")]
 pub struct DeclaredTopic {
     pub name: String,
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub key1: Option<Secret>,
+    pub key1: Option<ConfigSecret>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub key2: Option<Secret>,
+    pub key2: Option<ConfigSecret>,
     /// An object with the API's property names; `tags` and other siblings of `properties` in the
     /// API are in here too.
     #[serde(serialize_with = "masked")]
@@ -27,13 +27,13 @@ pub struct DeclaredTopic {
 
 /// A `[[domain]]`: a topic that may hold topics.
 #[derive(Clone, PartialEq, Serialize, Deserialize)]
-#[serde(try_from = "Written")]
+#[serde(try_from = "TopicDeclaration")]
 pub struct DeclaredDomain {
     pub name: String,
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub key1: Option<Secret>,
+    pub key1: Option<ConfigSecret>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub key2: Option<Secret>,
+    pub key2: Option<ConfigSecret>,
     #[serde(serialize_with = "masked")]
     pub properties: Value,
     #[serde(rename = "subscription", skip_serializing_if = "Vec::is_empty")]
@@ -44,7 +44,7 @@ pub struct DeclaredDomain {
 
 /// A `[[system_topic]]`: events that a resource emits about itself.
 #[derive(Clone, PartialEq, Serialize, Deserialize)]
-#[serde(try_from = "WrittenSystemTopic")]
+#[serde(try_from = "SystemTopicDeclaration")]
 pub struct DeclaredSystemTopic {
     pub name: String,
     /// The resource's id, or just the name of a storage account.
@@ -61,7 +61,7 @@ const STORAGE_ACCOUNTS: &str = "Microsoft.Storage.StorageAccounts";
 
 /// A `[[topic.subscription]]`, or a `[[subscription]]` that names its topic.
 #[derive(Clone, PartialEq, Serialize, Deserialize)]
-#[serde(try_from = "WrittenSubscription")]
+#[serde(try_from = "SubscriptionDeclaration")]
 pub struct DeclaredSubscription {
     pub name: String,
     #[serde(serialize_with = "masked")]
@@ -70,10 +70,10 @@ pub struct DeclaredSubscription {
 
 /// A topic or domain as written in the file.
 #[derive(Deserialize)]
-struct Written {
+struct TopicDeclaration {
     name: String,
-    key1: Option<Secret>,
-    key2: Option<Secret>,
+    key1: Option<ConfigSecret>,
+    key2: Option<ConfigSecret>,
     #[serde(
         default,
         alias = "event_subscription",
@@ -90,7 +90,7 @@ struct Written {
 }
 
 #[derive(Deserialize)]
-struct WrittenSystemTopic {
+struct SystemTopicDeclaration {
     name: String,
     #[serde(
         default,
@@ -106,7 +106,7 @@ struct WrittenSystemTopic {
 }
 
 #[derive(Deserialize)]
-struct WrittenSubscription {
+struct SubscriptionDeclaration {
     name: String,
     #[serde(default)]
     properties: Map<String, Value>,
@@ -116,7 +116,7 @@ struct WrittenSubscription {
 
 /// A top-level subscription, which names its topic.
 #[derive(Deserialize)]
-struct WrittenFlat {
+struct FlatSubscriptionDeclaration {
     topic: String,
     name: String,
     #[serde(default)]
@@ -125,9 +125,9 @@ struct WrittenFlat {
     beside: Map<String, Value>,
 }
 
-impl TryFrom<Written> for DeclaredTopic {
+impl TryFrom<TopicDeclaration> for DeclaredTopic {
     type Error = String;
-    fn try_from(written: Written) -> Result<DeclaredTopic, String> {
+    fn try_from(written: TopicDeclaration) -> Result<DeclaredTopic, String> {
         if !written.topic.is_empty() {
             return Err("a topic holds no topics; declare a domain".into());
         }
@@ -149,9 +149,9 @@ impl DeclaredTopic {
     }
 }
 
-impl TryFrom<Written> for DeclaredDomain {
+impl TryFrom<TopicDeclaration> for DeclaredDomain {
     type Error = String;
-    fn try_from(written: Written) -> Result<DeclaredDomain, String> {
+    fn try_from(written: TopicDeclaration) -> Result<DeclaredDomain, String> {
         Ok(DeclaredDomain {
             name: named(written.name)?,
             key1: written.key1,
@@ -163,9 +163,9 @@ impl TryFrom<Written> for DeclaredDomain {
     }
 }
 
-impl TryFrom<WrittenSystemTopic> for DeclaredSystemTopic {
+impl TryFrom<SystemTopicDeclaration> for DeclaredSystemTopic {
     type Error = String;
-    fn try_from(written: WrittenSystemTopic) -> Result<DeclaredSystemTopic, String> {
+    fn try_from(written: SystemTopicDeclaration) -> Result<DeclaredSystemTopic, String> {
         let mut properties = properties(written.properties, written.beside)?;
         let mut take = |key: &str| match properties.as_object_mut().and_then(|all| all.remove(key)) {
             None => Ok(None),
@@ -184,9 +184,9 @@ impl TryFrom<WrittenSystemTopic> for DeclaredSystemTopic {
     }
 }
 
-impl TryFrom<WrittenSubscription> for DeclaredSubscription {
+impl TryFrom<SubscriptionDeclaration> for DeclaredSubscription {
     type Error = String;
-    fn try_from(written: WrittenSubscription) -> Result<DeclaredSubscription, String> {
+    fn try_from(written: SubscriptionDeclaration) -> Result<DeclaredSubscription, String> {
         Ok(DeclaredSubscription {
             name: named(written.name)?,
             properties: properties(written.properties, written.beside)?,
@@ -199,39 +199,39 @@ pub mod flat {
     use super::*;
 
     #[derive(Deserialize)]
-    #[serde(try_from = "WrittenFlat")]
-    struct Flat(String, DeclaredSubscription);
+    #[serde(try_from = "FlatSubscriptionDeclaration")]
+    struct FlatSubscription(String, DeclaredSubscription);
 
-    impl TryFrom<WrittenFlat> for Flat {
+    impl TryFrom<FlatSubscriptionDeclaration> for FlatSubscription {
         type Error = String;
-        fn try_from(flat: WrittenFlat) -> Result<Flat, String> {
-            let WrittenFlat {
+        fn try_from(flat: FlatSubscriptionDeclaration) -> Result<FlatSubscription, String> {
+            let FlatSubscriptionDeclaration {
                 topic,
                 name,
                 properties,
                 beside,
             } = flat;
-            let subscription = WrittenSubscription {
+            let subscription = SubscriptionDeclaration {
                 name,
                 properties,
                 beside,
             };
-            Ok(Flat(topic, subscription.try_into()?))
+            Ok(FlatSubscription(topic, subscription.try_into()?))
         }
     }
 
     pub fn deserialize<'de, D: Deserializer<'de>>(
         from: D,
     ) -> Result<Vec<(String, DeclaredSubscription)>, D::Error> {
-        let flat = Vec::<Flat>::deserialize(from)?;
+        let flat = Vec::<FlatSubscription>::deserialize(from)?;
         Ok(flat
             .into_iter()
-            .map(|Flat(topic, subscription)| (topic, subscription))
+            .map(|FlatSubscription(topic, subscription)| (topic, subscription))
             .collect())
     }
 
     #[derive(Serialize)]
-    struct Printed<'a> {
+    struct PrintedSubscription<'a> {
         topic: &'a str,
         #[serde(flatten)]
         subscription: &'a DeclaredSubscription,
@@ -243,7 +243,7 @@ pub mod flat {
     ) -> Result<S::Ok, S::Error> {
         to.collect_seq(
             flat.iter()
-                .map(|(topic, subscription)| Printed { topic, subscription }),
+                .map(|(topic, subscription)| PrintedSubscription { topic, subscription }),
         )
     }
 }

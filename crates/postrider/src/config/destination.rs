@@ -1,10 +1,10 @@
 //! `[[destination]]`: addresses of functions, brokers and relays, which subscriptions name by
 //! resource id alone.
 
-use super::check::{Checked, refuse};
+use super::check::{CheckResult, refuse};
 use super::model::Config;
-use super::secret::{MASK, Secret};
-use postrider_wire::resources::validate::{Url, resource_names};
+use super::secret::{ConfigSecret, MASK};
+use postrider_wire::resources::validate::{UrlParts, resource_names};
 use serde::{Deserialize, Serialize, Serializer};
 use std::collections::BTreeSet;
 use std::fmt;
@@ -20,7 +20,7 @@ pub struct RegisteredDestination {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub key_name: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub key: Option<Secret>,
+    pub key: Option<ConfigSecret>,
 }
 
 /// A URL whose query is masked: it may hold a function's key.
@@ -63,7 +63,7 @@ const KINDS: [(&str, &[&str], bool); 6] = [
     ("Microsoft.Relay", &["namespaces", "hybridConnections"], false),
 ];
 
-pub fn check(config: &Config) -> Checked {
+pub fn check(config: &Config) -> CheckResult {
     let mut seen = BTreeSet::new();
     for (index, destination) in config.destinations.iter().enumerate() {
         let key = |name: &str| format!("destination[{index}].{name}");
@@ -109,7 +109,7 @@ fn check_url(text: &str, function: bool) -> Result<(), String> {
     if text.is_empty() {
         return Err("is required".into());
     }
-    let url = Url::parse(text)?;
+    let url = UrlParts::parse(text)?;
     if !function && url.query.is_some() {
         return Err("must be that of the entity, without a query".into());
     }

@@ -28,15 +28,15 @@ pub fn serialize<S: Serializer>(duration: &Duration, to: S) -> Result<S::Ok, S::
 }
 
 pub fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Duration, D::Error> {
-    from.deserialize_any(Written { read: parse })
+    from.deserialize_any(TextVisitor { read: parse })
 }
 
 /// Deserializes text that `read` parses, or the number zero.
-struct Written<T> {
+struct TextVisitor<T> {
     read: fn(&str) -> Result<T, String>,
 }
 
-impl<T: From<Duration>> Visitor<'_> for Written<T> {
+impl<T: From<Duration>> Visitor<'_> for TextVisitor<T> {
     type Value = T;
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("a duration such as \"30s\"")
@@ -61,18 +61,18 @@ impl<T: From<Duration>> Visitor<'_> for Written<T> {
 /// A duration inside a list or a table.
 #[derive(Serialize, Deserialize)]
 #[serde(transparent)]
-pub struct Item(#[serde(with = "self")] pub Duration);
+pub struct DurationItem(#[serde(with = "self")] pub Duration);
 
 /// A duration that may be left out.
 pub mod optional {
     use super::*;
 
     pub fn serialize<S: Serializer>(duration: &Option<Duration>, to: S) -> Result<S::Ok, S::Error> {
-        duration.map(Item).serialize(to)
+        duration.map(DurationItem).serialize(to)
     }
 
     pub fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Duration>, D::Error> {
-        Ok(Option::<Item>::deserialize(from)?.map(|Item(duration)| duration))
+        Ok(Option::<DurationItem>::deserialize(from)?.map(|DurationItem(duration)| duration))
     }
 }
 
@@ -81,13 +81,13 @@ pub mod optional_list {
     use super::*;
 
     pub fn serialize<S: Serializer>(list: &Option<Vec<Duration>>, to: S) -> Result<S::Ok, S::Error> {
-        let items = |list: &Vec<Duration>| list.iter().copied().map(Item).collect::<Vec<_>>();
+        let items = |list: &Vec<Duration>| list.iter().copied().map(DurationItem).collect::<Vec<_>>();
         list.as_ref().map(items).serialize(to)
     }
 
     pub fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Vec<Duration>>, D::Error> {
-        let list = Option::<Vec<Item>>::deserialize(from)?;
-        Ok(list.map(|list| list.into_iter().map(|Item(duration)| duration).collect()))
+        let list = Option::<Vec<DurationItem>>::deserialize(from)?;
+        Ok(list.map(|list| list.into_iter().map(|DurationItem(duration)| duration).collect()))
     }
 }
 
@@ -96,30 +96,30 @@ pub mod optional_or_off {
     use super::super::custom::OrOff;
     use super::*;
 
-    struct Given(OrOff<Duration>);
+    struct DurationOrOff(OrOff<Duration>);
 
-    impl<'de> Deserialize<'de> for Given {
-        fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Given, D::Error> {
+    impl<'de> Deserialize<'de> for DurationOrOff {
+        fn deserialize<D: Deserializer<'de>>(from: D) -> Result<DurationOrOff, D::Error> {
             let read = |text: &str| match text.trim() {
                 "off" => Ok(OrOff::Off),
                 text => parse(text)
                     .map(OrOff::On)
                     .map_err(|reason| format!("{reason}, nor \"off\"")),
             };
-            from.deserialize_any(Written { read }).map(Given)
+            from.deserialize_any(TextVisitor { read }).map(DurationOrOff)
         }
     }
 
     pub fn serialize<S: Serializer>(given: &Option<OrOff<Duration>>, to: S) -> Result<S::Ok, S::Error> {
         let item = |given: OrOff<Duration>| match given {
             OrOff::Off => OrOff::Off,
-            OrOff::On(duration) => OrOff::On(Item(duration)),
+            OrOff::On(duration) => OrOff::On(DurationItem(duration)),
         };
         given.map(item).serialize(to)
     }
 
     pub fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Option<OrOff<Duration>>, D::Error> {
-        Ok(Option::<Given>::deserialize(from)?.map(|Given(given)| given))
+        Ok(Option::<DurationOrOff>::deserialize(from)?.map(|DurationOrOff(given)| given))
     }
 }
 

@@ -2,8 +2,8 @@
 //!
 //! Sections are separated by `__` or `:`; case does not matter.
 
-use super::model::{Config, EgressPolicy};
-use super::secret::{MASK, Secret};
+use super::model::{Config, EgressPolicyKind};
+use super::secret::{ConfigSecret, MASK};
 use super::{ConfigError, nearest};
 use postrider_core::profile::EDGE;
 use postrider_core::subscription::{BatchDefaults, BatchLimits};
@@ -56,7 +56,7 @@ pub struct EdgeConfig {
     pub outbound_client_cert_enabled: bool,
     pub webhook: OutboundWebhook,
     pub event_grid: OutboundEventGrid,
-    pub broker: Broker,
+    pub broker: BrokerDefaults,
     pub limits: DeliveryPolicyLimits,
     pub metrics_reporter: MetricsReporter,
 }
@@ -75,8 +75,8 @@ pub enum TlsPolicy {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SasKeys {
     pub enabled: bool,
-    pub key1: Option<Secret>,
-    pub key2: Option<Secret>,
+    pub key1: Option<ConfigSecret>,
+    pub key2: Option<ConfigSecret>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -100,7 +100,7 @@ pub struct OutboundEventGrid {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Broker {
+pub struct BrokerDefaults {
     pub default_max_delivery_attempts: Option<u32>,
     pub default_event_time_to_live_in_seconds: Option<u32>,
     pub default_max_batch_size_in_bytes: Option<u32>,
@@ -108,7 +108,7 @@ pub struct Broker {
     pub log_delivery_success: bool,
 }
 
-impl Broker {
+impl BrokerDefaults {
     pub fn attempts_max(&self) -> u32 {
         self.default_max_delivery_attempts.unwrap_or(EDGE.attempts_max)
     }
@@ -162,7 +162,7 @@ impl Default for EdgeConfig {
                 https_only: None,
                 allow_invalid_hostnames: false,
             },
-            broker: Broker {
+            broker: BrokerDefaults {
                 default_max_delivery_attempts: None,
                 default_event_time_to_live_in_seconds: None,
                 default_max_batch_size_in_bytes: None,
@@ -212,12 +212,12 @@ pub fn event_grid_hosts(config: &Config, edge: &EdgeConfig) -> Result<EventGridH
     });
     Ok(EventGridHosts {
         listed: listed.collect::<Result<_, _>>()?,
-        private: config.egress.policy == EgressPolicy::Private,
+        private: config.egress.policy == EgressPolicyKind::Private,
         any: edge.event_grid.allow_invalid_hostnames,
         http: match edge.event_grid.https_only {
             Some(true) => PlainHttp::Never,
             Some(false) => PlainHttp::AnyHost,
-            None if config.egress.policy == EgressPolicy::Internet => PlainHttp::Never,
+            None if config.egress.policy == EgressPolicyKind::Internet => PlainHttp::Never,
             None => PlainHttp::OwnHosts,
         },
     })
@@ -249,7 +249,7 @@ pub fn batch_defaults(config: &Config, edge: &EdgeConfig) -> BatchDefaults {
 
 /// Names of the retry variables that have no effect because `profile`, the default profile, is not
 /// the edge module's.
-pub fn unheeded(env: &[(String, String)], profile: &str) -> Vec<String> {
+pub fn ineffective_retry_variables(env: &[(String, String)], profile: &str) -> Vec<String> {
     if profile == "edge" {
         return Vec::new();
     }
@@ -432,6 +432,6 @@ fn number(text: &str) -> Result<u32, String> {
     }
 }
 
-fn secret(text: &str) -> Option<Secret> {
-    (!text.is_empty()).then(|| Secret::new(text))
+fn secret(text: &str) -> Option<ConfigSecret> {
+    (!text.is_empty()).then(|| ConfigSecret::new(text))
 }

@@ -1,12 +1,12 @@
 //! `[egress]`: allowed destinations of requests, and the proxy.
 
 use super::ConfigError;
-use super::check::{Checked, refuse};
-use super::model::{Config, Egress, EgressPolicy};
+use super::check::{CheckResult, refuse};
+use super::model::{Config, EgressConfig, EgressPolicyKind};
 use super::secret::MASK;
 use http::Uri;
-use postrider_transport::egress::Scheme;
-use postrider_transport::{EgressPolicy as Policy, Proxy};
+use postrider_transport::egress::DestinationScheme;
+use postrider_transport::{EgressPolicy as Policy, ForwardProxy};
 use serde::{Deserialize, Serialize, Serializer};
 use std::fmt;
 
@@ -36,21 +36,21 @@ impl Serialize for ProxyUrl {
     }
 }
 
-impl Egress {
+impl EgressConfig {
     pub fn policy(&self) -> Policy {
         match self.policy {
-            EgressPolicy::Internet => Policy::Internet,
-            EgressPolicy::Private => Policy::Private,
-            EgressPolicy::Custom => Policy::Custom {
+            EgressPolicyKind::Internet => Policy::Internet,
+            EgressPolicyKind::Private => Policy::Private,
+            EgressPolicyKind::Custom => Policy::Custom {
                 allow: self.allow.clone(),
                 deny: self.deny.clone(),
             },
         }
     }
 
-    pub fn proxy(&self) -> Result<Option<Proxy>, ConfigError> {
+    pub fn proxy(&self) -> Result<Option<ForwardProxy>, ConfigError> {
         let proxy = self.proxy.as_ref();
-        let parsed = proxy.map(|proxy| Proxy::parse(&proxy.0, &self.no_proxy));
+        let parsed = proxy.map(|proxy| ForwardProxy::parse(&proxy.0, &self.no_proxy));
         parsed
             .transpose()
             .map_err(|reason| match reason.strip_prefix("no_proxy: ") {
@@ -60,9 +60,9 @@ impl Egress {
     }
 }
 
-pub fn check(config: &Config) -> Checked {
+pub fn check(config: &Config) -> CheckResult {
     let egress = &config.egress;
-    let custom = egress.policy == EgressPolicy::Custom;
+    let custom = egress.policy == EgressPolicyKind::Custom;
     if custom && egress.allow.is_empty() && egress.deny.is_empty() {
         return refuse("egress.policy", "\"custom\" needs egress.allow or egress.deny");
     }
@@ -81,7 +81,7 @@ pub fn check(config: &Config) -> Checked {
 
 /// Applies the policy to destinations in the configuration itself. Literal addresses are refused at
 /// the start; names are judged by their resolved addresses when they are dialled.
-fn check_destinations(config: &Config) -> Checked {
+fn check_destinations(config: &Config) -> CheckResult {
     let policy = config.egress.policy();
     for (index, account) in config.storage_accounts.iter().enumerate() {
         let endpoints = [
@@ -114,13 +114,13 @@ fn check_destinations(config: &Config) -> Checked {
     )
 }
 
-fn check_url(policy: &Policy, key: &str, url: Option<&str>) -> Checked {
+fn check_url(policy: &Policy, key: &str, url: Option<&str>) -> CheckResult {
     let Some(url) = url.and_then(|url| url.parse::<Uri>().ok()) else {
         return Ok(());
     };
     let scheme = match url.scheme_str() {
-        Some("http") => Scheme::Http,
-        Some("https") => Scheme::Https,
+        Some("http") => DestinationScheme::Http,
+        Some("https") => DestinationScheme::Https,
         _ => return Ok(()),
     };
     let host = url.host().unwrap_or_default().trim_matches(['[', ']']);

@@ -1,26 +1,26 @@
 //! `[store.jetstream]`: address, credentials and layout of the cluster in JetStream.
 
 use super::Config;
-use super::check::{Checked, refuse};
+use super::check::{CheckResult, refuse};
 use super::duration;
 use super::model::StoreKind;
-use super::secret::Secret;
+use super::secret::ConfigSecret;
 use postrider_core::ids;
-use postrider_jetstream::{Auth, Settings, Tls};
+use postrider_jetstream::{JetStreamSettings, NatsAuth, NatsTls};
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 use std::time::Duration;
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
-pub struct JetStream {
+pub struct JetStreamConfig {
     /// Servers of one NATS cluster, not necessarily all.
     pub urls: Vec<String>,
     pub user: Option<String>,
-    pub password: Option<Secret>,
-    pub token: Option<Secret>,
+    pub password: Option<ConfigSecret>,
+    pub token: Option<ConfigSecret>,
     /// Seed of an nkey.
-    pub nkey: Option<Secret>,
+    pub nkey: Option<ConfigSecret>,
     /// A file with a JWT and a seed.
     pub credentials_file: Option<PathBuf>,
     pub tls: bool,
@@ -36,21 +36,21 @@ pub struct JetStream {
     pub node_name: Option<String>,
     pub monitor_urls: Vec<String>,
     pub system_user: Option<String>,
-    pub system_password: Option<Secret>,
+    pub system_password: Option<ConfigSecret>,
     pub system_credentials_file: Option<PathBuf>,
 }
 
-impl Default for JetStream {
-    fn default() -> JetStream {
-        let Settings {
+impl Default for JetStreamConfig {
+    fn default() -> JetStreamConfig {
+        let JetStreamSettings {
             urls,
             replicas,
             prefix,
             partitions,
             lease,
             ..
-        } = Settings::default();
-        JetStream {
+        } = JetStreamSettings::default();
+        JetStreamConfig {
             urls,
             user: None,
             password: None,
@@ -74,26 +74,26 @@ impl Default for JetStream {
     }
 }
 
-fn exposed(secret: &Secret) -> ids::Secret {
+fn exposed(secret: &ConfigSecret) -> ids::Secret {
     ids::Secret::new(secret.expose())
 }
 
-impl JetStream {
+impl JetStreamConfig {
     /// The same settings as the store's own type.
-    pub fn settings(&self) -> Settings {
-        let password = |user: &Option<String>, password: &Option<Secret>| {
+    pub fn settings(&self) -> JetStreamSettings {
+        let password = |user: &Option<String>, password: &Option<ConfigSecret>| {
             let (user, password) = (user.clone()?, password.as_ref()?);
             let password = exposed(password);
-            Some(Auth::Password { user, password })
+            Some(NatsAuth::Password { user, password })
         };
         let auth = password(&self.user, &self.password)
-            .or_else(|| self.token.as_ref().map(|token| Auth::Token(exposed(token))))
-            .or_else(|| self.nkey.as_ref().map(|seed| Auth::Nkey(exposed(seed))))
-            .or_else(|| self.credentials_file.clone().map(Auth::Credentials));
-        Settings {
+            .or_else(|| self.token.as_ref().map(|token| NatsAuth::Token(exposed(token))))
+            .or_else(|| self.nkey.as_ref().map(|seed| NatsAuth::Nkey(exposed(seed))))
+            .or_else(|| self.credentials_file.clone().map(NatsAuth::Credentials));
+        JetStreamSettings {
             urls: self.urls.clone(),
-            auth: auth.unwrap_or(Auth::None),
-            tls: Tls {
+            auth: auth.unwrap_or(NatsAuth::None),
+            tls: NatsTls {
                 required: self.tls,
                 ca: self.ca_file.clone(),
                 client: self.cert_file.clone().zip(self.key_file.clone()),
@@ -104,13 +104,13 @@ impl JetStream {
             lease: self.lease,
             monitor_urls: self.monitor_urls.clone(),
             system: password(&self.system_user, &self.system_password)
-                .or_else(|| self.system_credentials_file.clone().map(Auth::Credentials)),
+                .or_else(|| self.system_credentials_file.clone().map(NatsAuth::Credentials)),
             keys: None,
         }
     }
 }
 
-pub fn check(config: &Config) -> Checked {
+pub fn check(config: &Config) -> CheckResult {
     if config.store.kind != StoreKind::Jetstream {
         return Ok(());
     }

@@ -24,13 +24,13 @@ const NOT_KEYS: [&str; 8] = [
 /// Most mistakes that are reported at once.
 const REFUSED_MAX: usize = 20;
 
-pub struct Layers {
+pub struct ConfigLayers {
     merged: Figment,
     pub file: Option<PathBuf>,
 }
 
-impl Layers {
-    pub fn read(flags: &ServeFlags, env: &[(String, String)]) -> Result<Layers, ConfigError> {
+impl ConfigLayers {
+    pub fn read(flags: &ServeFlags, env: &[(String, String)]) -> Result<ConfigLayers, ConfigError> {
         let mut merged = Figment::new();
         let file = named_file(flags, env);
         if let Some((path, source)) = &file {
@@ -44,7 +44,7 @@ impl Layers {
         for layer in read_flags(flags) {
             merged = merged.merge(layer);
         }
-        Ok(Layers {
+        Ok(ConfigLayers {
             merged,
             file: file.map(|(path, _)| path),
         })
@@ -63,7 +63,7 @@ impl Layers {
                 Err(error) => error,
             };
             let without = without(&rest, &error.path);
-            refused.push(self.locate(explain(self.key_at(&error.path), error.kind)));
+            refused.push(self.with_source(explain(self.key_at(&error.path), error.kind)));
             match without {
                 Some(values) if refused.len() < REFUSED_MAX => rest = values,
                 _ => return Err(refused),
@@ -96,7 +96,7 @@ impl Layers {
 
     /// Adds the source of the refused value: the layer of its key, or of the nearest table or list
     /// around it.
-    pub fn locate(&self, mut refused: ConfigError) -> ConfigError {
+    pub fn with_source(&self, mut refused: ConfigError) -> ConfigError {
         let path = refused.key.split('[').next().unwrap_or_default();
         let ends = path.match_indices('.').map(|(dot, _)| dot).chain([path.len()]);
         refused.source = ends
@@ -114,7 +114,7 @@ fn without(merged: &Figment, path: &[String]) -> Option<Figment> {
     let mut values = merged.data().ok()?.remove(&Profile::Default)?;
     let Some((first, between)) = around.split_first() else {
         values.remove(last)?;
-        return Some(Figment::new().merge(Layer {
+        return Some(Figment::new().merge(ConfigLayer {
             origin: String::new(),
             values,
         }));
@@ -138,22 +138,22 @@ fn without(merged: &Figment, path: &[String]) -> Option<Figment> {
         }
         _ => return None,
     }
-    Some(Figment::new().merge(Layer {
+    Some(Figment::new().merge(ConfigLayer {
         origin: String::new(),
         values,
     }))
 }
 
 /// Values with one origin.
-struct Layer {
+struct ConfigLayer {
     origin: String,
     values: Dict,
 }
 
-impl Layer {
+impl ConfigLayer {
     /// A layer with one value at a dotted key.
-    fn at(origin: impl Into<String>, key: &str, value: Value) -> Layer {
-        Layer {
+    fn at(origin: impl Into<String>, key: &str, value: Value) -> ConfigLayer {
+        ConfigLayer {
             origin: origin.into(),
             values: figment::util::nest(key, value)
                 .into_dict()
@@ -162,7 +162,7 @@ impl Layer {
     }
 }
 
-impl Provider for Layer {
+impl Provider for ConfigLayer {
     fn metadata(&self) -> Metadata {
         Metadata::named(self.origin.clone())
     }
@@ -182,7 +182,7 @@ fn named_file(flags: &ServeFlags, env: &[(String, String)]) -> Option<(PathBuf, 
     Some((path.into(), format!("the variable {name}")))
 }
 
-fn read_file(path: &Path, named_by: &str) -> Result<Layer, ConfigError> {
+fn read_file(path: &Path, named_by: &str) -> Result<ConfigLayer, ConfigError> {
     let origin = path.display().to_string();
     let text = std::fs::read_to_string(path).map_err(|error| ConfigError {
         source: Some(named_by.into()),
@@ -194,7 +194,7 @@ fn read_file(path: &Path, named_by: &str) -> Result<Layer, ConfigError> {
         let line = before.matches('\n').count() + 1;
         ConfigError::new(&origin, format!("line {line}: {}", error.message()))
     })?;
-    Ok(Layer {
+    Ok(ConfigLayer {
         origin,
         values: table.into_iter().map(|(k, v)| (k, value_of(v))).collect(),
     })
@@ -216,7 +216,7 @@ fn is_service_link(key: &str) -> bool {
 }
 
 /// A variable is text unless it is written as a TOML list or table.
-fn read_variable(name: &str, key: &str, text: &str) -> Result<Layer, ConfigError> {
+fn read_variable(name: &str, key: &str, text: &str) -> Result<ConfigLayer, ConfigError> {
     let origin = format!("the variable {name}");
     let refused = |reason: String| ConfigError {
         source: Some(origin.clone()),
@@ -235,10 +235,10 @@ fn read_variable(name: &str, key: &str, text: &str) -> Result<Layer, ConfigError
     } else {
         Value::from(text)
     };
-    Ok(Layer::at(origin, key, value))
+    Ok(ConfigLayer::at(origin, key, value))
 }
 
-fn read_flags(flags: &ServeFlags) -> Vec<Layer> {
+fn read_flags(flags: &ServeFlags) -> Vec<ConfigLayer> {
     let data_dir = flags
         .data_dir
         .as_ref()
@@ -253,7 +253,11 @@ fn read_flags(flags: &ServeFlags) -> Vec<Layer> {
     .into_iter()
     .filter_map(|(flag, key, text)| {
         let text = text.as_deref()?;
-        Some(Layer::at(format!("the flag {flag}"), key, Value::from(text)))
+        Some(ConfigLayer::at(
+            format!("the flag {flag}"),
+            key,
+            Value::from(text),
+        ))
     })
     .collect()
 }

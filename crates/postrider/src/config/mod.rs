@@ -24,10 +24,12 @@ pub use declared::{DeclaredDomain, DeclaredSubscription, DeclaredSystemTopic, De
 pub use duration::{NEVER, print_hours};
 pub use edge::{EdgeConfig, MetricsReporter, TlsPolicy, batch_defaults, event_grid_hosts};
 pub use model::address::read as read_address;
-pub use model::{Azure, Client, Config, LogFormat, Role, Store as StoreConfig, StoreKind};
+pub use model::{
+    AzureConfig, ClientRole, ClientSection, Config, LogFormat, StorageConfig as StoreConfig, StoreKind,
+};
 pub use print::{default_config_text, print_config};
-pub use secret::Secret;
-pub use storage::{AccountKind, StorageAccount};
+pub use secret::ConfigSecret;
+pub use storage::{AccountKind, StorageAccountConfig};
 pub use traces::OtlpProtocol;
 
 use std::fmt;
@@ -64,7 +66,7 @@ pub struct ServeFlags {
 
 /// A configuration that passed all checks.
 #[derive(Clone, Debug)]
-pub struct Loaded {
+pub struct LoadedConfig {
     pub config: Config,
     pub edge: EdgeConfig,
     /// Warnings about settings that are valid but probably unintended; logged at the start.
@@ -73,7 +75,7 @@ pub struct Loaded {
     pub file: Option<PathBuf>,
 }
 
-impl Loaded {
+impl LoadedConfig {
     /// Whether anyone who reaches a listener may use the edge API.
     pub fn edge_is_open(&self) -> bool {
         check::edge_is_open(&self.config, &self.edge)
@@ -121,19 +123,19 @@ impl std::error::Error for ConfigError {}
 pub fn load(
     flags: &ServeFlags,
     env: impl IntoIterator<Item = (String, String)>,
-) -> Result<Loaded, ConfigError> {
-    load_or_all(flags, env).map_err(|mut refused| refused.remove(0))
+) -> Result<LoadedConfig, ConfigError> {
+    load_reporting_all(flags, env).map_err(|mut refused| refused.remove(0))
 }
 
 /// Like [`load`], but returns all mistakes rather than the first; the list is never empty.
-pub fn load_or_all(
+pub fn load_reporting_all(
     flags: &ServeFlags,
     env: impl IntoIterator<Item = (String, String)>,
-) -> Result<Loaded, Vec<ConfigError>> {
+) -> Result<LoadedConfig, Vec<ConfigError>> {
     let mut env: Vec<_> = env.into_iter().collect();
     env.sort(); // one order, whatever the operating system's, for warnings and for repeated names
 
-    let layers = layers::Layers::read(flags, &env).map_err(|refused| vec![refused])?;
+    let layers = layers::ConfigLayers::read(flags, &env).map_err(|refused| vec![refused])?;
     let mut config: Config = layers.extract()?;
     let (edge, mut warnings) = edge::read(&env).map_err(|refused| vec![refused])?;
 
@@ -150,11 +152,11 @@ pub fn load_or_all(
 
     let refused = check::check(&config, &edge);
     if !refused.is_empty() {
-        return Err(refused.into_iter().map(|one| layers.locate(one)).collect());
+        return Err(refused.into_iter().map(|one| layers.with_source(one)).collect());
     }
     warnings.extend(check::warnings(&config, &edge));
-    warnings.extend(edge::unheeded(&env, &config.profile));
-    Ok(Loaded {
+    warnings.extend(edge::ineffective_retry_variables(&env, &config.profile));
+    Ok(LoadedConfig {
         config,
         edge,
         warnings,

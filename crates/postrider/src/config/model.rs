@@ -5,11 +5,11 @@ use super::declared::{self, DeclaredDomain, DeclaredSubscription, DeclaredSystem
 use super::destination::RegisteredDestination;
 use super::duration;
 use super::egress::ProxyUrl;
-use super::jetstream::JetStream;
+use super::jetstream::JetStreamConfig;
 use super::nearest;
-use super::secret::Secret;
-use super::storage::StorageAccount;
-use super::traces::Traces;
+use super::secret::ConfigSecret;
+use super::storage::StorageAccountConfig;
+use super::traces::TracesConfig;
 use ipnet::IpNet;
 use postrider_core::subscription::BatchDefaults;
 use serde::de::{Deserializer, Error};
@@ -45,35 +45,35 @@ pub struct Config {
     pub data_dir: PathBuf,
     /// `None`: one per core.
     pub threads: Option<usize>,
-    pub listen: Listen,
-    pub azure: Azure,
-    pub retry: Retry,
-    pub batches: Batches,
-    pub probation: Probation,
-    pub dead_letter: DeadLetter,
-    pub validation: Validation,
-    pub egress: Egress,
-    pub edge: Edge,
-    pub store: Store,
-    pub secrets: Secrets,
-    pub recorder: Recorder,
-    pub audit: Audit,
-    pub metrics: Metrics,
-    pub traces: Traces,
-    pub limits: Limits,
-    pub throttle: Throttle,
-    pub quotas: Quotas,
-    pub shutdown: Shutdown,
-    pub log: Log,
-    pub transport: Transport,
+    pub listen: ListenConfig,
+    pub azure: AzureConfig,
+    pub retry: RetryJitterConfig,
+    pub batches: BatchConfig,
+    pub probation: ProbationConfig,
+    pub dead_letter: DeadLetterConfig,
+    pub validation: ValidationConfig,
+    pub egress: EgressConfig,
+    pub edge: EdgeApiConfig,
+    pub store: StorageConfig,
+    pub secrets: SecretsConfig,
+    pub recorder: RecorderConfig,
+    pub audit: AuditConfig,
+    pub metrics: MetricsConfig,
+    pub traces: TracesConfig,
+    pub limits: LimitsConfig,
+    pub throttle: ThrottleConfig,
+    pub quotas: QuotasConfig,
+    pub shutdown: ShutdownConfig,
+    pub log: LogConfig,
+    pub transport: TransportConfig,
     /// Definition of the profile "custom". `None`: the profile does not exist.
     pub profile_custom: Option<ProfileCustom>,
     /// External issuer whose tokens are accepted besides our own.
-    pub oidc: Option<Oidc>,
+    pub oidc: Option<OidcConfig>,
     #[serde(rename = "client", skip_serializing_if = "Vec::is_empty")]
-    pub clients: Vec<Client>,
+    pub clients: Vec<ClientSection>,
     #[serde(rename = "storage_account", skip_serializing_if = "Vec::is_empty")]
-    pub storage_accounts: Vec<StorageAccount>,
+    pub storage_accounts: Vec<StorageAccountConfig>,
     #[serde(rename = "destination", skip_serializing_if = "Vec::is_empty")]
     pub destinations: Vec<RegisteredDestination>,
     #[serde(rename = "topic", skip_serializing_if = "Vec::is_empty")]
@@ -152,27 +152,27 @@ impl Default for Config {
             profile: "cloud-2021".into(),
             data_dir: "./postrider-data".into(),
             threads: None,
-            listen: Listen::default(),
-            azure: Azure::default(),
-            retry: Retry::default(),
-            batches: Batches::default(),
-            probation: Probation::default(),
-            dead_letter: DeadLetter::default(),
-            validation: Validation::default(),
-            egress: Egress::default(),
-            edge: Edge::default(),
-            store: Store::default(),
-            secrets: Secrets::default(),
-            recorder: Recorder::default(),
-            audit: Audit::default(),
-            metrics: Metrics::default(),
-            traces: Traces::default(),
-            limits: Limits::default(),
-            throttle: Throttle::default(),
-            quotas: Quotas::default(),
-            shutdown: Shutdown::default(),
-            log: Log::default(),
-            transport: Transport::default(),
+            listen: ListenConfig::default(),
+            azure: AzureConfig::default(),
+            retry: RetryJitterConfig::default(),
+            batches: BatchConfig::default(),
+            probation: ProbationConfig::default(),
+            dead_letter: DeadLetterConfig::default(),
+            validation: ValidationConfig::default(),
+            egress: EgressConfig::default(),
+            edge: EdgeApiConfig::default(),
+            store: StorageConfig::default(),
+            secrets: SecretsConfig::default(),
+            recorder: RecorderConfig::default(),
+            audit: AuditConfig::default(),
+            metrics: MetricsConfig::default(),
+            traces: TracesConfig::default(),
+            limits: LimitsConfig::default(),
+            throttle: ThrottleConfig::default(),
+            quotas: QuotasConfig::default(),
+            shutdown: ShutdownConfig::default(),
+            log: LogConfig::default(),
+            transport: TransportConfig::default(),
             profile_custom: None,
             oidc: None,
             clients: Vec::new(),
@@ -188,7 +188,7 @@ impl Default for Config {
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
-pub struct Listen {
+pub struct ListenConfig {
     /// `None`: off.
     #[serde(with = "address")]
     pub https: Option<SocketAddr>,
@@ -208,9 +208,9 @@ pub struct Listen {
     pub key_file: Option<PathBuf>,
 }
 
-impl Default for Listen {
-    fn default() -> Listen {
-        Listen {
+impl Default for ListenConfig {
+    fn default() -> ListenConfig {
+        ListenConfig {
             https: Some(SocketAddr::from(([127, 0, 0, 1], 4438))),
             http: Some(SocketAddr::from(([127, 0, 0, 1], 5888))),
             public_url: None,
@@ -225,7 +225,7 @@ impl Default for Listen {
 /// Settings of the management API.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
-pub struct Azure {
+pub struct AzureConfig {
     pub subscription: String,
     pub tenant: String,
     pub resource_group: String,
@@ -234,9 +234,9 @@ pub struct Azure {
     pub managed_identity: Option<String>,
 }
 
-impl Default for Azure {
-    fn default() -> Azure {
-        Azure {
+impl Default for AzureConfig {
+    fn default() -> AzureConfig {
+        AzureConfig {
             subscription: "00000000-0000-0000-0000-000000000001".into(),
             tenant: "00000000-0000-0000-0000-000000000002".into(),
             resource_group: "rg1".into(),
@@ -249,16 +249,16 @@ impl Default for Azure {
 /// Client that may get a token to manage and publish.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Client {
+pub struct ClientSection {
     pub id: String,
-    pub secret: Secret,
+    pub secret: ConfigSecret,
     #[serde(default)]
-    pub role: Role,
+    pub role: ClientRole,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Role {
+pub enum ClientRole {
     #[default]
     Owner,
     Contributor,
@@ -269,7 +269,7 @@ pub enum Role {
 /// An external issuer of tokens.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Oidc {
+pub struct OidcConfig {
     /// Issuer exactly as in its tokens.
     pub issuer: String,
     pub audience: String,
@@ -283,7 +283,7 @@ pub struct Oidc {
     pub client_claim: Option<String>,
     /// Roles by the value of the role claim. Empty: the claim holds our own role names.
     #[serde(default)]
-    pub roles: BTreeMap<String, Role>,
+    pub roles: BTreeMap<String, ClientRole>,
 }
 
 fn role_claim() -> String {
@@ -293,7 +293,7 @@ fn role_claim() -> String {
 /// Randomness of the waits between attempts.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
-pub struct Retry {
+pub struct RetryJitterConfig {
     /// Replaces the jitter of every profile that has one; 0 gives exact instants. `None`: each
     /// profile's own.
     pub jitter_percent: Option<u32>,
@@ -308,7 +308,7 @@ pub struct Retry {
 /// Default batch limits for subscriptions that set only one of them.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
-pub struct Batches {
+pub struct BatchConfig {
     pub default_events: u32,
     /// `None`: 64, and the edge module's 1033 for subscriptions made through the edge API.
     pub default_kilobytes: Option<u32>,
@@ -317,7 +317,7 @@ pub struct Batches {
 /// Probation, in every profile that has it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
-pub struct Probation {
+pub struct ProbationConfig {
     /// Number of different deliveries that must fail, with no success between, before probation
     /// begins.
     pub failures: u32,
@@ -326,20 +326,20 @@ pub struct Probation {
     pub max: Duration,
 }
 
-impl Default for Batches {
-    fn default() -> Batches {
+impl Default for BatchConfig {
+    fn default() -> BatchConfig {
         let documented = BatchDefaults::default();
-        Batches {
+        BatchConfig {
             default_events: documented.cloud.events_max,
             default_kilobytes: None,
         }
     }
 }
 
-impl Default for Probation {
-    fn default() -> Probation {
-        let documented = postrider_core::probation::Probation::DOCUMENTED;
-        Probation {
+impl Default for ProbationConfig {
+    fn default() -> ProbationConfig {
+        let documented = postrider_core::probation::ProbationRules::DOCUMENTED;
+        ProbationConfig {
             failures: documented.failures,
             max: documented.max,
         }
@@ -348,7 +348,7 @@ impl Default for Probation {
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
-pub struct DeadLetter {
+pub struct DeadLetterConfig {
     /// Delay from the last attempt to the write. `None`: the value of the subscription's profile.
     #[serde(with = "duration::optional")]
     pub delay: Option<Duration>,
@@ -359,9 +359,9 @@ pub struct DeadLetter {
     pub default: Option<String>,
 }
 
-impl Default for DeadLetter {
-    fn default() -> DeadLetter {
-        DeadLetter {
+impl Default for DeadLetterConfig {
+    fn default() -> DeadLetterConfig {
+        DeadLetterConfig {
             delay: None,
             give_up_after: Duration::from_secs(4 * 60 * 60),
             default: None,
@@ -372,7 +372,7 @@ impl Default for DeadLetter {
 /// Handshakes with webhooks.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
-pub struct Validation {
+pub struct ValidationConfig {
     pub enabled: bool,
     /// Time in which the validation URL may be visited. `None`: the value of the subscription's
     /// profile.
@@ -380,9 +380,9 @@ pub struct Validation {
     pub window: Option<Duration>,
 }
 
-impl Default for Validation {
-    fn default() -> Validation {
-        Validation {
+impl Default for ValidationConfig {
+    fn default() -> ValidationConfig {
+        ValidationConfig {
             enabled: true,
             window: None,
         }
@@ -391,8 +391,8 @@ impl Default for Validation {
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
-pub struct Egress {
-    pub policy: EgressPolicy,
+pub struct EgressConfig {
+    pub policy: EgressPolicyKind,
     #[serde(with = "networks")]
     pub allow: Vec<IpNet>,
     #[serde(with = "networks")]
@@ -406,7 +406,7 @@ pub struct Egress {
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum EgressPolicy {
+pub enum EgressPolicyKind {
     /// Public addresses and https only.
     Internet,
     /// Also private networks, loopback and http; never link-local or metadata addresses.
@@ -418,7 +418,7 @@ pub enum EgressPolicy {
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
-pub struct Edge {
+pub struct EdgeApiConfig {
     /// `None`: as the edge module's `sasKeys` say.
     pub require_auth: Option<bool>,
     /// Permits an edge API without keys on an address that others can reach.
@@ -431,7 +431,7 @@ pub struct Edge {
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
-pub struct Store {
+pub struct StorageConfig {
     pub kind: StoreKind,
     /// Interval at which all data of the embedded store is read and verified. `Duration::MAX`:
     /// never.
@@ -439,16 +439,16 @@ pub struct Store {
     pub scrub_every: Duration,
     /// Read rate of the scrub.
     pub scrub_bytes_per_second: u64,
-    pub jetstream: JetStream,
+    pub jetstream: JetStreamConfig,
 }
 
-impl Default for Store {
-    fn default() -> Store {
-        Store {
+impl Default for StorageConfig {
+    fn default() -> StorageConfig {
+        StorageConfig {
             kind: StoreKind::default(),
             scrub_every: Duration::MAX,
             scrub_bytes_per_second: 16 << 20,
-            jetstream: JetStream::default(),
+            jetstream: JetStreamConfig::default(),
         }
     }
 }
@@ -463,7 +463,7 @@ pub enum StoreKind {
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
-pub struct Limits {
+pub struct LimitsConfig {
     pub request_bytes_max: usize,
     pub event_bytes_max: usize,
     pub events_per_request_max: usize,
@@ -496,9 +496,9 @@ pub struct Limits {
     pub declared_filter_value_chars_max: usize,
 }
 
-impl Default for Limits {
-    fn default() -> Limits {
-        Limits {
+impl Default for LimitsConfig {
+    fn default() -> LimitsConfig {
+        LimitsConfig {
             request_bytes_max: 1_536_000,
             event_bytes_max: 1_049_600,
             events_per_request_max: 5_000,
@@ -524,17 +524,17 @@ impl Default for Limits {
 /// Throttling of wrong secrets, keys and tokens, by client address.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
-pub struct Throttle {
+pub struct ThrottleConfig {
     /// Wrong credentials before the first wait; zero: never a wait.
     pub free_attempts: u32,
     #[serde(with = "duration")]
     pub wait_max: Duration,
 }
 
-impl Default for Throttle {
-    fn default() -> Throttle {
+impl Default for ThrottleConfig {
+    fn default() -> ThrottleConfig {
         let rules = postrider_api::throttle::ThrottleRules::default();
-        Throttle {
+        ThrottleConfig {
             free_attempts: rules.free_attempts,
             wait_max: rules.wait_max,
         }
@@ -544,8 +544,8 @@ impl Default for Throttle {
 /// Key that seals stored secrets. Neither set: the server uses its own, in the data directory.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
-pub struct Secrets {
-    pub key: Option<Secret>,
+pub struct SecretsConfig {
+    pub key: Option<ConfigSecret>,
     pub key_file: Option<PathBuf>,
 }
 
@@ -553,7 +553,7 @@ pub struct Secrets {
 /// cloud's, a generous one otherwise.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
-pub struct Quotas {
+pub struct QuotasConfig {
     pub topics: Option<usize>,
     pub domains: Option<usize>,
     pub system_topics: Option<usize>,
@@ -567,7 +567,7 @@ pub struct Quotas {
 /// Flight recorder.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
-pub struct Recorder {
+pub struct RecorderConfig {
     pub enabled: bool,
     /// `Duration::MAX`: until `bytes_max` is reached.
     #[serde(with = "duration")]
@@ -576,9 +576,9 @@ pub struct Recorder {
     pub bytes_max: u64,
 }
 
-impl Default for Recorder {
-    fn default() -> Recorder {
-        Recorder {
+impl Default for RecorderConfig {
+    fn default() -> RecorderConfig {
+        RecorderConfig {
             enabled: true,
             keep: Duration::from_secs(3 * 24 * 3600),
             bytes_max: 1 << 30,
@@ -589,7 +589,7 @@ impl Default for Recorder {
 /// The audit log: who changed what.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
-pub struct Audit {
+pub struct AuditConfig {
     pub enabled: bool,
     /// `Duration::MAX`: until `bytes_max` is reached.
     #[serde(with = "duration")]
@@ -598,9 +598,9 @@ pub struct Audit {
     pub bytes_max: u64,
 }
 
-impl Default for Audit {
-    fn default() -> Audit {
-        Audit {
+impl Default for AuditConfig {
+    fn default() -> AuditConfig {
+        AuditConfig {
             enabled: true,
             keep: Duration::from_secs(90 * 24 * 3600),
             bytes_max: 256 << 20,
@@ -611,7 +611,7 @@ impl Default for Audit {
 /// Metric names on `/metrics` besides our own.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
-pub struct Metrics {
+pub struct MetricsConfig {
     pub azure_names: bool,
     /// `None`: only if the edge module's own variable asks for them.
     pub edge_names: Option<bool>,
@@ -619,15 +619,15 @@ pub struct Metrics {
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
-pub struct Shutdown {
+pub struct ShutdownConfig {
     /// Time for attempts in progress to finish.
     #[serde(with = "duration")]
     pub grace: Duration,
 }
 
-impl Default for Shutdown {
-    fn default() -> Shutdown {
-        Shutdown {
+impl Default for ShutdownConfig {
+    fn default() -> ShutdownConfig {
+        ShutdownConfig {
             grace: Duration::from_secs(10),
         }
     }
@@ -635,15 +635,15 @@ impl Default for Shutdown {
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
-pub struct Log {
+pub struct LogConfig {
     pub format: LogFormat,
     /// A level, or directives such as `info,postrider_engine=debug`.
     pub level: String,
 }
 
-impl Default for Log {
-    fn default() -> Log {
-        Log {
+impl Default for LogConfig {
+    fn default() -> LogConfig {
+        LogConfig {
             format: LogFormat::Auto,
             level: "info".into(),
         }
@@ -661,7 +661,7 @@ pub enum LogFormat {
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
-pub struct Transport {
+pub struct TransportConfig {
     /// CAs (PEM) to trust besides the system's.
     pub extra_ca_files: Vec<PathBuf>,
     /// `None`: the profile's.
@@ -684,12 +684,12 @@ pub mod address {
     }
 
     pub fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Option<SocketAddr>, D::Error> {
-        from.deserialize_any(Address)
+        from.deserialize_any(AddressVisitor)
     }
 
-    struct Address;
+    struct AddressVisitor;
 
-    impl Visitor<'_> for Address {
+    impl Visitor<'_> for AddressVisitor {
         type Value = Option<SocketAddr>;
 
         fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

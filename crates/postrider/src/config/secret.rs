@@ -9,11 +9,11 @@ pub const MASK: &str = "********";
 /// A key or password. It prints nothing under `Debug` and serializes as a mask.
 #[derive(Clone, PartialEq, Eq, Deserialize)]
 #[serde(transparent)]
-pub struct Secret(String);
+pub struct ConfigSecret(String);
 
-impl Secret {
-    pub fn new(text: impl Into<String>) -> Secret {
-        Secret(text.into())
+impl ConfigSecret {
+    pub fn new(text: impl Into<String>) -> ConfigSecret {
+        ConfigSecret(text.into())
     }
 
     /// The plain text. Every caller is a place where it could leak.
@@ -22,13 +22,13 @@ impl Secret {
     }
 }
 
-impl fmt::Debug for Secret {
+impl fmt::Debug for ConfigSecret {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Secret")
     }
 }
 
-impl Serialize for Secret {
+impl Serialize for ConfigSecret {
     fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
         to.serialize_str(MASK)
     }

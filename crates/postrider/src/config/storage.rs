@@ -1,10 +1,10 @@
 //! `[[storage_account]]` and `dead_letter.default`: where dead letters can go, and the checks on
 //! it.
 
-use super::check::{Checked, refuse};
+use super::check::{CheckResult, refuse};
 use super::model::{Config, base_url};
 use super::nearest;
-use super::secret::Secret;
+use super::secret::ConfigSecret;
 use base64::Engine;
 use postrider_wire::resources::validate::{check_account_name, check_storage_name};
 use serde::{Deserialize, Serialize};
@@ -19,7 +19,7 @@ const DEFAULT_CONTAINER: &str = "deadletters";
 /// A storage account. The keys it may have depend on its kind.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
-pub struct StorageAccount {
+pub struct StorageAccountConfig {
     pub name: String,
     pub kind: AccountKind,
     /// Whether missing containers are created. `None`: only in directories.
@@ -28,7 +28,7 @@ pub struct StorageAccount {
 
     /// Base64, as Azure hands it out.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub key: Option<Secret>,
+    pub key: Option<ConfigSecret>,
     #[serde(deserialize_with = "base_url", skip_serializing_if = "Option::is_none")]
     pub blob_endpoint: Option<String>,
     #[serde(deserialize_with = "base_url", skip_serializing_if = "Option::is_none")]
@@ -45,7 +45,7 @@ pub struct StorageAccount {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub access_key_id: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub secret_access_key: Option<Secret>,
+    pub secret_access_key: Option<ConfigSecret>,
 
     #[serde(skip_serializing_if = "Option::is_none")]
     pub service_account_file: Option<PathBuf>,
@@ -97,7 +97,7 @@ impl AccountKind {
     }
 }
 
-impl StorageAccount {
+impl StorageAccountConfig {
     pub fn creates_containers(&self) -> bool {
         self.create_containers
             .unwrap_or(self.kind == AccountKind::Directory)
@@ -106,7 +106,7 @@ impl StorageAccount {
     /// Keys that only some kinds have. `None`: not set; otherwise whether the value is empty.
     fn given(&self) -> [(&'static str, Option<bool>); 10] {
         let text = |value: &Option<String>| value.as_ref().map(String::is_empty);
-        let secret = |value: &Option<Secret>| value.as_ref().map(|secret| secret.expose().is_empty());
+        let secret = |value: &Option<ConfigSecret>| value.as_ref().map(|secret| secret.expose().is_empty());
         let path = |value: &Option<PathBuf>| value.as_ref().map(|path| path.as_os_str().is_empty());
         [
             ("key", secret(&self.key)),
@@ -125,21 +125,21 @@ impl StorageAccount {
 
 impl Config {
     /// The configured accounts, and the local one unless it is among them.
-    pub fn all_storage_accounts(&self) -> Vec<StorageAccount> {
+    pub fn all_storage_accounts(&self) -> Vec<StorageAccountConfig> {
         let mut all = self.storage_accounts.clone();
         if !all.iter().any(|account| account.name == LOCAL) {
-            all.push(StorageAccount {
+            all.push(StorageAccountConfig {
                 name: LOCAL.into(),
                 kind: AccountKind::Directory,
                 path: Some(self.data_dir.join("deadletters")),
-                ..StorageAccount::default()
+                ..StorageAccountConfig::default()
             });
         }
         all
     }
 
     /// The account and the container of `dead_letter.default`.
-    pub fn safety_net(&self) -> Option<(&str, &str)> {
+    pub fn default_dead_letter_container(&self) -> Option<(&str, &str)> {
         let place = self.dead_letter.default.as_deref()?;
         Some(place.split_once('/').unwrap_or((place, DEFAULT_CONTAINER)))
     }
@@ -164,7 +164,7 @@ impl Config {
     }
 }
 
-pub fn check(config: &Config) -> Checked {
+pub fn check(config: &Config) -> CheckResult {
     let mut seen = BTreeSet::new();
     for (index, account) in config.storage_accounts.iter().enumerate() {
         let key = |name: &str| format!("storage_account[{index}].{name}");
@@ -205,8 +205,8 @@ pub fn check(config: &Config) -> Checked {
     check_sources(config)
 }
 
-fn check_safety_net(config: &Config) -> Checked {
-    let Some((account, container)) = config.safety_net() else {
+fn check_safety_net(config: &Config) -> CheckResult {
+    let Some((account, container)) = config.default_dead_letter_container() else {
         return Ok(());
     };
     if let Some(reason) = config.unknown_account(account) {
@@ -219,7 +219,7 @@ fn check_safety_net(config: &Config) -> Checked {
 }
 
 /// A source that is only a name must be that of a storage account.
-fn check_sources(config: &Config) -> Checked {
+fn check_sources(config: &Config) -> CheckResult {
     for (index, topic) in config.system_topics.iter().enumerate() {
         if topic.source.starts_with('/') {
             continue;

@@ -5,7 +5,7 @@ use std::path::Path;
 
 /// Loads a configuration from a file's text, variables and flags; the file is called
 /// `postrider.toml`.
-fn load_with(file: &str, env: &[(&str, &str)], flags: ServeFlags) -> Result<Loaded, String> {
+fn load_with(file: &str, env: &[(&str, &str)], flags: ServeFlags) -> Result<LoadedConfig, String> {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("postrider.toml");
     std::fs::write(&path, file).unwrap();
@@ -20,11 +20,11 @@ fn load_with(file: &str, env: &[(&str, &str)], flags: ServeFlags) -> Result<Load
     load(&flags, env).map_err(|error| error.to_string().replace(&prefix, ""))
 }
 
-fn file(text: &str) -> Result<Loaded, String> {
+fn file(text: &str) -> Result<LoadedConfig, String> {
     load_with(text, &[], ServeFlags::default())
 }
 
-fn env(variables: &[(&str, &str)]) -> Result<Loaded, String> {
+fn env(variables: &[(&str, &str)]) -> Result<LoadedConfig, String> {
     load_with("", variables, ServeFlags::default())
 }
 
@@ -169,7 +169,7 @@ fn variables_have_no_types_but_keys_do() {
     assert_eq!(config.dead_letter.delay, Some(std::time::Duration::ZERO));
     assert_eq!(config.dead_letter.give_up_after, std::time::Duration::MAX);
     assert_eq!(config.listen.names, ["a.example", "10.0.0.1"]);
-    assert_eq!(config.clients[0].role, Role::DataSender);
+    assert_eq!(config.clients[0].role, ClientRole::DataSender);
     assert_eq!(config.clients[0].secret.expose(), "s3");
 }
 
@@ -482,7 +482,7 @@ fn all_mistakes_are_told_where_one_does_not_hide_another() {
         let env = variables
             .iter()
             .map(|(name, text)| ((*name).to_owned(), (*text).to_owned()));
-        let refused = load_or_all(&ServeFlags::default(), env).unwrap_err();
+        let refused = load_reporting_all(&ServeFlags::default(), env).unwrap_err();
         let mut keys: Vec<String> = refused.into_iter().map(|one| one.key).collect();
         keys.sort();
         keys
@@ -881,7 +881,7 @@ fn an_external_issuer_is_read_and_what_is_wrong_with_it_is_named() {
     assert_eq!((&oidc.client_claim, &oidc.jwks_url), (&None, &None));
     assert!(oidc.roles.is_empty());
     let mapped = file(&format!("{text}roles = {{ \"Grid.Admin\" = \"owner\" }}")).unwrap();
-    assert_eq!(mapped.config.oidc.unwrap().roles["Grid.Admin"], Role::Owner);
+    assert_eq!(mapped.config.oidc.unwrap().roles["Grid.Admin"], ClientRole::Owner);
     assert_eq!(mapped.warnings, Vec::<String>::new());
     let plain = file(&text.replace("https:", "http:")).unwrap();
     assert!(plain.warnings[0].starts_with("oidc: "), "{:?}", plain.warnings);
@@ -1262,12 +1262,12 @@ fn the_safety_net_names_an_account_and_perhaps_a_container() {
     let place = |text: &str| {
         let config = net(text).unwrap().config;
         config
-            .safety_net()
+            .default_dead_letter_container()
             .map(|(account, container)| (account.to_owned(), container.to_owned()))
     };
     assert_eq!(place("local"), Some(("local".into(), "deadletters".into())));
     assert_eq!(place("local/other"), Some(("local".into(), "other".into())));
-    assert_eq!(file("").unwrap().config.safety_net(), None);
+    assert_eq!(file("").unwrap().config.default_dead_letter_container(), None);
     let check = |text: &str, expected: &str| {
         let expected = format!("dead_letter.default: {expected} (in postrider.toml)");
         assert_eq!(net(text).unwrap_err(), expected);
@@ -1738,7 +1738,7 @@ fn the_default_file_explains_every_key() {
 
 #[test]
 fn the_credentials_of_a_proxy_are_not_shown() {
-    let egress: super::model::Egress =
+    let egress: super::model::EgressConfig =
         toml::from_str("proxy = \"http://me:hush@proxy:3128\"").expect("it is well-formed");
     let shown = format!("{egress:?} {}", toml::to_string(&egress).expect("a table"));
     assert!(!shown.contains("hush") && !shown.contains("me:"), "{shown}");

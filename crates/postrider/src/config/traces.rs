@@ -1,7 +1,7 @@
 //! Export of traces, configured by our own keys and by OpenTelemetry's variables.
 
-use super::check::{Checked, refuse};
-use super::secret::Secret;
+use super::check::{CheckResult, refuse};
+use super::secret::ConfigSecret;
 use super::{Config, ConfigError};
 use http::{HeaderName, HeaderValue, Uri};
 use percent_encoding::percent_decode_str;
@@ -13,20 +13,20 @@ const PATH: &str = "/v1/traces";
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
-pub struct Traces {
+pub struct TracesConfig {
     /// `None`: traces are not exported.
     #[serde(deserialize_with = "endpoint")]
     pub otlp_endpoint: Option<String>,
     pub protocol: OtlpProtocol,
-    pub headers: BTreeMap<String, Secret>,
+    pub headers: BTreeMap<String, ConfigSecret>,
     /// Share of the traces that begin here; producers decide about theirs.
     pub sample_ratio: f64,
     pub service_name: String,
 }
 
-impl Default for Traces {
-    fn default() -> Traces {
-        Traces {
+impl Default for TracesConfig {
+    fn default() -> TracesConfig {
+        TracesConfig {
             otlp_endpoint: None,
             protocol: OtlpProtocol::HttpProtobuf,
             headers: BTreeMap::new(),
@@ -36,7 +36,7 @@ impl Default for Traces {
     }
 }
 
-impl Traces {
+impl TracesConfig {
     /// URL that traces are sent to.
     pub fn url(&self) -> Option<Uri> {
         let text = self.otlp_endpoint.as_deref()?;
@@ -80,7 +80,7 @@ fn endpoint<'de, D: Deserializer<'de>>(from: D) -> Result<Option<String>, D::Err
     }
 }
 
-pub fn check(config: &Config) -> Checked {
+pub fn check(config: &Config) -> CheckResult {
     let traces = &config.traces;
     if !(0.0..=1.0).contains(&traces.sample_ratio) {
         let reason = format!("must be between 0 and 1, was {}", traces.sample_ratio);
@@ -104,7 +104,7 @@ pub fn check(config: &Config) -> Checked {
 /// Fills settings that our own keys leave open from OpenTelemetry's variables; `said` tells whether
 /// a key is set. Returns warnings about variables that are understood but not supported.
 pub fn fill(
-    traces: &mut Traces,
+    traces: &mut TracesConfig,
     said: impl Fn(&str) -> bool,
     env: &[(String, String)],
 ) -> Result<Vec<String>, ConfigError> {
@@ -173,14 +173,14 @@ pub fn fill(
 }
 
 /// Parses the W3C Baggage format: pairs separated by commas, values percent-encoded.
-fn headers(text: &str) -> Option<BTreeMap<String, Secret>> {
+fn headers(text: &str) -> Option<BTreeMap<String, ConfigSecret>> {
     let pairs = text.split(',').map(str::trim).filter(|pair| !pair.is_empty());
     let pair = |pair: &str| {
         let (name, value) = pair.split_once('=')?;
         let value = percent_decode_str(value.trim()).decode_utf8().ok()?;
         let name = name.trim().to_ascii_lowercase();
         let fits = HeaderName::from_bytes(name.as_bytes()).is_ok() && HeaderValue::from_str(&value).is_ok();
-        fits.then(|| (name, Secret::new(value)))
+        fits.then(|| (name, ConfigSecret::new(value)))
     };
     pairs.map(pair).collect()
 }
@@ -189,9 +189,9 @@ fn headers(text: &str) -> Option<BTreeMap<String, Secret>> {
 mod tests {
     use super::*;
 
-    fn filled(said: &[&str], env: &[(&str, &str)]) -> Result<(Traces, Vec<String>), String> {
+    fn filled(said: &[&str], env: &[(&str, &str)]) -> Result<(TracesConfig, Vec<String>), String> {
         let env: Vec<_> = env.iter().map(|(a, b)| (a.to_string(), b.to_string())).collect();
-        let mut traces = Traces::default();
+        let mut traces = TracesConfig::default();
         let warnings = fill(&mut traces, |key| said.contains(&key), &env).map_err(|e| e.to_string())?;
         Ok((traces, warnings))
     }
@@ -236,7 +236,7 @@ mod tests {
             "traces.protocol",
             "traces.service_name",
         ];
-        assert_eq!(filled(&said, &env).unwrap().0, Traces::default());
+        assert_eq!(filled(&said, &env).unwrap().0, TracesConfig::default());
     }
 
     #[test]
@@ -264,9 +264,9 @@ mod tests {
     #[test]
     fn a_url_without_a_path_gets_the_usual_one() {
         let check = |text: &str, expected: &str| {
-            let traces = Traces {
+            let traces = TracesConfig {
                 otlp_endpoint: Some(text.into()),
-                ..Traces::default()
+                ..TracesConfig::default()
             };
             assert_eq!(traces.url().unwrap().to_string(), expected);
         };

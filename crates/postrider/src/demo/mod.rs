@@ -2,32 +2,32 @@
 //! stream of events between them, displayed while they are delivered, retried and given up.
 
 mod clock;
-mod scene;
+mod scenario;
 mod receiver;
 mod publisher;
-mod tally;
-mod story;
+mod counts;
+mod messages;
 mod screen;
 
 use crate::config::{self, ServeFlags};
 use crate::private_files;
-use crate::serve::{self, Running, Time};
+use crate::serve::{self, RunningServer, TimeSource};
 use anyhow::{Context, Result, ensure};
 use clock::FastClock;
+use counts::{DemoCounts, SubscriptionGauges};
+use messages::MessageLog;
 use postrider_core::time::Clock;
 use postrider_engine::clock::SystemClock;
-use publisher::{Published, Publisher};
-use receiver::{Receiver, Seen};
-use scene::Scene;
-use screen::{Frame, Screen, Summary};
+use publisher::{AcceptedCounts, DemoPublisher};
+use receiver::{DemoReceiver, ReceivedRequest};
+use scenario::DemoScenario;
+use screen::{DemoFrame, DemoScreen, DemoSummary};
 use std::future::Future;
 use std::io::{IsTerminal, Write};
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
-use story::Story;
-use tally::{Gauges, Tally};
 use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::{mpsc, watch};
@@ -92,7 +92,7 @@ pub fn run(args: &DemoArgs) -> Result<()> {
                 _ = interrupt.recv() => {}
             }
         };
-        let screen = Screen::new(out, live, color);
+        let screen = DemoScreen::new(out, live, color);
         let tally = play(args, screen, interrupted).await?;
         ensure!(tally.adds_up(), "the deliveries do not add up");
         Ok(())
@@ -102,10 +102,10 @@ pub fn run(args: &DemoArgs) -> Result<()> {
 /// Starts everything, displays it until it is at rest, and stops it. Returns the final numbers.
 async fn play<W: Write>(
     args: &DemoArgs,
-    screen: Screen<W>,
+    screen: DemoScreen<W>,
     interrupted: impl Future<Output = ()>,
-) -> Result<Tally> {
-    let scene = Scene::of(args);
+) -> Result<DemoCounts> {
+    let scene = DemoScenario::of(args);
     let mut directory = tempfile::Builder::new().prefix("postrider-demo-").tempdir()?;
     directory.disable_cleanup(args.keep);
     let listener = TcpListener::bind(SocketAddr::from((Ipv4Addr::LOCALHOST, 0))).await?;
@@ -114,21 +114,21 @@ async fn play<W: Write>(
     let loaded = configure(directory.path(), &text)?;
 
     let clock = Arc::new(FastClock::new(SystemClock.now(), args.speed));
-    let running = Running::start(&loaded, Time::Of(clock.clone())).await?;
+    let running = RunningServer::start(&loaded, TimeSource::Of(clock.clone())).await?;
     let server = running.http.context("the server does not listen")?;
-    let gauges = Gauges::new(running.server.engine.clone())?;
+    let gauges = SubscriptionGauges::new(running.server.engine.clone())?;
 
     let (seen_tx, seen) = mpsc::channel(SEEN_MAX);
-    let (published_tx, published) = watch::channel(Published::default());
+    let (published_tx, published) = watch::channel(AcceptedCounts::default());
     let stop = CancellationToken::new();
     let mut tasks = JoinSet::new();
-    let receiver = Arc::new(Receiver {
+    let receiver = Arc::new(DemoReceiver {
         scene,
         clock: clock.clone(),
         seen: seen_tx,
     });
     tasks.spawn(receiver.serve(listener));
-    let publisher = Publisher {
+    let publisher = DemoPublisher {
         server,
         key,
         rate: args.rate,
@@ -138,14 +138,14 @@ async fn play<W: Write>(
     };
     tasks.spawn(publisher.run(stop.clone()));
 
-    let mut show = Show {
+    let mut show = DemoDisplay {
         args,
         clock,
         started: Instant::now(),
         gauges,
         published,
         seen,
-        story: Story::new(scene, FOLLOW_PAUSE * args.speed),
+        story: MessageLog::new(scene, FOLLOW_PAUSE * args.speed),
         screen,
         progress_at: Instant::now() + PROGRESS_EVERY,
     };
@@ -164,7 +164,7 @@ async fn play<W: Write>(
 
 /// Loads a configuration that keeps everything in one directory, listens on a free port and ignores
 /// the environment.
-fn configure(directory: &Path, text: &str) -> Result<config::Loaded> {
+fn configure(directory: &Path, text: &str) -> Result<config::LoadedConfig> {
     let file = directory.join("postrider.toml");
     private_files::write(&file, text).with_context(|| format!("writing {}", file.display()))?;
     let flags = ServeFlags {
@@ -178,19 +178,19 @@ fn configure(directory: &Path, text: &str) -> Result<config::Loaded> {
 }
 
 /// State of the display loop.
-struct Show<'a, W: Write> {
+struct DemoDisplay<'a, W: Write> {
     args: &'a DemoArgs,
     clock: Arc<FastClock>,
     started: Instant,
-    gauges: Gauges,
-    published: watch::Receiver<Published>,
-    seen: mpsc::Receiver<Seen>,
-    story: Story,
-    screen: Screen<W>,
+    gauges: SubscriptionGauges,
+    published: watch::Receiver<AcceptedCounts>,
+    seen: mpsc::Receiver<ReceivedRequest>,
+    story: MessageLog,
+    screen: DemoScreen<W>,
     progress_at: Instant,
 }
 
-impl<W: Write> Show<'_, W> {
+impl<W: Write> DemoDisplay<'_, W> {
     /// Returns when every delivery has ended, at the deadline, or soon after an interruption.
     async fn until_rest(
         &mut self,
@@ -218,7 +218,7 @@ impl<W: Write> Show<'_, W> {
     }
 
     /// Reads the server's numbers, then what the receiver has seen.
-    fn read(&mut self) -> Tally {
+    fn read(&mut self) -> DemoCounts {
         let mut tally = self.gauges.read(*self.published.borrow());
         while let Ok(seen) = self.seen.try_recv() {
             self.story.observe(&seen);
@@ -231,9 +231,9 @@ impl<W: Write> Show<'_, W> {
     }
 
     /// Reads everything and displays it.
-    fn look(&mut self) -> Result<Tally> {
+    fn look(&mut self) -> Result<DemoCounts> {
         let tally = self.read();
-        let frame = Frame {
+        let frame = DemoFrame {
             tally: &tally,
             told: &self.story.told,
             now: self.clock.now(),
@@ -255,7 +255,7 @@ impl<W: Write> Show<'_, W> {
     }
 
     /// The numbers once they add up, or as they are at the deadline.
-    async fn settled(&mut self) -> Tally {
+    async fn settled(&mut self) -> DemoCounts {
         let deadline = Instant::now() + SETTLING;
         let mut refresh = refreshes();
         loop {
@@ -267,9 +267,9 @@ impl<W: Write> Show<'_, W> {
         }
     }
 
-    fn sum_up(&mut self, tally: &Tally, running: &Running) -> Result<()> {
+    fn sum_up(&mut self, tally: &DemoCounts, running: &RunningServer) -> Result<()> {
         let log = running.server.engine.log().health();
-        self.screen.sum_up(&Summary {
+        self.screen.print_summary(&DemoSummary {
             tally,
             after: self.clock.elapsed(),
             real: self.started.elapsed(),
@@ -288,7 +288,7 @@ fn refreshes() -> tokio::time::Interval {
 
 #[cfg(test)]
 mod tests {
-    use super::scene::Part;
+    use super::scenario::DemoSubscription;
     use super::*;
 
     // An end-to-end run with few events and short waits: real sockets, real files, a fast clock.
@@ -301,7 +301,7 @@ mod tests {
             keep: false,
         };
         let mut out = Vec::new();
-        let screen = Screen::new(&mut out, false, false);
+        let screen = DemoScreen::new(&mut out, false, false);
         let showing = play(&args, screen, std::future::pending());
         let tally = serve::runtime(Some(2)).unwrap().block_on(showing).unwrap();
         let text = String::from_utf8(out).unwrap();
@@ -318,7 +318,11 @@ mod tests {
             "a dead letter: {text}"
         );
         assert!(tally.sum(|row| row.dropped_total()) > 0, "a drop: {text}");
-        assert_eq!(tally.rows[Part::Healthy as usize].delivered, 40, "{text}");
+        assert_eq!(
+            tally.rows[DemoSubscription::Healthy as usize].delivered,
+            40,
+            "{text}"
+        );
         assert!(text.contains("✓ adds up") && !text.contains('\x1b'), "{text}");
     }
 }

@@ -1,7 +1,7 @@
 //! The publisher: a steady stream of events over one connection, as any client would send them.
 
 use super::clock::FastClock;
-use super::scene::{Part, TOPIC, event};
+use super::scenario::{DemoSubscription, TOPIC, event};
 use anyhow::{Context, Result, bail};
 use bytes::Bytes;
 use http::{Method, Request, header};
@@ -23,24 +23,24 @@ const REQUESTS_PER_SECOND_MAX: u32 = 40;
 
 /// Counts of events that the server has accepted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Published {
+pub struct AcceptedCounts {
     pub events: u64,
     /// Events that each part's filter lets through.
-    pub wanted: [u64; Part::ALL.len()],
+    pub wanted: [u64; DemoSubscription::ALL.len()],
     /// Whether publishing has ended.
     pub over: bool,
 }
 
-pub struct Publisher {
+pub struct DemoPublisher {
     pub server: SocketAddr,
     pub key: String,
     pub rate: u32,
     pub events_max: u64,
     pub clock: Arc<FastClock>,
-    pub published: watch::Sender<Published>,
+    pub published: watch::Sender<AcceptedCounts>,
 }
 
-impl Publisher {
+impl DemoPublisher {
     /// Publishes until all events are accepted or `stop` is cancelled. An event that is refused is
     /// an error.
     pub async fn run(self, stop: CancellationToken) -> Result<()> {
@@ -87,7 +87,7 @@ impl Publisher {
             self.publish(&mut requests, &events).await?;
             self.published.send_modify(|published| {
                 published.events += events.len() as u64;
-                for (part, wanted) in Part::ALL.into_iter().zip(&mut published.wanted) {
+                for (part, wanted) in DemoSubscription::ALL.into_iter().zip(&mut published.wanted) {
                     *wanted += numbers.clone().filter(|number| part.wants(*number)).count() as u64;
                 }
             });

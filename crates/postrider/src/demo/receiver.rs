@@ -1,7 +1,7 @@
 //! The built-in receiver: every endpoint of the scene on one port, and a record of its requests.
 
 use super::clock::FastClock;
-use super::scene::{Part, Scene, answer_time};
+use super::scenario::{DemoScenario, DemoSubscription, answer_time};
 use crate::receiver::handshake;
 use anyhow::Result;
 use bytes::Bytes;
@@ -25,9 +25,9 @@ const BODY_BYTES_MAX: usize = 2 * 1024 * 1024;
 
 /// A request as the receiver saw it.
 #[derive(Clone, Debug)]
-pub struct Seen {
-    pub part: Part,
-    pub events: Vec<Arrived>,
+pub struct ReceivedRequest {
+    pub part: DemoSubscription,
+    pub events: Vec<ReceivedEvent>,
     /// Number of the attempt; the first is 1.
     pub attempt: u32,
     pub status: u16,
@@ -36,22 +36,22 @@ pub struct Seen {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Arrived {
+pub struct ReceivedEvent {
     pub number: u64,
     /// Time since the event was published.
     pub age: Duration,
 }
 
-pub struct Receiver {
-    pub scene: Scene,
+pub struct DemoReceiver {
+    pub scene: DemoScenario,
     pub clock: Arc<FastClock>,
     /// Gets every request before it is answered.
-    pub seen: mpsc::Sender<Seen>,
+    pub seen: mpsc::Sender<ReceivedRequest>,
 }
 
-impl Receiver {
+impl DemoReceiver {
     /// Serves until the future is dropped.
-    pub async fn serve(self: Arc<Receiver>, listener: TcpListener) -> Result<()> {
+    pub async fn serve(self: Arc<DemoReceiver>, listener: TcpListener) -> Result<()> {
         let mut connections = JoinSet::new();
         loop {
             tokio::select! {
@@ -79,7 +79,7 @@ impl Receiver {
         if let Some(answer) = handshake(&head, &body) {
             return Ok(answer);
         }
-        let Some(part) = Part::named(head.uri.path().trim_start_matches('/')) else {
+        let Some(part) = DemoSubscription::named(head.uri.path().trim_start_matches('/')) else {
             return Ok(answer(StatusCode::NOT_FOUND));
         };
         let now = self.clock.now();
@@ -92,7 +92,7 @@ impl Receiver {
         self.clock
             .sleep_until(now + answer_time(first.number, attempt))
             .await;
-        let seen = Seen {
+        let seen = ReceivedRequest {
             part,
             events,
             attempt,
@@ -116,26 +116,26 @@ fn attempt(headers: &HeaderMap) -> u32 {
 }
 
 /// Events of a body in either schema, single or in an array.
-fn events(body: &[u8], now: Timestamp) -> Vec<Arrived> {
+fn events(body: &[u8], now: Timestamp) -> Vec<ReceivedEvent> {
     #[derive(Deserialize)]
-    struct Event {
+    struct DemoEventMembers {
         id: String,
         #[serde(alias = "eventTime")]
         time: String,
     }
     #[derive(Deserialize)]
     #[serde(untagged)]
-    enum Body {
-        Many(Vec<Event>),
-        One(Event),
+    enum EventBody {
+        Many(Vec<DemoEventMembers>),
+        One(DemoEventMembers),
     }
     let events = match serde_json::from_slice(body) {
-        Ok(Body::Many(events)) => events,
-        Ok(Body::One(event)) => vec![event],
+        Ok(EventBody::Many(events)) => events,
+        Ok(EventBody::One(event)) => vec![event],
         Err(_) => Vec::new(),
     };
-    let arrived = |event: &Event| {
-        Some(Arrived {
+    let arrived = |event: &DemoEventMembers| {
+        Some(ReceivedEvent {
             number: event.id.parse().ok()?,
             age: now.since(Timestamp::parse(&event.time)?),
         })

@@ -1,8 +1,8 @@
 //! Display of the demo: a table that is redrawn on a terminal, plain lines anywhere else.
 
-use super::scene::{Part, Scene};
-use super::story::{Happening, Mood, span};
-use super::tally::{Row, Tally};
+use super::counts::{DemoCounts, SubscriptionCounts};
+use super::messages::{DemoMessage, MessageTone, span};
+use super::scenario::{DemoScenario, DemoSubscription};
 use postrider_core::outcome::Outcome;
 use postrider_core::time::Timestamp;
 use std::collections::BTreeMap;
@@ -15,20 +15,20 @@ const HIDE_CURSOR_AND_CUT_LINES: &str = "\x1b[?25l\x1b[?7l";
 const SHOW_CURSOR_AND_WRAP_LINES: &str = "\x1b[?25h\x1b[?7h";
 
 /// Output of the demo. Dropping it restores the terminal.
-pub struct Screen<W: Write> {
+pub struct DemoScreen<W: Write> {
     out: W,
     /// Redraw in place; otherwise only add lines.
     live: bool,
-    ink: Ink,
+    ink: TextColors,
     /// Lines of the drawing that is on the terminal now.
     drawn: usize,
     happenings_shown: usize,
 }
 
 /// The numbers and messages at one moment.
-pub struct Frame<'a> {
-    pub tally: &'a Tally,
-    pub told: &'a [Happening],
+pub struct DemoFrame<'a> {
+    pub tally: &'a DemoCounts,
+    pub told: &'a [DemoMessage],
     pub now: Timestamp,
     /// Time since the start, on the demo's own clock.
     pub after: Duration,
@@ -38,20 +38,20 @@ pub struct Frame<'a> {
 }
 
 /// Final numbers of the demo.
-pub struct Summary<'a> {
-    pub tally: &'a Tally,
+pub struct DemoSummary<'a> {
+    pub tally: &'a DemoCounts,
     pub after: Duration,
     pub real: Duration,
     pub segments: u64,
     pub bytes: u64,
 }
 
-impl<W: Write> Screen<W> {
-    pub fn new(out: W, live: bool, color: bool) -> Screen<W> {
-        Screen {
+impl<W: Write> DemoScreen<W> {
+    pub fn new(out: W, live: bool, color: bool) -> DemoScreen<W> {
+        DemoScreen {
             out,
             live,
-            ink: Ink { color },
+            ink: TextColors { color },
             drawn: 0,
             happenings_shown: 0,
         }
@@ -61,11 +61,11 @@ impl<W: Write> Screen<W> {
         self.live
     }
 
-    pub fn introduce(&mut self, scene: &Scene) -> Result<()> {
+    pub fn introduce(&mut self, scene: &DemoScenario) -> Result<()> {
         let mut text = String::from(
             "Events go to one topic; seven subscriptions deliver them to a receiver that answers\n\n",
         );
-        for part in Part::ALL {
+        for part in DemoSubscription::ALL {
             text += &format!(
                 "  {}  {}\n",
                 self.ink.bold(&format!("{:<11}", part.name())),
@@ -76,7 +76,7 @@ impl<W: Write> Screen<W> {
     }
 
     /// Redraws the table.
-    pub fn draw(&mut self, frame: &Frame<'_>) -> Result<()> {
+    pub fn draw(&mut self, frame: &DemoFrame<'_>) -> Result<()> {
         let mut lines = vec![title(frame), String::new()];
         lines.extend(self.ink.table(frame.tally, frame.now));
         lines.push(String::new());
@@ -99,7 +99,7 @@ impl<W: Write> Screen<W> {
     }
 
     /// Adds the messages since the last call.
-    pub fn add_happenings(&mut self, told: &[Happening]) -> Result<()> {
+    pub fn add_happenings(&mut self, told: &[DemoMessage]) -> Result<()> {
         let text: String = told[self.happenings_shown..]
             .iter()
             .map(|h| self.ink.happening(h) + "\n")
@@ -109,7 +109,7 @@ impl<W: Write> Screen<W> {
     }
 
     /// Adds one line of numbers.
-    pub fn add_progress(&mut self, frame: &Frame<'_>) -> Result<()> {
+    pub fn add_progress(&mut self, frame: &DemoFrame<'_>) -> Result<()> {
         let tally = frame.tally;
         let text = format!(
             "{:>8}  {} events: {} waiting, {} retrying, {} delivered, {} dead-lettered, {} dropped\n",
@@ -118,14 +118,14 @@ impl<W: Write> Screen<W> {
             tally.sum(|r| r.waiting),
             tally.sum(|r| r.retrying),
             tally.sum(|r| r.delivered),
-            tally.sum(Row::dead_lettered_total),
-            tally.sum(Row::dropped_total),
+            tally.sum(SubscriptionCounts::dead_lettered_total),
+            tally.sum(SubscriptionCounts::dropped_total),
         );
         self.write(&text)
     }
 
     /// Replaces the drawing, if there is one, by the summary.
-    pub fn sum_up(&mut self, summary: &Summary<'_>) -> Result<()> {
+    pub fn print_summary(&mut self, summary: &DemoSummary<'_>) -> Result<()> {
         let mut text = match self.drawn {
             0 => "\n".to_owned(),
             drawn => format!("\x1b[{drawn}A\x1b[J{SHOW_CURSOR_AND_WRAP_LINES}"),
@@ -145,7 +145,7 @@ impl<W: Write> Screen<W> {
     }
 }
 
-impl<W: Write> Drop for Screen<W> {
+impl<W: Write> Drop for DemoScreen<W> {
     fn drop(&mut self) {
         if self.drawn > 0 {
             let _ = self.write(SHOW_CURSOR_AND_WRAP_LINES);
@@ -153,7 +153,7 @@ impl<W: Write> Drop for Screen<W> {
     }
 }
 
-fn title(frame: &Frame<'_>) -> String {
+fn title(frame: &DemoFrame<'_>) -> String {
     let published = frame.tally.published;
     let doing = match published.over {
         false => format!("published {} of {} events", published.events, frame.events_max),
@@ -175,13 +175,13 @@ const HEADER: [&str; 2] = [
 ];
 
 /// Reads a number of a row.
-type Number = fn(&Row) -> u64;
+type RowNumber = fn(&SubscriptionCounts) -> u64;
 /// A number, its width, and its color unless it is zero.
-type Column = (Number, usize, &'static str);
+type TableColumn = (RowNumber, usize, &'static str);
 
 /// Colors, or none.
 #[derive(Clone, Copy)]
-struct Ink {
+struct TextColors {
     color: bool,
 }
 
@@ -191,7 +191,7 @@ const RED: &str = "31";
 const DIM: &str = "2";
 const BOLD: &str = "1";
 
-impl Ink {
+impl TextColors {
     fn paint(self, code: &str, text: &str) -> String {
         match self.color {
             true => format!("\x1b[{code}m{text}\x1b[0m"),
@@ -209,7 +209,7 @@ impl Ink {
         self.paint(code, &format!("{number:>width$}"))
     }
 
-    fn table(self, tally: &Tally, now: Timestamp) -> Vec<String> {
+    fn table(self, tally: &DemoCounts, now: Timestamp) -> Vec<String> {
         let mut lines: Vec<String> = HEADER.iter().map(|line| self.paint(DIM, line)).collect();
         for row in &tally.rows {
             let state = match row.delay {
@@ -230,33 +230,33 @@ impl Ink {
         lines
     }
 
-    fn cells(self, number: impl Fn(Number) -> u64) -> String {
-        let columns: [Column; 8] = [
+    fn cells(self, number: impl Fn(RowNumber) -> u64) -> String {
+        let columns: [TableColumn; 8] = [
             (|r| r.waiting, 7, YELLOW),
             (|r| r.in_flight, 6, BOLD),
             (|r| r.retrying, 8, YELLOW),
             (|r| r.attempts, 8, "0"),
             (|r| r.failed, 6, "0"),
             (|r| r.delivered, 9, GREEN),
-            (Row::dead_lettered_total, 8, RED),
-            (Row::dropped_total, 7, RED),
+            (SubscriptionCounts::dead_lettered_total, 8, RED),
+            (SubscriptionCounts::dropped_total, 7, RED),
         ];
         columns
             .map(|(of, width, code)| self.cell(number(of), width, code))
             .join(" ")
     }
 
-    fn happening(self, happening: &Happening) -> String {
+    fn happening(self, happening: &DemoMessage) -> String {
         let code = match happening.mood {
-            Mood::Good => GREEN,
-            Mood::Patient => YELLOW,
-            Mood::Bad => RED,
+            MessageTone::Good => GREEN,
+            MessageTone::Patient => YELLOW,
+            MessageTone::Bad => RED,
         };
         let at = self.paint(DIM, &format!("{:>8}", stamp(happening.after)));
         format!("{at}  {}", self.paint(code, &happening.text))
     }
 
-    fn summary(self, summary: &Summary<'_>) -> String {
+    fn summary(self, summary: &DemoSummary<'_>) -> String {
         let tally = summary.tally;
         let header = "destination matched delivered dead-lettered dropped unfinished attempts failed";
         let mut text = self.paint(DIM, header) + "\n";
@@ -278,13 +278,13 @@ impl Ink {
         text
     }
 
-    fn ends(self, number: impl Fn(Number) -> u64) -> String {
-        let columns: [Column; 7] = [
+    fn ends(self, number: impl Fn(RowNumber) -> u64) -> String {
+        let columns: [TableColumn; 7] = [
             (|r| r.expected, 7, "0"),
             (|r| r.delivered, 9, GREEN),
-            (Row::dead_lettered_total, 13, RED),
-            (Row::dropped_total, 7, RED),
-            (Row::open, 10, YELLOW),
+            (SubscriptionCounts::dead_lettered_total, 13, RED),
+            (SubscriptionCounts::dropped_total, 7, RED),
+            (SubscriptionCounts::open, 10, YELLOW),
             (|r| r.attempts, 8, "0"),
             (|r| r.failed, 6, "0"),
         ];
@@ -294,8 +294,8 @@ impl Ink {
     }
 
     /// The equation that is checked: published and routed events against the ends of deliveries.
-    fn equation(self, tally: &Tally) -> String {
-        let open = tally.sum(Row::open);
+    fn equation(self, tally: &DemoCounts) -> String {
+        let open = tally.sum(SubscriptionCounts::open);
         let unfinished = if open > 0 {
             format!(" + {open} unfinished")
         } else {
@@ -314,15 +314,15 @@ impl Ink {
              The receiver itself counted {accepted} arrivals, each event once.\n\
              Dead letters: {}.\n\n",
             tally.sum(|r| r.expected),
-            tally.sum(Row::dead_lettered_total),
-            tally.sum(Row::dropped_total),
+            tally.sum(SubscriptionCounts::dead_lettered_total),
+            tally.sum(SubscriptionCounts::dropped_total),
             reasons(tally),
         )
     }
 }
 
 /// Reasons of dead letters, with counts.
-fn reasons(tally: &Tally) -> String {
+fn reasons(tally: &DemoCounts) -> String {
     let mut counts = BTreeMap::new();
     for (reason, count) in tally.rows.iter().flat_map(|row| &row.dead_lettered) {
         *counts.entry(*reason).or_insert(0) += count;
@@ -338,7 +338,7 @@ fn reasons(tally: &Tally) -> String {
 }
 
 /// Closing text: what was shown, how durable it was, what to do next.
-fn sentences(summary: &Summary<'_>) -> String {
+fn sentences(summary: &DemoSummary<'_>) -> String {
     let tally = summary.tally;
     let events = tally.published.events;
     format!(
@@ -389,12 +389,12 @@ fn cause(outcome: Outcome) -> &'static str {
 
 #[cfg(test)]
 mod tests {
-    use super::super::tally::tests::row;
+    use super::super::counts::tests::row;
     use super::*;
-    use postrider_core::probation::Delay;
+    use postrider_core::probation::EndpointProbationDelay;
 
-    fn frame<'a>(tally: &'a Tally, told: &'a [Happening]) -> Frame<'a> {
-        Frame {
+    fn frame<'a>(tally: &'a DemoCounts, told: &'a [DemoMessage]) -> DemoFrame<'a> {
+        DemoFrame {
             tally,
             told,
             now: Timestamp::from_secs(1000),
@@ -405,11 +405,11 @@ mod tests {
         }
     }
 
-    fn tally() -> Tally {
-        let rows = Part::ALL.into_iter().map(|part| Row {
+    fn tally() -> DemoCounts {
+        let rows = DemoSubscription::ALL.into_iter().map(|part| SubscriptionCounts {
             delivered: 12_345,
             waiting: 99_999,
-            delay: Some(Delay {
+            delay: Some(EndpointProbationDelay {
                 cause: Outcome::TimedOut,
                 status: None,
                 since: Timestamp::MIN,
@@ -418,25 +418,25 @@ mod tests {
             }),
             ..row(part, 112_344)
         });
-        Tally {
+        DemoCounts {
             rows: rows.collect(),
             matched: 112_344 * 7,
-            ..Tally::default()
+            ..DemoCounts::default()
         }
     }
 
     #[test]
     fn every_drawing_has_as_many_narrow_lines_and_covers_the_one_before() {
         let tally = tally();
-        let told: Vec<Happening> = (0..30)
-            .map(|n| Happening {
+        let told: Vec<DemoMessage> = (0..30)
+            .map(|n| DemoMessage {
                 after: Duration::from_secs(n),
-                mood: Mood::Good,
+                mood: MessageTone::Good,
                 text: "it happened".into(),
             })
             .collect();
         let mut out = Vec::new();
-        let mut screen = Screen::new(&mut out, true, false);
+        let mut screen = DemoScreen::new(&mut out, true, false);
         screen.draw(&frame(&tally, &told[..2])).unwrap();
         let lines = screen.drawn;
         screen.draw(&frame(&tally, &told)).unwrap();
@@ -457,8 +457,8 @@ mod tests {
     fn without_a_terminal_there_are_no_escapes() {
         let tally = tally();
         let mut out = Vec::new();
-        let mut screen = Screen::new(&mut out, false, false);
-        let scene = Scene {
+        let mut screen = DemoScreen::new(&mut out, false, false);
+        let scene = DemoScenario {
             slow_for: Duration::ZERO,
             buggy_event_last: 5000,
             buggy_attempts_max: 10,
@@ -466,14 +466,14 @@ mod tests {
         };
         screen.introduce(&scene).unwrap();
         screen.add_progress(&frame(&tally, &[])).unwrap();
-        let summary = Summary {
+        let summary = DemoSummary {
             tally: &tally,
             after: Duration::from_secs(7500),
             real: Duration::from_secs(25),
             segments: 1,
             bytes: 437_000,
         };
-        screen.sum_up(&summary).unwrap();
+        screen.print_summary(&summary).unwrap();
         drop(screen);
         let text = String::from_utf8(out).unwrap();
         assert!(!text.contains('\x1b'), "{text}");
@@ -490,7 +490,7 @@ mod tests {
     fn sums_that_do_not_add_up_are_said_to() {
         let mut tally = tally();
         tally.rows[3].delivered -= 1;
-        let text = Ink { color: false }.equation(&tally);
+        let text = TextColors { color: false }.equation(&tally);
         assert!(text.contains("✗ does not add up"), "{text}");
     }
 }

@@ -8,14 +8,14 @@ use crate::serve::AUDIT_DIRECTORY;
 use postrider_core::ids::Position;
 use postrider_core::time::Timestamp;
 use postrider_embedded::database::damaged_blocks;
-use postrider_embedded::disk::{Directory, Disk, open_database};
+use postrider_embedded::disk::{Disk, LocalDirectory, open_database};
 use postrider_embedded::generations::{FileKind, Generations};
-use postrider_embedded::record::{Kind, decode_batch};
+use postrider_embedded::record::{RecordKind, decode_batch};
 use postrider_embedded::segment::{Segment, base_of, index_base_of, index_name};
-use postrider_embedded::{EmbeddedArchive, EmbeddedCatalog, Examination, chain, examine};
-use postrider_engine::letter_blob::letters_of;
+use postrider_embedded::{EmbeddedArchive, EmbeddedCatalog, Examination, examine, segment_gaps};
+use postrider_engine::dead_letter_blob::dead_letters_of;
 use postrider_store::seal::Keyring;
-use postrider_store::{Archive, BlobFilter, Catalog, Error, Loaded};
+use postrider_store::{Archive, BlobFilter, Catalog, CatalogContent, Error};
 use std::fs::{self, File, TryLockError};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
@@ -45,7 +45,7 @@ const LOCAL_ACCOUNT: &str = "local";
 const DAMAGE_NAMED_MAX: usize = 5;
 
 /// User of the data directory.
-pub enum Use {
+pub enum DirectoryUse {
     /// The directory does not exist: no server was ever started with it.
     Absent,
     /// No server; none can start while the lock is held.
@@ -55,9 +55,9 @@ pub enum Use {
     Server,
 }
 
-pub fn find_use(data_dir: &Path) -> Result<Use, Finding> {
+pub fn find_use(data_dir: &Path) -> Result<DirectoryUse, Finding> {
     if !data_dir.exists() {
-        return Ok(Use::Absent);
+        return Ok(DirectoryUse::Absent);
     }
     let path = data_dir.join("lock");
     let failed = |e: io::Error| {
@@ -66,12 +66,12 @@ pub fn find_use(data_dir: &Path) -> Result<Use, Finding> {
         Finding::problem("data directory", what, todo).command(as_owner(data_dir))
     };
     let file = match File::open(&path) {
-        Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(Use::Free { _held: None }),
+        Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(DirectoryUse::Free { _held: None }),
         file => file.map_err(failed)?,
     };
     match file.try_lock() {
-        Ok(()) => Ok(Use::Free { _held: Some(file) }),
-        Err(TryLockError::WouldBlock) => Ok(Use::Server),
+        Ok(()) => Ok(DirectoryUse::Free { _held: Some(file) }),
+        Err(TryLockError::WouldBlock) => Ok(DirectoryUse::Server),
         Err(TryLockError::Error(e)) => Err(failed(e)),
     }
 }
@@ -241,7 +241,7 @@ pub fn log(data_dir: &Path, deep: bool) -> Vec<Finding> {
 
 /// Whether every index agrees with its segment.
 fn indexes(log: &Path) -> Vec<Finding> {
-    let disk = Directory::look_at(log.to_owned());
+    let disk = LocalDirectory::look_at(log.to_owned());
     let todo = "nothing is lost: delete the index with the server stopped, and the next start makes it anew";
     let mut found = Vec::new();
     let mut whole = 0;
@@ -273,7 +273,7 @@ fn fits(disk: &dyn Disk, base: Position) -> io::Result<bool> {
         return Ok(false);
     };
     let scanned = Segment::open_scanned(disk, base, index.end(), |segment, offset, header, payload| {
-        if header.kind == Kind::Batch
+        if header.kind == RecordKind::Batch
             && let Some(batch) = decode_batch(payload)
         {
             segment.index_batch(offset, header.first, &batch);
@@ -350,7 +350,7 @@ async fn blobs(data_dir: &Path, archive: &EmbeddedArchive) -> Vec<Finding> {
                 .join(&blob.path);
             let fault = match fs::read(&path) {
                 Err(e) => Some(e.to_string()),
-                Ok(body) => letters_of(blob, &body).err().map(|fault| fault.reason),
+                Ok(body) => dead_letters_of(blob, &body).err().map(|fault| fault.reason),
             };
             if let Some(why) = fault
                 && found.len() < DAMAGE_NAMED_MAX
@@ -390,7 +390,7 @@ fn orphans(log: &Path) -> Vec<Finding> {
 }
 
 #[derive(Debug, Default)]
-struct Scanned {
+struct ScannedSegment {
     segments: usize,
     read: usize,
     bytes: u64,
@@ -398,16 +398,16 @@ struct Scanned {
     torn: Vec<String>,
 }
 
-fn scan(path: &Path, deep: bool) -> io::Result<Scanned> {
+fn scan(path: &Path, deep: bool) -> io::Result<ScannedSegment> {
     let mut bases: Vec<Position> = fs::read_dir(path)?
         .filter_map(|entry| base_of(entry.ok()?.file_name().to_str()?))
         .collect();
     bases.sort();
-    let disk = Directory::open(path)?;
+    let disk = LocalDirectory::open(path)?;
     let begun = Instant::now();
-    let mut scanned = Scanned {
+    let mut scanned = ScannedSegment {
         segments: bases.len(),
-        ..Scanned::default()
+        ..ScannedSegment::default()
     };
     let mut limit = Position(u64::MAX);
     for &base in bases.iter().rev() {
@@ -418,7 +418,7 @@ fn scan(path: &Path, deep: bool) -> io::Result<Scanned> {
         scanned.read += 1;
         scanned.bytes += found.end;
         for damage in found.damage {
-            let place = chain::place_text(base, &damage);
+            let place = segment_gaps::place_text(base, &damage);
             match damage.torn && limit == Position(u64::MAX) {
                 true => scanned.torn.push(place),
                 false => scanned.damaged.push(place),
@@ -429,7 +429,7 @@ fn scan(path: &Path, deep: bool) -> io::Result<Scanned> {
     Ok(scanned)
 }
 
-impl Scanned {
+impl ScannedSegment {
     fn judge(self) -> Vec<Finding> {
         let about = "log";
         let mut found = Vec::new();
@@ -455,7 +455,7 @@ impl Scanned {
             found.push(Finding::ok(about, what));
         }
         if found.is_empty() {
-            let Scanned {
+            let ScannedSegment {
                 segments,
                 read,
                 bytes,
@@ -476,7 +476,7 @@ impl Scanned {
 
 /// Examines copies of the databases, because opening one may repair it. Returns the content of the
 /// catalog, too.
-pub async fn databases(config: &Config, deep: bool) -> (Vec<Finding>, Option<Loaded>) {
+pub async fn databases(config: &Config, deep: bool) -> (Vec<Finding>, Option<CatalogContent>) {
     let data_dir = &config.data_dir;
     let mut found = Vec::new();
     for kind in FileKind::ALL {
@@ -533,11 +533,11 @@ pub async fn databases(config: &Config, deep: bool) -> (Vec<Finding>, Option<Loa
         if !data_dir.join("log").exists() && fs::metadata(copy).is_ok_and(|file| file.len() == 0) {
             return Ok(Examination::default());
         }
-        let log = Directory::look_at(data_dir.join("log"));
+        let log = LocalDirectory::look_at(data_dir.join("log"));
         examine(copy, Arc::new(log)).map_err(|e| e.to_string())
     });
     let known = look(data_dir, "state.redb", "log", deep, &mut Vec::new(), |copy| {
-        chain::known_losses(copy).map_err(|e| e.to_string())
+        segment_gaps::known_losses(copy).map_err(|e| e.to_string())
     });
     for what in known.iter().flat_map(|(_kept, known)| known) {
         let place = quoted(&data_dir.to_string_lossy());
@@ -565,7 +565,7 @@ pub async fn databases(config: &Config, deep: bool) -> (Vec<Finding>, Option<Loa
         found.extend(lost.lost.iter().map(|one| {
             Finding::problem(
                 "log",
-                chain::describe(one),
+                segment_gaps::describe(one),
                 "put the missing files back before the next start; a start goes on without these events, and \
                  counts their deliveries as dropped",
             )
@@ -674,30 +674,33 @@ fn damaged(about: &'static str, path: &Path, why: &str) -> Finding {
 
 #[cfg(test)]
 mod tests {
-    use super::super::finding::Level;
+    use super::super::finding::FindingLevel;
     use super::*;
 
     #[test]
     fn room_and_speed_are_judged() {
-        assert_eq!(judge_space(10 << 20, 1 << 40).level, Level::Problem);
-        assert_eq!(judge_space(500 << 20, 1 << 40).level, Level::Warning);
-        assert_eq!(judge_space(5 << 30, 1 << 40).level, Level::Ok);
+        assert_eq!(judge_space(10 << 20, 1 << 40).level, FindingLevel::Problem);
+        assert_eq!(judge_space(500 << 20, 1 << 40).level, FindingLevel::Warning);
+        assert_eq!(judge_space(5 << 30, 1 << 40).level, FindingLevel::Ok);
         let millis = Duration::from_millis;
-        assert_eq!(judge_flushes(millis(2), millis(90)).level, Level::Ok);
-        assert_eq!(judge_flushes(millis(80), millis(90)).level, Level::Warning);
+        assert_eq!(judge_flushes(millis(2), millis(90)).level, FindingLevel::Ok);
+        assert_eq!(judge_flushes(millis(80), millis(90)).level, FindingLevel::Warning);
     }
 
     #[test]
     fn nothing_is_made_where_nothing_is() {
         let directory = tempfile::tempdir().unwrap();
         let data_dir = directory.path().join("data");
-        assert!(matches!(find_use(&data_dir), Ok(Use::Absent)));
+        assert!(matches!(find_use(&data_dir), Ok(DirectoryUse::Absent)));
         let found = super::directory(&data_dir);
-        assert!(found.iter().all(|one| one.level != Level::Problem), "{found:?}");
+        assert!(
+            found.iter().all(|one| one.level != FindingLevel::Problem),
+            "{found:?}"
+        );
         assert!(found[0].what.contains("will be made"), "{found:?}");
         assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 0);
         fs::write(&data_dir, "").unwrap();
-        assert_eq!(super::directory(&data_dir)[0].level, Level::Problem);
+        assert_eq!(super::directory(&data_dir)[0].level, FindingLevel::Problem);
     }
 
     #[test]
@@ -705,15 +708,15 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         assert!(matches!(
             find_use(directory.path()),
-            Ok(Use::Free { _held: None })
+            Ok(DirectoryUse::Free { _held: None })
         ));
         let lock = File::create(directory.path().join("lock")).unwrap();
         lock.try_lock().unwrap();
-        assert!(matches!(find_use(directory.path()), Ok(Use::Server)));
+        assert!(matches!(find_use(directory.path()), Ok(DirectoryUse::Server)));
         lock.unlock().unwrap();
         assert!(matches!(
             find_use(directory.path()),
-            Ok(Use::Free { _held: Some(_) })
+            Ok(DirectoryUse::Free { _held: Some(_) })
         ));
         // The test for the lock has released it again.
         lock.try_lock().unwrap();
@@ -730,7 +733,7 @@ mod tests {
         };
         let (found, loaded) = databases(&config, false).await;
         assert!(loaded.is_none());
-        assert_eq!(found[0].level, Level::Problem, "{found:?}");
+        assert_eq!(found[0].level, FindingLevel::Problem, "{found:?}");
         assert!(found[0].what.contains("catalog.redb"), "{found:?}");
         assert_eq!(fs::read(&path).unwrap(), b"no database at all");
     }

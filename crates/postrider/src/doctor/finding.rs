@@ -4,7 +4,7 @@ use crate::terminal::{harmless, with_times, wrapped};
 use serde_json::{Value, json};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Level {
+pub enum FindingLevel {
     Ok,
     /// Works with a defect, or will not work for much longer.
     Warning,
@@ -12,20 +12,20 @@ pub enum Level {
     Problem,
 }
 
-impl Level {
+impl FindingLevel {
     fn name(self) -> &'static str {
         match self {
-            Level::Ok => "ok",
-            Level::Warning => "warning",
-            Level::Problem => "problem",
+            FindingLevel::Ok => "ok",
+            FindingLevel::Warning => "warning",
+            FindingLevel::Problem => "problem",
         }
     }
 
     fn color(self) -> &'static str {
         match self {
-            Level::Ok => "\x1b[32m",
-            Level::Warning => "\x1b[33m",
-            Level::Problem => "\x1b[31m",
+            FindingLevel::Ok => "\x1b[32m",
+            FindingLevel::Warning => "\x1b[33m",
+            FindingLevel::Problem => "\x1b[31m",
         }
     }
 }
@@ -33,7 +33,7 @@ impl Level {
 /// Result of one check.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Finding {
-    pub level: Level,
+    pub level: FindingLevel,
     /// Part of the installation: `tls`, `disk`.
     pub about: &'static str,
     pub what: String,
@@ -45,7 +45,7 @@ pub struct Finding {
 impl Finding {
     pub fn ok(about: &'static str, what: impl Into<String>) -> Finding {
         Finding {
-            level: Level::Ok,
+            level: FindingLevel::Ok,
             about,
             what: what.into(),
             todo: None,
@@ -55,7 +55,7 @@ impl Finding {
 
     pub fn warning(about: &'static str, what: impl Into<String>, todo: impl Into<String>) -> Finding {
         Finding {
-            level: Level::Warning,
+            level: FindingLevel::Warning,
             todo: Some(todo.into()),
             ..Finding::ok(about, what)
         }
@@ -63,7 +63,7 @@ impl Finding {
 
     pub fn problem(about: &'static str, what: impl Into<String>, todo: impl Into<String>) -> Finding {
         Finding {
-            level: Level::Problem,
+            level: FindingLevel::Problem,
             ..Finding::warning(about, what, todo)
         }
     }
@@ -74,12 +74,12 @@ impl Finding {
     }
 }
 
-fn count(findings: &[Finding], level: Level) -> usize {
+fn count(findings: &[Finding], level: FindingLevel) -> usize {
     findings.iter().filter(|one| one.level == level).count()
 }
 
 pub fn has_problems(findings: &[Finding]) -> bool {
-    count(findings, Level::Problem) > 0
+    count(findings, FindingLevel::Problem) > 0
 }
 
 pub fn as_json(findings: &[Finding]) -> Value {
@@ -96,8 +96,8 @@ pub fn as_json(findings: &[Finding]) -> Value {
     json!({
         "version": env!("CARGO_PKG_VERSION"),
         "ok": !has_problems(findings),
-        "problems": count(findings, Level::Problem),
-        "warnings": count(findings, Level::Warning),
+        "problems": count(findings, FindingLevel::Problem),
+        "warnings": count(findings, FindingLevel::Warning),
         "checks": checks.collect::<Vec<_>>(),
     })
 }
@@ -131,8 +131,8 @@ pub fn as_text(findings: &[Finding], colors: bool) -> String {
         1 => format!("1 {word}"),
         _ => format!("{count} {word}s"),
     };
-    let problems = some(count(findings, Level::Problem), "problem");
-    let warnings = some(count(findings, Level::Warning), "warning");
+    let problems = some(count(findings, FindingLevel::Problem), "problem");
+    let warnings = some(count(findings, FindingLevel::Warning), "warning");
     text.push_str(&format!("\n{problems}, {warnings}"));
     text
 }

@@ -3,8 +3,10 @@
 use super::finding::Finding;
 use postrider_core::time::Clock;
 use postrider_engine::clock::SystemClock;
-use postrider_jetstream::Settings;
-use postrider_jetstream::health::{self, NOT_THERE, Report, Seen, Stream, Sync};
+use postrider_jetstream::JetStreamSettings;
+use postrider_jetstream::health::{
+    self, JetStreamReport, NOT_THERE, ServerExamination, StreamStatus, SyncPolicy,
+};
 use std::time::Duration;
 use tokio::time::timeout;
 
@@ -19,7 +21,7 @@ const STORAGE_LEFT_LEAST: u64 = 1 << 30;
 const OTHER_STREAMS: u64 = 3;
 
 /// Examines JetStream. The duration is the offset of the server's clock from ours.
-pub async fn examine(settings: &Settings) -> (Vec<Finding>, Option<Duration>) {
+pub async fn examine(settings: &JetStreamSettings) -> (Vec<Finding>, Option<Duration>) {
     match timeout(PATIENCE, health::examine(settings)).await {
         Err(_) => (vec![unreachable("no server answers")], None),
         Ok(Err(e)) => (vec![unreachable(&e.to_string())], None),
@@ -46,7 +48,7 @@ fn unreachable(why: &str) -> Finding {
     Finding::problem(ABOUT, why, todo)
 }
 
-fn judge(settings: &Settings, seen: &Seen) -> Vec<Finding> {
+fn judge(settings: &JetStreamSettings, seen: &ServerExamination) -> Vec<Finding> {
     let cluster = match &seen.cluster {
         Some(cluster) => format!(", cluster {cluster} with {} addresses", seen.addresses),
         None => ", a single server".into(),
@@ -74,7 +76,7 @@ fn judge(settings: &Settings, seen: &Seen) -> Vec<Finding> {
     found
 }
 
-fn replicas(settings: &Settings, seen: &Seen) -> Option<Finding> {
+fn replicas(settings: &JetStreamSettings, seen: &ServerExamination) -> Option<Finding> {
     let wanted = settings.replicas;
     if wanted == 1 {
         return None;
@@ -93,7 +95,7 @@ fn replicas(settings: &Settings, seen: &Seen) -> Option<Finding> {
     }
 }
 
-fn account(settings: &Settings, seen: &Seen) -> Vec<Finding> {
+fn account(settings: &JetStreamSettings, seen: &ServerExamination) -> Vec<Finding> {
     let mut found = Vec::new();
     let missing = seen
         .report
@@ -123,13 +125,13 @@ fn account(settings: &Settings, seen: &Seen) -> Vec<Finding> {
     found
 }
 
-fn is_missing(stream: &Stream) -> bool {
+fn is_missing(stream: &StreamStatus) -> bool {
     stream.trouble.as_deref() == Some(NOT_THERE)
 }
 
-fn streams(settings: &Settings, report: &Report) -> Vec<Finding> {
+fn streams(settings: &JetStreamSettings, report: &JetStreamReport) -> Vec<Finding> {
     let prefix = &settings.prefix;
-    let (missing, there): (Vec<&Stream>, Vec<&Stream>) =
+    let (missing, there): (Vec<&StreamStatus>, Vec<&StreamStatus>) =
         report.streams.iter().partition(|one| is_missing(one));
     if there.is_empty() {
         let what = format!("no streams of {prefix:?} yet: the first start makes them");
@@ -196,16 +198,16 @@ fn streams(settings: &Settings, report: &Report) -> Vec<Finding> {
 }
 
 /// Durability after a power cut.
-fn disk(report: &Report) -> Finding {
+fn disk(report: &JetStreamReport) -> Finding {
     let guarantee = &report.guarantee;
     match report.sync {
-        Sync::Always => Finding::ok(ABOUT, format!("sync always: {guarantee}")),
-        Sync::Interval(_) => Finding::warning(
+        SyncPolicy::Always => Finding::ok(ABOUT, format!("sync always: {guarantee}")),
+        SyncPolicy::Interval(_) => Finding::warning(
             ABOUT,
             format!("sync {}: {guarantee}", report.sync),
             "set sync_interval: always in the servers' jetstream settings, unless that is what is wanted",
         ),
-        Sync::Unknown => Finding::warning(
+        SyncPolicy::Unknown => Finding::warning(
             ABOUT,
             format!("sync unknown: {guarantee}"),
             "set store.jetstream.monitor_urls, or system_user and system_password, so that the servers can be asked",
@@ -216,16 +218,16 @@ fn disk(report: &Report) -> Finding {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::doctor::finding::Level;
-    use postrider_jetstream::health::{Replica, guarantee};
+    use crate::doctor::finding::FindingLevel;
+    use postrider_jetstream::health::{StreamReplicaStatus, guarantee};
     use std::sync::Arc;
 
-    fn stream(name: &str, replicas: usize) -> Stream {
-        Stream {
+    fn stream(name: &str, replicas: usize) -> StreamStatus {
+        StreamStatus {
             name: name.into(),
             leader: Some("n1".into()),
             others: (1..replicas)
-                .map(|n| Replica {
+                .map(|n| StreamReplicaStatus {
                     server: format!("n{}", n + 1),
                     current: true,
                     offline: false,
@@ -235,12 +237,12 @@ mod tests {
             replicas,
             messages: 10,
             bytes: 2 << 20,
-            ..Stream::default()
+            ..StreamStatus::default()
         }
     }
 
-    fn report(replicas: usize, sync: Sync, streams: Vec<Stream>) -> Arc<Report> {
-        Arc::new(Report {
+    fn report(replicas: usize, sync: SyncPolicy, streams: Vec<StreamStatus>) -> Arc<JetStreamReport> {
+        Arc::new(JetStreamReport {
             version: Some("2.15.1".into()),
             servers: Vec::new(),
             replicas,
@@ -251,8 +253,8 @@ mod tests {
         })
     }
 
-    fn seen(report: Arc<Report>) -> Seen {
-        Seen {
+    fn seen(report: Arc<JetStreamReport>) -> ServerExamination {
+        ServerExamination {
             server: "n1".into(),
             version: "2.15.1".into(),
             cluster: Some("C1".into()),
@@ -267,14 +269,14 @@ mod tests {
         }
     }
 
-    fn settings(replicas: usize) -> Settings {
-        Settings {
+    fn settings(replicas: usize) -> JetStreamSettings {
+        JetStreamSettings {
             replicas,
-            ..Settings::default()
+            ..JetStreamSettings::default()
         }
     }
 
-    fn check(settings: &Settings, seen: &Seen, level: Level, part: &str) {
+    fn check(settings: &JetStreamSettings, seen: &ServerExamination, level: FindingLevel, part: &str) {
         let found = judge(settings, seen);
         let worst = found.iter().map(|one| one.level).max().unwrap();
         assert_eq!(worst, level, "{found:#?}");
@@ -287,119 +289,133 @@ mod tests {
         assert!(
             found
                 .iter()
-                .all(|one| one.level == Level::Ok || one.todo.is_some()),
+                .all(|one| one.level == FindingLevel::Ok || one.todo.is_some()),
             "{found:#?}"
         );
     }
 
     #[test]
     fn what_is_well_is_said_to_be() {
-        let good = report(3, Sync::Always, vec![stream("p00", 3), stream("catalog", 3)]);
+        let good = report(
+            3,
+            SyncPolicy::Always,
+            vec![stream("p00", 3), stream("catalog", 3)],
+        );
         check(
             &settings(3),
             &seen(good),
-            Level::Ok,
+            FindingLevel::Ok,
             "2 streams, 20 messages, 4 MiB",
         );
-        let gone = |name: &str| Stream {
+        let gone = |name: &str| StreamStatus {
             trouble: Some(NOT_THERE.into()),
             ..stream(name, 3)
         };
-        let fresh = report(3, Sync::Always, vec![gone("p00"), gone("catalog")]);
+        let fresh = report(3, SyncPolicy::Always, vec![gone("p00"), gone("catalog")]);
         check(
             &settings(3),
             &seen(fresh),
-            Level::Ok,
+            FindingLevel::Ok,
             "the first start makes them",
         );
-        let half = report(3, Sync::Always, vec![stream("p00", 3), gone("p01")]);
-        check(&settings(3), &seen(half), Level::Warning, "not: p01");
+        let half = report(3, SyncPolicy::Always, vec![stream("p00", 3), gone("p01")]);
+        check(&settings(3), &seen(half), FindingLevel::Warning, "not: p01");
     }
 
     #[test]
     fn what_cannot_be_is_a_problem() {
-        let good = || report(1, Sync::Always, vec![stream("p00", 1)]);
-        let alone = Seen {
+        let good = || report(1, SyncPolicy::Always, vec![stream("p00", 1)]);
+        let alone = ServerExamination {
             cluster: None,
             addresses: 0,
             ..seen(good())
         };
-        check(&settings(1), &alone, Level::Ok, "a single server");
+        check(&settings(1), &alone, FindingLevel::Ok, "a single server");
         check(
             &settings(3),
             &alone,
-            Level::Problem,
+            FindingLevel::Problem,
             "replicas is 3, but 1 servers",
         );
-        let few = Seen {
+        let few = ServerExamination {
             addresses: 2,
             ..seen(good())
         };
-        check(&settings(3), &few, Level::Warning, "2 servers are known");
-        let full = Seen {
+        check(&settings(3), &few, FindingLevel::Warning, "2 servers are known");
+        let full = ServerExamination {
             storage: 10 << 30,
             storage_max: Some(10 << 30),
             ..seen(good())
         };
-        check(&settings(1), &full, Level::Problem, "0 MiB of the account's");
-        let missing = Stream {
+        check(
+            &settings(1),
+            &full,
+            FindingLevel::Problem,
+            "0 MiB of the account's",
+        );
+        let missing = StreamStatus {
             trouble: Some(NOT_THERE.into()),
             ..stream("p00", 1)
         };
-        let limited = Seen {
+        let limited = ServerExamination {
             streams: 10,
             streams_max: Some(10),
-            ..seen(report(1, Sync::Always, vec![missing]))
+            ..seen(report(1, SyncPolicy::Always, vec![missing]))
         };
-        check(&settings(1), &limited, Level::Problem, "this cluster needs 11");
-        let leaderless = Stream {
+        check(
+            &settings(1),
+            &limited,
+            FindingLevel::Problem,
+            "this cluster needs 11",
+        );
+        let leaderless = StreamStatus {
             trouble: Some("it has no leader".into()),
             ..stream("p00", 3)
         };
-        let report = report(3, Sync::Always, vec![leaderless]);
+        let report = report(3, SyncPolicy::Always, vec![leaderless]);
         check(
             &settings(3),
             &seen(report),
-            Level::Problem,
+            FindingLevel::Problem,
             "p00 cannot be written: it has no leader",
         );
     }
 
     #[test]
     fn what_is_not_as_it_should_be_is_warned_of() {
-        let minutes = Sync::Interval(Duration::from_secs(120));
+        let minutes = SyncPolicy::Interval(Duration::from_secs(120));
         let streams = || vec![stream("p00", 1)];
         check(
             &settings(1),
             &seen(report(1, minutes, streams())),
-            Level::Warning,
+            FindingLevel::Warning,
             "sync interval 2m",
         );
         check(
             &settings(1),
-            &seen(report(1, Sync::Unknown, streams())),
-            Level::Warning,
+            &seen(report(1, SyncPolicy::Unknown, streams())),
+            FindingLevel::Warning,
             "sync unknown",
         );
         check(
             &settings(3),
-            &seen(report(1, Sync::Always, streams())),
-            Level::Warning,
+            &seen(report(1, SyncPolicy::Always, streams())),
+            FindingLevel::Warning,
             "p00 is kept by 1 servers",
         );
         let mut away = stream("p00", 3);
         away.others[1].offline = true;
         check(
             &settings(3),
-            &seen(report(3, Sync::Always, vec![away])),
-            Level::Warning,
+            &seen(report(3, SyncPolicy::Always, vec![away])),
+            FindingLevel::Warning,
             "on n3 are away",
         );
-        let small = Seen {
+        let small = ServerExamination {
             payload_max: 64 << 10,
-            ..seen(report(1, Sync::Always, streams()))
+            ..seen(report(1, SyncPolicy::Always, streams()))
         };
-        check(&settings(1), &small, Level::Warning, "64 KiB");
+        check(&settings(1), &small, FindingLevel::Warning, "64 KiB");
     }
 
     #[test]

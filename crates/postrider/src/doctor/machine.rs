@@ -18,7 +18,7 @@ const MEMORY_LEAST: u64 = 256 << 20;
 
 /// Times to compare with the machine's clock.
 #[derive(Debug, Default)]
-pub struct Times {
+pub struct ClockReferences {
     /// Time of the last write to the data directory.
     pub written: Option<Timestamp>,
     /// Time that the running server reports.
@@ -29,7 +29,7 @@ pub struct Times {
     pub synchronized: Option<bool>,
 }
 
-pub fn clock(now: Timestamp, times: &Times) -> Vec<Finding> {
+pub fn clock(now: Timestamp, times: &ClockReferences) -> Vec<Finding> {
     let about = "clock";
     let mut found = Vec::new();
     let set = "set the clock, or let it be kept: tokens, certificates and retries go by it";
@@ -155,38 +155,38 @@ pub fn memory(available: Option<u64>) -> Finding {
 
 #[cfg(test)]
 mod tests {
-    use super::super::finding::Level;
+    use super::super::finding::FindingLevel;
     use super::*;
 
     const NOW: Timestamp = Timestamp::from_secs(1_900_000_000);
 
-    fn levels(now: Timestamp, times: &Times) -> Vec<Level> {
+    fn levels(now: Timestamp, times: &ClockReferences) -> Vec<FindingLevel> {
         clock(now, times).iter().map(|one| one.level).collect()
     }
 
     #[test]
     fn the_clock_is_compared_with_whatever_else_knows_the_time() {
         let second = Duration::from_secs(1);
-        assert_eq!(levels(NOW, &Times::default()), [Level::Ok]);
+        assert_eq!(levels(NOW, &ClockReferences::default()), [FindingLevel::Ok]);
         assert_eq!(
-            levels(Timestamp::from_secs(0), &Times::default()),
-            [Level::Problem]
+            levels(Timestamp::from_secs(0), &ClockReferences::default()),
+            [FindingLevel::Problem]
         );
-        let near = Times {
+        let near = ClockReferences {
             written: Some(NOW + second),
             server: Some(NOW - second),
             nats: Some(second),
             synchronized: Some(true),
         };
-        assert_eq!(levels(NOW, &near), [Level::Ok]);
-        let off = Times {
+        assert_eq!(levels(NOW, &near), [FindingLevel::Ok]);
+        let off = ClockReferences {
             written: Some(NOW + 3600 * second),
             server: Some(NOW - 60 * second),
             nats: Some(120 * second),
             synchronized: Some(false),
         };
         let found = clock(NOW, &off);
-        assert_eq!(levels(NOW, &off), [Level::Warning; 4]);
+        assert_eq!(levels(NOW, &off), [FindingLevel::Warning; 4]);
         assert!(found[0].what.contains("1h from now"), "{}", found[0].what);
         assert!(found[1].what.contains("by 1m"), "{}", found[1].what);
         assert!(found[2].what.contains("NATS server's by 2m"), "{}", found[2].what);
@@ -194,13 +194,14 @@ mod tests {
 
     #[test]
     fn limits_are_judged() {
-        let check = |max: Option<u64>, level: Level| assert_eq!(open_files(max).level, level, "{max:?}");
-        check(None, Level::Ok);
-        check(Some(1_048_576), Level::Ok);
-        check(Some(1024), Level::Warning);
-        assert_eq!(memory(Some(64 << 20)).level, Level::Warning);
-        assert_eq!(memory(Some(1 << 30)).level, Level::Ok);
-        assert_eq!(memory(None).level, Level::Ok);
+        let check =
+            |max: Option<u64>, level: FindingLevel| assert_eq!(open_files(max).level, level, "{max:?}");
+        check(None, FindingLevel::Ok);
+        check(Some(1_048_576), FindingLevel::Ok);
+        check(Some(1024), FindingLevel::Warning);
+        assert_eq!(memory(Some(64 << 20)).level, FindingLevel::Warning);
+        assert_eq!(memory(Some(1 << 30)).level, FindingLevel::Ok);
+        assert_eq!(memory(None).level, FindingLevel::Ok);
         assert_eq!(
             meminfo("MemTotal: 9 kB\nMemAvailable:    2048 kB\n"),
             Some(2 << 20)

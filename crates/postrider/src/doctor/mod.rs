@@ -9,14 +9,14 @@ mod network;
 mod subscriptions;
 mod tls;
 
-use crate::config::{self, Loaded, ServeFlags, StoreKind};
-use crate::output::{Output, OutputFlags};
+use crate::config::{self, LoadedConfig, ServeFlags, StoreKind};
+use crate::output::{OutputFlags, OutputFormat};
 use crate::serve::runtime;
 use crate::{terminal, test_clock};
 use anyhow::Result;
-use disk::Use;
+use disk::DirectoryUse;
 use finding::Finding;
-use machine::Times;
+use machine::ClockReferences;
 use postrider_core::time::{Clock, Timestamp};
 use postrider_engine::clock::SystemClock;
 use std::io::IsTerminal;
@@ -51,8 +51,8 @@ pub fn run(args: &DoctorArgs) -> Result<ExitCode> {
     runtime.shutdown_timeout(Duration::ZERO);
     let colors = std::io::stdout().is_terminal();
     match args.output.form() {
-        Output::Text => terminal::print(finding::as_text(&findings, colors))?,
-        Output::Json => terminal::print(format!("{:#}", finding::as_json(&findings)))?,
+        OutputFormat::Text => terminal::print(finding::as_text(&findings, colors))?,
+        OutputFormat::Json => terminal::print(format!("{:#}", finding::as_json(&findings)))?,
     }
     Ok(match finding::has_problems(&findings) {
         true => ExitCode::FAILURE,
@@ -63,9 +63,9 @@ pub fn run(args: &DoctorArgs) -> Result<ExitCode> {
 async fn examine(args: &DoctorArgs, env: Vec<(String, String)>) -> Vec<Finding> {
     let (mut found, loaded) = configuration(&args.flags, env);
     let now = SystemClock.now();
-    let mut times = Times {
+    let mut times = ClockReferences {
         synchronized: synchronized().await,
-        ..Times::default()
+        ..ClockReferences::default()
     };
     if let Some(loaded) = &loaded {
         found.extend(installation(args, loaded, now, &mut times).await);
@@ -76,9 +76,9 @@ async fn examine(args: &DoctorArgs, env: Vec<(String, String)>) -> Vec<Finding> 
     found
 }
 
-fn configuration(flags: &ServeFlags, env: Vec<(String, String)>) -> (Vec<Finding>, Option<Loaded>) {
+fn configuration(flags: &ServeFlags, env: Vec<(String, String)>) -> (Vec<Finding>, Option<LoadedConfig>) {
     let about = "configuration";
-    match config::load_or_all(flags, env) {
+    match config::load_reporting_all(flags, env) {
         Err(refused) => {
             let told = refused.iter().map(|one| {
                 let todo = "change it; \"postrider config\" prints every key with its meaning";
@@ -104,7 +104,12 @@ fn configuration(flags: &ServeFlags, env: Vec<(String, String)>) -> (Vec<Finding
     }
 }
 
-async fn installation(args: &DoctorArgs, loaded: &Loaded, now: Timestamp, times: &mut Times) -> Vec<Finding> {
+async fn installation(
+    args: &DoctorArgs,
+    loaded: &LoadedConfig,
+    now: Timestamp,
+    times: &mut ClockReferences,
+) -> Vec<Finding> {
     let config = &loaded.config;
     let data_dir = config.data_dir.clone();
     let mut found = blocking({
@@ -115,14 +120,14 @@ async fn installation(args: &DoctorArgs, loaded: &Loaded, now: Timestamp, times:
     times.written = disk::last_written(&data_dir);
     let used = disk::find_use(&data_dir).unwrap_or_else(|finding| {
         found.push(finding);
-        Use::Absent
+        DirectoryUse::Absent
     });
-    let running = matches!(used, Use::Server);
+    let running = matches!(used, DirectoryUse::Server);
     let mut endpoints = Vec::new();
     let mut dead_letter_places = Vec::new();
     let mut server = None;
     match &used {
-        Use::Server => {
+        DirectoryUse::Server => {
             let (told, running) = network::running(config).await;
             found.extend(told);
             times.server = running.date;
@@ -141,11 +146,11 @@ async fn installation(args: &DoctorArgs, loaded: &Loaded, now: Timestamp, times:
             }
             server = running.url;
         }
-        Use::Free { .. } | Use::Absent => {
+        DirectoryUse::Free { .. } | DirectoryUse::Absent => {
             let mut catalogue = None;
             // A node of a cluster keeps nothing of that here.
             let clustered = config.store.kind == StoreKind::Jetstream;
-            if let (Use::Free { .. }, false) = (&used, clustered) {
+            if let (DirectoryUse::Free { .. }, false) = (&used, clustered) {
                 found.extend(untouched_by_tests(args, &data_dir, now));
                 let path = data_dir.clone();
                 let deep = args.deep;
@@ -188,7 +193,7 @@ async fn installation(args: &DoctorArgs, loaded: &Loaded, now: Timestamp, times:
 /// Reports a directory whose events lie in the future of the machine's clock: a server refuses to
 /// start with it.
 fn untouched_by_tests(args: &DoctorArgs, data_dir: &std::path::Path, now: Timestamp) -> Option<Finding> {
-    let stood = match test_clock::stood(data_dir) {
+    let stood = match test_clock::stored_position(data_dir) {
         Ok(stood) => stood?,
         Err(e) => return Some(Finding::problem("clock", format!("{e:#}"), "remove the file")),
     };

@@ -1,11 +1,11 @@
 //! Listeners, the running server, and everything that it has to reach.
 
 use super::finding::{Finding, quoted};
-use crate::client::{Client, ClientFlags};
-use crate::config::{Config, Loaded, Role, Secret};
+use crate::cli::ids::PROVIDER;
+use crate::cli::management_client::ManagementClient;
+use crate::client::{ApiClient, ClientFlags};
+use crate::config::{ClientRole, Config, ConfigSecret, LoadedConfig};
 use crate::fetch::Fetcher;
-use crate::grid::arm::Arm;
-use crate::grid::ids::PROVIDER;
 use crate::outgoing::{self, StoreConnector};
 use crate::serve;
 use bytes::Bytes;
@@ -14,13 +14,13 @@ use postrider_blobs::ObjectStores;
 use postrider_core::outcome::Outcome;
 use postrider_core::subscription::DeadLetterDestination;
 use postrider_core::time::Timestamp;
-use postrider_engine::blobs::{BlobError, Blobs};
+use postrider_engine::blobs::{BlobError, BlobStore};
 use postrider_engine::clock::SystemClock;
 use postrider_engine::dead_letters;
-use postrider_engine::deliver::FailureKind;
+use postrider_engine::deliver::TransportFailureKind;
 use postrider_engine::endpoint;
 use postrider_engine::subscription_health::words_of;
-use postrider_store::Loaded as Catalogue;
+use postrider_store::CatalogContent as Catalogue;
 use postrider_transport::HttpTransport;
 use serde_json::Value;
 use std::collections::BTreeMap;
@@ -65,13 +65,13 @@ fn url(scheme: &str, at: SocketAddr) -> String {
     format!("{scheme}://{}", SocketAddr::new(ip, at.port()))
 }
 
-fn client(config: &Config, url: &str, secret: Option<Secret>) -> anyhow::Result<Client> {
+fn client(config: &Config, url: &str, secret: Option<ConfigSecret>) -> anyhow::Result<ApiClient> {
     let ca = config.data_dir.join("tls/ca.pem");
     let ca = match &config.listen.cert_file {
         Some(own) => Some(own.clone()),
         None => ca.exists().then_some(ca),
     };
-    Client::new(&ClientFlags {
+    ApiClient::new(&ClientFlags {
         server: Some(url.to_owned()),
         secret,
         data_dir: Some(config.data_dir.clone()),
@@ -83,9 +83,9 @@ fn client(config: &Config, url: &str, secret: Option<Secret>) -> anyhow::Result<
 }
 
 /// The secret of a client that may read everything, if the configuration has one.
-fn reader(config: &Config) -> Option<Secret> {
+fn reader(config: &Config) -> Option<ConfigSecret> {
     let mut clients = config.clients.iter();
-    let reader = clients.find(|client| client.role != Role::DataSender)?;
+    let reader = clients.find(|client| client.role != ClientRole::DataSender)?;
     Some(reader.secret.clone())
 }
 
@@ -93,7 +93,7 @@ fn reader(config: &Config) -> Option<Secret> {
 async fn healthz(config: &Config, url: &str) -> Result<(Value, Option<Timestamp>), String> {
     let asking = async {
         // `/healthz` needs no secret: this placeholder is not sent.
-        let nobody = Secret::new("nobody");
+        let nobody = ConfigSecret::new("nobody");
         let client = client(config, url, Some(nobody))?;
         client
             .send(Method::GET, "/healthz", false, &[], Bytes::new())
@@ -159,7 +159,7 @@ async fn taken(config: &Config, scheme: &str, at: SocketAddr, error: &std::io::E
 
 /// The server that has locked the data directory.
 #[derive(Default)]
-pub struct Running {
+pub struct RunningServerInfo {
     /// Time that the server reports.
     pub date: Option<Timestamp>,
     /// Address of the server, if it answers.
@@ -167,11 +167,11 @@ pub struct Running {
 }
 
 /// Asks the server that has locked the data directory for its health.
-pub async fn running(config: &Config) -> (Vec<Finding>, Running) {
+pub async fn running(config: &Config) -> (Vec<Finding>, RunningServerInfo) {
     let about = "server";
     let mut found = Vec::new();
     let mut health = None;
-    let mut running = Running::default();
+    let mut running = RunningServerInfo::default();
     for (scheme, at) in listeners(config) {
         if at.port() == 0 {
             let what =
@@ -283,19 +283,19 @@ fn judge_health(health: &Value) -> Vec<Finding> {
 
 /// An endpoint that events are sent to.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Endpoint {
+pub struct ExaminedEndpoint {
     name: String,
     /// Cause and end of the probation delay.
     delay: Option<String>,
     waiting: u64,
     /// Command that sends a probe at once.
     probe: Option<String>,
-    last: LastKnown,
+    last: LastRequestState,
 }
 
 /// Result of the latest request to an endpoint, as far as it is known.
 #[derive(Clone, Debug, PartialEq, Eq)]
-enum LastKnown {
+enum LastRequestState {
     Ended(LastRequest),
     /// No request since the server's start.
     NothingSent,
@@ -368,7 +368,7 @@ impl LastRequest {
 }
 
 /// Endpoints that the running server knows.
-pub async fn endpoints_of(config: &Config, url: &str) -> Result<Vec<Endpoint>, Finding> {
+pub async fn endpoints_of(config: &Config, url: &str) -> Result<Vec<ExaminedEndpoint>, Finding> {
     let asking = async {
         let client = client(config, url, reader(config))?;
         let endpoints = client.get("/postrider/v1/endpoints").await?;
@@ -391,7 +391,7 @@ pub async fn endpoints_of(config: &Config, url: &str) -> Result<Vec<Endpoint>, F
     let answer = answer.map_err(|_| failed("no answer in time".into()))?;
     let (endpoints, sick) = answer.map_err(|e| failed(format!("{e:#}")))?;
     let list = |answer: &Value| answer["value"].as_array().cloned().unwrap_or_default();
-    let mut endpoints: Vec<Endpoint> = list(&endpoints).iter().filter_map(told).collect();
+    let mut endpoints: Vec<ExaminedEndpoint> = list(&endpoints).iter().filter_map(told).collect();
     for one in list(&sick) {
         let name = one["endpoint"].as_str();
         if let Some(endpoint) = endpoints
@@ -417,9 +417,9 @@ pub async fn ask(config: &Config, url: &str, path: &str) -> Result<Value, String
 }
 
 /// Reads an endpoint as the API reports it.
-fn told(one: &Value) -> Option<Endpoint> {
+fn told(one: &Value) -> Option<ExaminedEndpoint> {
     let text = |name: &str| one[name].as_str();
-    Some(Endpoint {
+    Some(ExaminedEndpoint {
         name: text("endpoint")?.to_owned(),
         delay: text("causeText").or(text("cause")).map(|cause| {
             format!(
@@ -430,17 +430,17 @@ fn told(one: &Value) -> Option<Endpoint> {
         }),
         waiting: one["waiting"].as_u64().unwrap_or(0),
         probe: None,
-        last: LastRequest::read(&one["last"]).map_or(LastKnown::NothingSent, LastKnown::Ended),
+        last: LastRequest::read(&one["last"]).map_or(LastRequestState::NothingSent, LastRequestState::Ended),
     })
 }
 
 /// Adds the causes of failures of an earlier run, by endpoint, where nothing has been sent since the server's start.
-pub fn add_earlier_failures(endpoints: &mut [Endpoint], mut failures: BTreeMap<String, String>) {
+pub fn add_earlier_failures(endpoints: &mut [ExaminedEndpoint], mut failures: BTreeMap<String, String>) {
     for endpoint in endpoints {
-        if endpoint.last == LastKnown::NothingSent
+        if endpoint.last == LastRequestState::NothingSent
             && let Some(causes) = failures.remove(&endpoint.name)
         {
-            endpoint.last = LastKnown::FailedBefore(causes);
+            endpoint.last = LastRequestState::FailedBefore(causes);
         }
     }
 }
@@ -460,17 +460,17 @@ fn probe(id: &str, url: &str, data_dir: &Path) -> Option<String> {
 
 /// Endpoints that a server would send to if it were started: those of the catalog, and declared
 /// ones.
-pub fn endpoints_in(config: &Config, catalogue: Option<&Catalogue>) -> (Vec<Finding>, Vec<Endpoint>) {
+pub fn endpoints_in(config: &Config, catalogue: Option<&Catalogue>) -> (Vec<Finding>, Vec<ExaminedEndpoint>) {
     let known = serve::destinations(config);
     let mut found = Vec::new();
-    let mut endpoints: BTreeMap<String, Endpoint> = BTreeMap::new();
+    let mut endpoints: BTreeMap<String, ExaminedEndpoint> = BTreeMap::new();
     let mut add = |name: String, delay: Option<String>| {
-        let endpoint = endpoints.entry(name.clone()).or_insert_with(|| Endpoint {
+        let endpoint = endpoints.entry(name.clone()).or_insert_with(|| ExaminedEndpoint {
             name,
             delay: None,
             waiting: 0,
             probe: None,
-            last: LastKnown::NoServer,
+            last: LastRequestState::NoServer,
         });
         endpoint.delay = endpoint.delay.take().or(delay);
     };
@@ -535,7 +535,7 @@ fn declared(config: &Config) -> impl Iterator<Item = &Value> {
 }
 
 /// Warns of an endpoint that is this server.
-fn leads_back(config: &Config, endpoint: &str) -> Option<Finding> {
+fn loops_back_finding(config: &Config, endpoint: &str) -> Option<Finding> {
     let place = |url: &str| {
         let url: Uri = url.parse().ok()?;
         let host = url.host()?.trim_matches(['[', ']']).to_ascii_lowercase();
@@ -594,7 +594,7 @@ pub async fn proxy(config: &Config) -> Option<Finding> {
 }
 
 /// Tries to connect to endpoints as a delivery would.
-pub async fn reach(loaded: &Loaded, mut endpoints: Vec<Endpoint>) -> Vec<Finding> {
+pub async fn reach(loaded: &LoadedConfig, mut endpoints: Vec<ExaminedEndpoint>) -> Vec<Finding> {
     let about = "endpoints";
     let mut found = Vec::new();
     endpoints.retain(|one| {
@@ -611,7 +611,7 @@ pub async fn reach(loaded: &Loaded, mut endpoints: Vec<Endpoint>) -> Vec<Finding
     found.extend(
         endpoints
             .iter()
-            .filter_map(|one| leads_back(&loaded.config, &one.name)),
+            .filter_map(|one| loops_back_finding(&loaded.config, &one.name)),
     );
     let transport = outgoing::rules(&loaded.config).and_then(|rules| {
         let config = postrider_transport::Config {
@@ -646,7 +646,10 @@ pub async fn reach(loaded: &Loaded, mut endpoints: Vec<Endpoint>) -> Vec<Finding
                     .reach(&url)
                     .await
                     .map_err(|failure| (failure.kind, failure.detail)),
-                Err(_) => Err((FailureKind::Resolution, format!("{} is not a URL", endpoint.name))),
+                Err(_) => Err((
+                    TransportFailureKind::Resolution,
+                    format!("{} is not a URL", endpoint.name),
+                )),
             };
             (endpoint, reached)
         });
@@ -663,9 +666,11 @@ pub async fn reach(loaded: &Loaded, mut endpoints: Vec<Endpoint>) -> Vec<Finding
     if well.len() <= WELL_NAMED_MAX {
         found.extend(well.iter().map(|one| Finding::ok(about, well_in_words(one))));
     } else {
-        let answered = well.iter().filter(|one| matches!(one.last, LastKnown::Ended(_)));
+        let answered = well
+            .iter()
+            .filter(|one| matches!(one.last, LastRequestState::Ended(_)));
         let (all, answered) = (well.len(), answered.count());
-        let what = match well.iter().any(|one| one.last == LastKnown::NoServer) {
+        let what = match well.iter().any(|one| one.last == LastRequestState::NoServer) {
             true => format!("{all} can be connected to; what they answer is known once a server runs"),
             false => format!(
                 "{answered} accepted their last delivery; {} more can be connected to, and were sent nothing since \
@@ -683,25 +688,28 @@ pub async fn reach(loaded: &Loaded, mut endpoints: Vec<Endpoint>) -> Vec<Finding
 }
 
 /// Finding for an endpoint that can be reached and has not failed.
-fn well_in_words(endpoint: &Endpoint) -> String {
+fn well_in_words(endpoint: &ExaminedEndpoint) -> String {
     let name = &endpoint.name;
     match &endpoint.last {
-        LastKnown::Ended(last) => format!(
+        LastRequestState::Ended(last) => format!(
             "{name} accepted its last delivery, at {} ({})",
             last.at,
             words_of(last.outcome, last.status)
         ),
-        LastKnown::NothingSent | LastKnown::FailedBefore(_) => {
+        LastRequestState::NothingSent | LastRequestState::FailedBefore(_) => {
             format!("{name} can be connected to; nothing was sent to it since the server's start")
         }
-        LastKnown::NoServer => {
+        LastRequestState::NoServer => {
             format!("{name} can be connected to; what it answers is known once a server runs")
         }
     }
 }
 
 /// Finding for an endpoint; `None` if it is healthy.
-fn judge(endpoint: &Endpoint, reached: Result<(), (FailureKind, String)>) -> Option<Finding> {
+fn judge(
+    endpoint: &ExaminedEndpoint,
+    reached: Result<(), (TransportFailureKind, String)>,
+) -> Option<Finding> {
     let about = "endpoints";
     let name = &endpoint.name;
     let waiting = match endpoint.waiting {
@@ -713,11 +721,11 @@ fn judge(endpoint: &Endpoint, reached: Result<(), (FailureKind, String)>) -> Opt
         .as_ref()
         .map_or(String::new(), |delay| format!(", {delay}"));
     let failed = match &endpoint.last {
-        LastKnown::Ended(last) if !last.is_success() => Some(last),
+        LastRequestState::Ended(last) if !last.is_success() => Some(last),
         _ => None,
     };
     match (reached, &endpoint.delay) {
-        (Ok(()), None) if let LastKnown::FailedBefore(causes) = &endpoint.last => {
+        (Ok(()), None) if let LastRequestState::FailedBefore(causes) = &endpoint.last => {
             let what = format!("{}, but before that: {causes}{waiting}", well_in_words(endpoint));
             Some(Finding::warning(about, what, "see what is said of subscriptions"))
         }
@@ -737,15 +745,15 @@ fn judge(endpoint: &Endpoint, reached: Result<(), (FailureKind, String)>) -> Opt
                 Some(probe) => finding.command(probe.clone()),
             })
         }
-        (Err((FailureKind::Forbidden, detail)), _) => Some(Finding::problem(
+        (Err((TransportFailureKind::Forbidden, detail)), _) => Some(Finding::problem(
             about,
             format!("{name} is never dialled: {detail}{waiting}"),
             "allow it with egress.policy, or egress.policy = \"custom\" and egress.allow; or change the subscription",
         )),
         (Err((kind, detail)), _) => {
             let todo = match kind {
-                FailureKind::Resolution => "look at the name and at this machine's DNS",
-                FailureKind::Proxy => "look at the proxy, and at egress.proxy and egress.no_proxy",
+                TransportFailureKind::Resolution => "look at the name and at this machine's DNS",
+                TransportFailureKind::Proxy => "look at the proxy, and at egress.proxy and egress.no_proxy",
                 _ if detail.contains(postrider_transport::NOT_TLS) => {
                     "have that port speak https, or correct scheme and port of the subscription's endpoint URL"
                 }
@@ -764,7 +772,7 @@ fn judge(endpoint: &Endpoint, reached: Result<(), (FailureKind, String)>) -> Opt
                 .ok()
                 .and_then(|url| url.host().map(str::to_owned));
             Some(match (kind, host) {
-                (FailureKind::Resolution, Some(host)) => {
+                (TransportFailureKind::Resolution, Some(host)) => {
                     finding.command(format!("getent hosts {}", quoted(&host)))
                 }
                 (_, Some(_)) => finding.command(format!("curl -v {}", quoted(name))),
@@ -789,7 +797,7 @@ pub async fn dead_letter_places_of(
     url: &str,
 ) -> Result<Vec<DeadLetterDestination>, Finding> {
     let asking = async {
-        let arm = Arm::connect(client(config, url, reader(config))?, None).await?;
+        let arm = ManagementClient::connect(client(config, url, reader(config))?, None).await?;
         arm.list(&format!("{}/{PROVIDER}/eventSubscriptions", arm.ids.account()))
             .await
     };
@@ -830,7 +838,7 @@ pub async fn storage(config: &Config, named: &[DeadLetterDestination]) -> Vec<Fi
         places.entry(configured.name).or_default();
     }
     let named = named.iter().map(|to| (to.account_name(), &*to.container));
-    for (account, container) in named.chain(config.safety_net()) {
+    for (account, container) in named.chain(config.default_dead_letter_container()) {
         let containers = places.entry(account.to_owned()).or_default();
         if !containers.iter().any(|known| known == container) {
             containers.push(container.to_owned());
@@ -936,7 +944,7 @@ pub async fn issuer(config: &Config) -> Option<Finding> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::finding::Level;
+    use super::super::finding::FindingLevel;
     use super::*;
     use serde_json::json;
 
@@ -954,28 +962,33 @@ mod tests {
         let well = json!({"version": env!("CARGO_PKG_VERSION"), "profile": "edge", "reasons": [], "warnings": [],
             "deliveries": {"dropped": {"A": 2, "B": 1}}});
         let found = judge_health(&well);
-        assert_eq!(found[0].level, Level::Ok);
+        assert_eq!(found[0].level, FindingLevel::Ok);
         assert!(found[0].what.contains("since its start: 3"), "{found:?}");
         let ill = json!({"version": "0.0.1", "testClock": {},
             "reasons": [{"code": "logUnwritable", "detail": "the disk is full"}],
             "warnings": [{"code": "deadLetters", "detail": "stuck"}]});
         let found = judge_health(&ill);
-        let levels: Vec<Level> = found.iter().map(|one| one.level).collect();
+        let levels: Vec<FindingLevel> = found.iter().map(|one| one.level).collect();
         assert_eq!(
             levels,
-            [Level::Problem, Level::Warning, Level::Warning, Level::Warning]
+            [
+                FindingLevel::Problem,
+                FindingLevel::Warning,
+                FindingLevel::Warning,
+                FindingLevel::Warning
+            ]
         );
         assert!(found[0].what.contains("the disk is full"), "{found:?}");
     }
 
     #[test]
     fn endpoints_are_judged_by_what_came_of_dialling_them() {
-        let endpoint = |delay: Option<&str>| Endpoint {
+        let endpoint = |delay: Option<&str>| ExaminedEndpoint {
             name: "https://example.com/hook".into(),
             delay: delay.map(str::to_owned),
             waiting: 3,
             probe: delay.map(|_| "postrider subscription probe x".to_owned()),
-            last: LastKnown::NothingSent,
+            last: LastRequestState::NothingSent,
         };
         let well = endpoint(None);
         assert_eq!(judge(&well, Ok(())), None);
@@ -984,7 +997,7 @@ mod tests {
         let causes = BTreeMap::from([(well.name.clone(), "HTTP 400 Bad Request".to_owned())]);
         add_earlier_failures(&mut failed_before, causes);
         let found = judge(&failed_before[0], Ok(())).unwrap();
-        assert_eq!(found.level, Level::Warning);
+        assert_eq!(found.level, FindingLevel::Warning);
         assert!(
             found
                 .what
@@ -993,8 +1006,8 @@ mod tests {
         );
         let answered = |outcome: &str, status: Option<u16>| {
             let last = json!({"at": "T", "outcome": outcome, "status": status});
-            Endpoint {
-                last: LastRequest::read(&last).map_or(LastKnown::NothingSent, LastKnown::Ended),
+            ExaminedEndpoint {
+                last: LastRequest::read(&last).map_or(LastRequestState::NothingSent, LastRequestState::Ended),
                 ..endpoint(None)
             }
         };
@@ -1006,7 +1019,7 @@ mod tests {
         );
         let warned = |outcome: &str, status: Option<u16>, what: &str, todo: &str| {
             let finding = judge(&answered(outcome, status), Ok(())).unwrap();
-            assert_eq!(finding.level, Level::Warning);
+            assert_eq!(finding.level, FindingLevel::Warning);
             assert!(finding.what.contains(what), "{finding:?}");
             assert!(
                 finding.todo.as_deref().unwrap_or_default().contains(todo),
@@ -1056,17 +1069,17 @@ mod tests {
             "failed: unknown cause",
             "look at the program",
         );
-        let failed = |kind: FailureKind, detail: &str| Err((kind, detail.to_owned()));
-        let forbidden = failed(FailureKind::Forbidden, "egress.policy forbids it");
+        let failed = |kind: TransportFailureKind, detail: &str| Err((kind, detail.to_owned()));
+        let forbidden = failed(TransportFailureKind::Forbidden, "egress.policy forbids it");
         let forbidden = judge(&well, forbidden).unwrap();
-        assert_eq!(forbidden.level, Level::Problem);
-        let lost = judge(&well, failed(FailureKind::Resolution, "no such name")).unwrap();
+        assert_eq!(forbidden.level, FindingLevel::Problem);
+        let lost = judge(&well, failed(TransportFailureKind::Resolution, "no such name")).unwrap();
         assert_eq!(
             (lost.level, lost.commands.as_slice()),
-            (Level::Warning, &["getent hosts example.com".into()][..])
+            (FindingLevel::Warning, &["getent hosts example.com".into()][..])
         );
         assert!(lost.what.ends_with("events waiting: 3"), "{lost:?}");
-        let plain = failed(FailureKind::Socket, postrider_transport::NOT_TLS);
+        let plain = failed(TransportFailureKind::Socket, postrider_transport::NOT_TLS);
         let todo = judge(&well, plain).unwrap().todo.unwrap();
         assert!(todo.contains("speak https"), "{todo}");
         let back = judge(&endpoint(Some("left alone until T")), Ok(())).unwrap();
@@ -1082,7 +1095,7 @@ mod tests {
         config.listen.names = vec!["grid.example".into()];
         config.listen.public_url = Some("https://events.example".into());
         let check = |url: &str, expected: bool| {
-            assert_eq!(leads_back(&config, url).is_some(), expected, "{url}");
+            assert_eq!(loops_back_finding(&config, url).is_some(), expected, "{url}");
         };
         check("http://127.0.0.1:5888/topics/a/api/events", true);
         check("http://localhost:5888/", true);

@@ -64,13 +64,13 @@ fn finding(one: &Value) -> Option<Finding> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::doctor::finding::Level;
+    use crate::doctor::finding::FindingLevel;
     use serde_json::json;
 
     #[test]
     fn every_subscription_that_needs_attention_is_named_with_its_reasons() {
         let well = findings(&json!({"status": "well", "text": "All well", "count": 0, "subscriptions": []}));
-        assert_eq!((well.len(), well[0].level), (1, Level::Ok));
+        assert_eq!((well.len(), well[0].level), (1, FindingLevel::Ok));
 
         let reasons = json!([
             {"code": "dropped", "text": "28 of 97 events dropped", "todo": "set a dead-letter destination",
@@ -82,7 +82,7 @@ mod tests {
         let found =
             findings(&json!({"status": "attention", "text": "", "count": 1, "subscriptions": [shop]}));
         let [one] = &found[..] else { panic!("{found:?}") };
-        assert_eq!(one.level, Level::Warning);
+        assert_eq!(one.level, FindingLevel::Warning);
         assert_eq!(
             one.what,
             "subscription \"shop\" of topic \"orders\": 28 of 97 events dropped; 3 events not delivered yet"

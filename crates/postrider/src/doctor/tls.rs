@@ -2,7 +2,7 @@
 
 use super::finding::{Finding, quoted};
 use crate::config::Config;
-use crate::material::{
+use crate::credentials::{
     certificate_path, expires, provider, read_certificates, read_key, serve_with, server_names,
 };
 use postrider_core::time::Timestamp;
@@ -190,9 +190,9 @@ fn trusting(ca: &Path) -> Vec<String> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::finding::Level;
+    use super::super::finding::FindingLevel;
     use super::*;
-    use crate::material::prepare;
+    use crate::credentials::prepare;
     use postrider_store::seal::Keyring;
     use std::fs;
 
@@ -208,7 +208,7 @@ mod tests {
         (directory, config)
     }
 
-    fn told(found: &[Finding], level: Level, words: &str) -> bool {
+    fn told(found: &[Finding], level: FindingLevel, words: &str) -> bool {
         found
             .iter()
             .any(|one| one.level == level && one.what.contains(words))
@@ -221,7 +221,7 @@ mod tests {
         let [only] = found.as_slice() else {
             panic!("{found:?}")
         };
-        assert_eq!(only.level, Level::Warning);
+        assert_eq!(only.level, FindingLevel::Warning);
         assert!(only.what.contains("does not trust the server's CA"), "{only:?}");
         assert!(only.commands[0].contains("tls/ca.pem"), "{only:?}");
     }
@@ -232,23 +232,23 @@ mod tests {
         let later = NOW + Duration::from_secs(800 * 24 * 60 * 60);
         assert!(told(
             &examine(&config, later, true),
-            Level::Warning,
+            FindingLevel::Warning,
             "expires in 1"
         ));
         assert!(told(
             &examine(&config, later, false),
-            Level::Ok,
+            FindingLevel::Ok,
             "next start issues another"
         ));
         assert!(told(
             &examine(&config, later + 60 * DAY, true),
-            Level::Problem,
+            FindingLevel::Problem,
             "has expired"
         ));
         config.listen.names = vec!["events.example".into()];
         assert!(told(
             &examine(&config, NOW, true),
-            Level::Warning,
+            FindingLevel::Warning,
             "is not for events.example"
         ));
     }
@@ -261,19 +261,19 @@ mod tests {
         config.listen.key_file = Some(tls.join("server-key.pem"));
         assert!(told(
             &examine(&config, NOW, true),
-            Level::Warning,
+            FindingLevel::Warning,
             "does not trust the certificate"
         ));
         config.listen.public_url = Some("https://events.example".into());
         assert!(told(
             &examine(&config, NOW, true),
-            Level::Warning,
+            FindingLevel::Warning,
             "is not for events.example"
         ));
         config.listen.key_file = Some(tls.join("ca-key.pem"));
         assert!(told(
             &examine(&config, NOW, true),
-            Level::Problem,
+            FindingLevel::Problem,
             "does not go with"
         ));
         let open = directory.path().join("open.pem");
@@ -282,11 +282,15 @@ mod tests {
         config.listen.key_file = Some(open);
         assert!(told(
             &examine(&config, NOW, true),
-            Level::Warning,
+            FindingLevel::Warning,
             "can be read by others"
         ));
         config.listen.cert_file = Some(directory.path().join("missing.pem"));
-        assert!(told(&examine(&config, NOW, true), Level::Problem, "missing.pem"));
+        assert!(told(
+            &examine(&config, NOW, true),
+            FindingLevel::Problem,
+            "missing.pem"
+        ));
     }
 
     #[test]
@@ -296,9 +300,13 @@ mod tests {
             data_dir: directory.path().join("data"),
             ..Config::default()
         };
-        assert!(told(&examine(&config, NOW, false), Level::Ok, "will be made"));
+        assert!(told(
+            &examine(&config, NOW, false),
+            FindingLevel::Ok,
+            "will be made"
+        ));
         config.listen.https = None;
-        assert!(told(&examine(&config, NOW, false), Level::Ok, "is off"));
+        assert!(told(&examine(&config, NOW, false), FindingLevel::Ok, "is off"));
         assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 0);
     }
 }

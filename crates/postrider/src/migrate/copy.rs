@@ -1,13 +1,14 @@
 //! Copies one store into another, empty one through the traits that all stores implement, and
 //! verifies the copy.
 
-use super::progress::Progress;
-use super::tally::{Counts, Tally};
+use super::progress::MigrationProgress;
+use super::tally::{MigrationTally, OpenDeliveryCounts};
 use anyhow::{Context, Result, bail, ensure};
 use postrider_core::ids::SubscriptionId;
-use postrider_store::moving::{Moved, Moving};
+use postrider_store::moving::{ExportedRequest, MovableLog};
 use postrider_store::{
-    Archive, BlobFilter, BlobId, BlobRecord, Catalog, Change, EventLog, Loaded, ReplayJob, ReplayState,
+    Archive, BlobFilter, BlobId, BlobRecord, Catalog, CatalogChange, CatalogContent, EventLog, ReplayJob,
+    ReplayState,
 };
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -20,24 +21,24 @@ const BLOBS: usize = 500;
 
 /// Stores of the source or the destination.
 #[derive(Clone)]
-pub struct Stores {
+pub struct MigrationStores {
     pub log: Arc<dyn EventLog>,
     pub catalog: Arc<dyn Catalog>,
     pub archive: Arc<dyn Archive>,
 }
 
-impl Stores {
-    fn moving(&self) -> Result<&dyn Moving> {
-        self.log.moving().context("this kind of log cannot be moved")
+impl MigrationStores {
+    fn moving(&self) -> Result<&dyn MovableLog> {
+        self.log.as_movable().context("this kind of log cannot be moved")
     }
 }
 
 /// Content of the source.
-pub struct Copied {
-    pub catalog: Loaded,
+pub struct CopyResult {
+    pub catalog: CatalogContent,
     pub blobs: usize,
     pub replays: usize,
-    pub tally: Tally,
+    pub tally: MigrationTally,
     /// Deliveries for subscriptions that no longer exist.
     pub strays: u64,
     /// Deliveries whose events are damaged.
@@ -46,7 +47,7 @@ pub struct Copied {
 }
 
 /// Copies everything to an empty destination.
-pub async fn copy(from: &Stores, to: &Stores) -> Result<Copied> {
+pub async fn copy(from: &MigrationStores, to: &MigrationStores) -> Result<CopyResult> {
     let catalog = read_catalog(&*from.catalog)
         .await
         .context("reading the catalogue")?;
@@ -62,8 +63,8 @@ pub async fn copy(from: &Stores, to: &Stores) -> Result<Copied> {
     }
     let expected = counts(&*from.log, &known);
     let damaged_before = from.log.health().corrupt_deliveries;
-    let mut progress = Progress::new("moving", expected.all());
-    let mut tally = Tally::default();
+    let mut progress = MigrationProgress::new("moving", expected.all());
+    let mut tally = MigrationTally::default();
     let mut strays = 0;
     let mut export = from.moving()?.export();
     let importing = to.moving()?;
@@ -85,7 +86,7 @@ pub async fn copy(from: &Stores, to: &Stores) -> Result<Copied> {
         found == expected || damaged > 0,
         "the source said that {expected:?} are open, but {found:?} were found: nothing was marked as moved"
     );
-    Ok(Copied {
+    Ok(CopyResult {
         catalog,
         blobs,
         replays,
@@ -97,14 +98,14 @@ pub async fn copy(from: &Stores, to: &Stores) -> Result<Copied> {
 }
 
 /// Open deliveries of these subscriptions in a log.
-fn counts(log: &dyn EventLog, known: &BTreeSet<SubscriptionId>) -> Counts {
-    let mut counts = Counts::default();
+fn counts(log: &dyn EventLog, known: &BTreeSet<SubscriptionId>) -> OpenDeliveryCounts {
+    let mut counts = OpenDeliveryCounts::default();
     for of in known {
         let backlog = log.backlog(*of);
         counts.waiting += backlog.waiting + backlog.claimed;
         counts.retrying += backlog.retrying;
     }
-    let letters = log.letters_waiting();
+    let letters = log.pending_dead_letters();
     counts.letters = letters
         .iter()
         .filter(|one| known.contains(&one.of))
@@ -114,7 +115,11 @@ fn counts(log: &dyn EventLog, known: &BTreeSet<SubscriptionId>) -> Counts {
 }
 
 /// Removes deliveries of deleted subscriptions.
-fn with_known(moved: Vec<Moved>, known: &BTreeSet<SubscriptionId>, strays: &mut u64) -> Vec<Moved> {
+fn with_known(
+    moved: Vec<ExportedRequest>,
+    known: &BTreeSet<SubscriptionId>,
+    strays: &mut u64,
+) -> Vec<ExportedRequest> {
     let kept = moved.into_iter().filter_map(|mut one| {
         let before = one.open.len();
         one.open.retain(|open| known.contains(&open.of));
@@ -126,7 +131,7 @@ fn with_known(moved: Vec<Moved>, known: &BTreeSet<SubscriptionId>, strays: &mut 
 
 /// The catalog in an order that does not depend on the store: sorted by ids and names. The nodes
 /// recorded in it are removed, since none of them is running.
-async fn read_catalog(catalog: &dyn Catalog) -> Result<Loaded> {
+async fn read_catalog(catalog: &dyn Catalog) -> Result<CatalogContent> {
     let mut loaded = catalog.load().await?;
     loaded.topics.sort_by_key(|one| one.id);
     loaded
@@ -142,21 +147,21 @@ async fn read_catalog(catalog: &dyn Catalog) -> Result<Loaded> {
     Ok(loaded)
 }
 
-async fn copy_catalog(loaded: &Loaded, from: &dyn Catalog, to: &dyn Catalog) -> Result<()> {
-    let Loaded {
+async fn copy_catalog(loaded: &CatalogContent, from: &dyn Catalog, to: &dyn Catalog) -> Result<()> {
+    let CatalogContent {
         topics,
         domain_topics,
         subscriptions,
         endpoint_delays,
         handshakes,
     } = loaded.clone();
-    let changes: Vec<Change> = topics
+    let changes: Vec<CatalogChange> = topics
         .into_iter()
-        .map(Change::PutTopic)
-        .chain(domain_topics.into_iter().map(Change::PutDomainTopic))
-        .chain(subscriptions.into_iter().map(Change::PutSubscription))
-        .chain(endpoint_delays.into_iter().map(Change::PutEndpointDelay))
-        .chain(handshakes.into_iter().map(Change::PutHandshake))
+        .map(CatalogChange::PutTopic)
+        .chain(domain_topics.into_iter().map(CatalogChange::PutDomainTopic))
+        .chain(subscriptions.into_iter().map(CatalogChange::PutSubscription))
+        .chain(endpoint_delays.into_iter().map(CatalogChange::PutEndpointDelay))
+        .chain(handshakes.into_iter().map(CatalogChange::PutHandshake))
         .collect();
     for some in changes.chunks(CHANGES) {
         to.commit(some.to_vec()).await?;
@@ -211,14 +216,14 @@ fn moved(job: ReplayJob) -> ReplayJob {
 }
 
 /// Reads the reopened destination and compares it with what was copied.
-pub async fn verify(copied: &Copied, from: &Stores, to: &Stores) -> Result<()> {
+pub async fn verify(copied: &CopyResult, from: &MigrationStores, to: &MigrationStores) -> Result<()> {
     let stored = read_catalog(&*to.catalog)
         .await
         .context("reading the catalogue back")?;
     compare_catalogs(&copied.catalog, &stored)?;
     compare_archives(&*from.archive, &*to.archive).await?;
-    let mut progress = Progress::new("verifying", copied.tally.deliveries());
-    let mut tally = Tally::default();
+    let mut progress = MigrationProgress::new("verifying", copied.tally.deliveries());
+    let mut tally = MigrationTally::default();
     let mut export = to.moving()?.export();
     loop {
         let some = export.next().await.context("reading events back")?;
@@ -235,7 +240,7 @@ pub async fn verify(copied: &Copied, from: &Stores, to: &Stores) -> Result<()> {
     }
 }
 
-fn compare_catalogs(before: &Loaded, now: &Loaded) -> Result<()> {
+fn compare_catalogs(before: &CatalogContent, now: &CatalogContent) -> Result<()> {
     let same = |what: &str, counts: (usize, usize), same: bool| {
         ensure!(
             same,

@@ -5,26 +5,26 @@
 //! away, and a source that was moved, have one so that no server starts on them by mistake.
 
 mod copy;
-pub mod marks;
+pub mod markers;
 mod progress;
 mod tally;
 
-use crate::config::{self, Config, Loaded, ServeFlags};
-use crate::output::{Output, OutputFlags};
+use crate::config::{self, Config, LoadedConfig, ServeFlags};
+use crate::output::{OutputFlags, OutputFormat};
 use crate::serve::{self, runtime};
-use crate::{cluster, material, offline_audit, private_files, secrets, terminal, test_clock};
+use crate::{cluster, credentials, offline_audit, private_files, secrets, terminal, test_clock};
 use anyhow::{Context, Result, bail, ensure};
-use copy::{Copied, Stores};
-use marks::{MovedTo, MovingIn, hex};
+use copy::{CopyResult, MigrationStores};
+use markers::{MovedTo, MovingIn, hex};
 use postrider_core::time::{Clock, Timestamp};
 use postrider_embedded::generations::Generations;
 use postrider_embedded::{EmbeddedArchive, EmbeddedCatalog, EmbeddedLog};
 use postrider_engine::clock::SystemClock;
 use postrider_jetstream::bucket::Bucket;
-use postrider_jetstream::connect::without_secrets;
-use postrider_jetstream::facts::Facts;
-use postrider_jetstream::migration::{self, Migration, State};
-use postrider_jetstream::{Cluster, Connection, Node, NodeId, Settings};
+use postrider_jetstream::cluster_facts::ClusterFacts;
+use postrider_jetstream::connection::without_secrets;
+use postrider_jetstream::migration::{self, Migration, MigrationState};
+use postrider_jetstream::{JetStreamCluster, JetStreamSettings, NatsConnection, NodeId, NodeInfo};
 use postrider_store::seal::Keyring;
 use postrider_store::{Archive, Catalog, EventLog};
 use progress::say;
@@ -46,7 +46,7 @@ const KIND: &str = "POSTRIDER_STORE__KIND";
 pub struct MigrateArgs {
     /// Kind of store to move to; the other one is the source
     #[arg(long, value_enum)]
-    to: To,
+    to: MigrationDestination,
     /// Configuration file (TOML) with data_dir and [store.jetstream]; also POSTRIDER_CONFIG
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
@@ -61,7 +61,7 @@ pub struct MigrateArgs {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-enum To {
+enum MigrationDestination {
     Jetstream,
     Embedded,
 }
@@ -77,12 +77,12 @@ pub fn run(args: &MigrateArgs) -> Result<ExitCode> {
     let loaded = load(args)?;
     private_files::restrict_new_files();
     runtime(None)?.block_on(async {
-        let ends = Ends::new(&loaded.config)?;
+        let ends = MigrationEnds::new(&loaded.config)?;
         let told = match (args.to, args.undo) {
-            (To::Jetstream, false) => ends.to_jetstream().await,
-            (To::Embedded, false) => ends.to_embedded().await,
-            (To::Jetstream, true) => ends.undo_to_jetstream().await,
-            (To::Embedded, true) => ends.undo_to_embedded().await,
+            (MigrationDestination::Jetstream, false) => ends.to_jetstream().await,
+            (MigrationDestination::Embedded, false) => ends.to_embedded().await,
+            (MigrationDestination::Jetstream, true) => ends.undo_to_jetstream().await,
+            (MigrationDestination::Embedded, true) => ends.undo_to_embedded().await,
         };
         // A running server writes its audit log itself, and refuses the migration, so there is
         // nothing to record.
@@ -91,16 +91,16 @@ pub fn run(args: &MigrateArgs) -> Result<ExitCode> {
             && let Ok(_lock) = serve::lock(data_dir)
         {
             let to = match args.to {
-                To::Jetstream => "jetstream",
-                To::Embedded => "embedded",
+                MigrationDestination::Jetstream => "jetstream",
+                MigrationDestination::Embedded => "embedded",
             };
             let details = json!({"to": to, "undo": args.undo});
             offline_audit::record(data_dir, "store.migrate", details, &told);
         }
         let told = told?;
         match args.output.form() {
-            Output::Json => terminal::print(format!("{:#}", told.json)),
-            Output::Text => terminal::print(told.text),
+            OutputFormat::Json => terminal::print(format!("{:#}", told.json)),
+            OutputFormat::Text => terminal::print(told.text),
         }?;
         Ok(ExitCode::SUCCESS)
     })
@@ -108,7 +108,7 @@ pub fn run(args: &MigrateArgs) -> Result<ExitCode> {
 
 /// Loads the configuration as if it chose JetStream, whichever store it chooses: that choice checks
 /// the settings of both.
-fn load(args: &MigrateArgs) -> Result<Loaded> {
+fn load(args: &MigrateArgs) -> Result<LoadedConfig> {
     let flags = ServeFlags {
         config: args.config.clone(),
         data_dir: args.data_dir.clone(),
@@ -122,27 +122,27 @@ fn load(args: &MigrateArgs) -> Result<Loaded> {
 }
 
 /// Result of the command as text and as JSON.
-struct Told {
+struct MigrationReport {
     text: String,
     json: Value,
 }
 
 /// Source and destination of a migration, from the configuration.
-struct Ends<'c> {
+struct MigrationEnds<'c> {
     config: &'c Config,
-    settings: Settings,
+    settings: JetStreamSettings,
     /// Address of the cluster, for messages.
     place: String,
 }
 
 /// Stores of an embedded server's directory.
-struct Embedded {
-    stores: Stores,
+struct EmbeddedStores {
+    stores: MigrationStores,
     identity: u64,
 }
 
-impl Embedded {
-    async fn open(data_dir: &Path, keys: Arc<Keyring>) -> Result<Embedded> {
+impl EmbeddedStores {
+    async fn open(data_dir: &Path, keys: Arc<Keyring>) -> Result<EmbeddedStores> {
         let opening = |what: &str| format!("opening {}", data_dir.join(what).display());
         let generations = Generations::check(data_dir)?;
         let log = EmbeddedLog::open_with(data_dir, serve::random(), generations.clone()).await;
@@ -150,13 +150,13 @@ impl Embedded {
         let catalog = serve::open_catalog(data_dir, &log, keys, generations.clone())?;
         let archive = EmbeddedArchive::open_with(&data_dir.join("archive.redb"), generations);
         let archive = archive.with_context(|| opening("archive.redb"))?;
-        Ok(Embedded::of(log, catalog, archive))
+        Ok(EmbeddedStores::of(log, catalog, archive))
     }
 
-    fn of(log: EmbeddedLog, catalog: EmbeddedCatalog, archive: EmbeddedArchive) -> Embedded {
-        Embedded {
+    fn of(log: EmbeddedLog, catalog: EmbeddedCatalog, archive: EmbeddedArchive) -> EmbeddedStores {
+        EmbeddedStores {
             identity: log.identity(),
-            stores: Stores {
+            stores: MigrationStores {
                 log: Arc::new(log),
                 catalog: Arc::new(catalog),
                 archive: Arc::new(archive),
@@ -170,17 +170,17 @@ impl Embedded {
 }
 
 /// A cluster of which this process owns all partitions.
-struct Owned {
-    cluster: Cluster,
-    stores: Stores,
+struct OwnedCluster {
+    cluster: JetStreamCluster,
+    stores: MigrationStores,
     /// Epoch at which each partition was taken over.
     epochs: BTreeMap<u8, u64>,
 }
 
-impl Owned {
-    async fn open(settings: &Settings) -> Result<Owned> {
+impl OwnedCluster {
+    async fn open(settings: &JetStreamSettings) -> Result<OwnedCluster> {
         let process = serve::random();
-        let node = Node {
+        let node = NodeInfo {
             id: NodeId(serve::random()),
             process,
             name: "postrider-migrate".into(),
@@ -188,9 +188,9 @@ impl Owned {
             version: env!("CARGO_PKG_VERSION").into(),
             started: SystemClock.now(),
         };
-        let cluster = Cluster::open_moving(settings.clone(), node).await?;
-        let mut owned = Owned {
-            stores: Stores {
+        let cluster = JetStreamCluster::open_moving(settings.clone(), node).await?;
+        let mut owned = OwnedCluster {
+            stores: MigrationStores {
                 log: cluster.log.clone(),
                 catalog: cluster.catalog.clone(),
                 archive: cluster.archive.clone(),
@@ -205,7 +205,7 @@ impl Owned {
     }
 
     /// Waits until this process owns all partitions.
-    async fn have_all(&self, settings: &Settings) -> Result<()> {
+    async fn have_all(&self, settings: &JetStreamSettings) -> Result<()> {
         let all = usize::from(self.cluster.facts.partitions);
         let here = || self.cluster.log.partitions().len();
         let mut changes = self.cluster.members.changes();
@@ -268,14 +268,14 @@ fn now() -> Timestamp {
     SystemClock.now()
 }
 
-impl<'c> Ends<'c> {
-    fn new(config: &'c Config) -> Result<Ends<'c>> {
-        let settings = Settings {
+impl<'c> MigrationEnds<'c> {
+    fn new(config: &'c Config) -> Result<MigrationEnds<'c>> {
+        let settings = JetStreamSettings {
             keys: secrets::configured(config)?.map(Arc::new),
             ..config.store.jetstream.settings()
         };
         let shown: Vec<String> = settings.urls.iter().map(|url| without_secrets(url)).collect();
-        Ok(Ends {
+        Ok(MigrationEnds {
             config,
             place: format!(
                 "JetStream at {} (prefix \"{}\")",
@@ -297,8 +297,8 @@ impl<'c> Ends<'c> {
         format!("{} on {machine}", path.display())
     }
 
-    async fn connect(&self) -> Result<Connection> {
-        Ok(Connection::open(&self.settings, "migrate").await?)
+    async fn connect(&self) -> Result<NatsConnection> {
+        Ok(NatsConnection::open(&self.settings, "migrate").await?)
     }
 
     /// Fails while nodes are running.
@@ -306,7 +306,7 @@ impl<'c> Ends<'c> {
         Ok(Arc::new(secrets::keyring(self.config)?))
     }
 
-    async fn nobody_runs(&self, connection: &Connection, bucket: &Bucket) -> Result<()> {
+    async fn nobody_runs(&self, connection: &NatsConnection, bucket: &Bucket) -> Result<()> {
         let live = migration::live_nodes(connection, bucket, &self.settings).await?;
         if live.is_empty() {
             return Ok(());
@@ -319,7 +319,7 @@ impl<'c> Ends<'c> {
         bail!("nodes of the cluster run: {}. Stop them first", named.join(", "))
     }
 
-    async fn to_jetstream(&self) -> Result<Told> {
+    async fn to_jetstream(&self) -> Result<MigrationReport> {
         let data_dir = self.data_dir();
         ensure!(
             data_dir.join("state.redb").exists(),
@@ -328,17 +328,19 @@ impl<'c> Ends<'c> {
         );
         let _lock = serve::lock(data_dir)?;
         if let Some(MovingIn { .. }) = MovingIn::read(data_dir)? {
-            marks::check(data_dir)?;
+            markers::check(data_dir)?;
         }
         test_clock::check_unused(data_dir, now())?;
         let keys = self.keys()?;
-        let source = Embedded::open(data_dir, keys.clone()).await?;
+        let source = EmbeddedStores::open(data_dir, keys.clone()).await?;
         let connection = self.connect().await?;
         let mut bucket = Bucket::open(&connection).await?;
         let moved_to = MovedTo::read(data_dir)?;
         match Migration::read(&bucket).await? {
             Some(found)
-                if found.is_with(source.identity) && found.state == State::Verified && moved_to.is_some() =>
+                if found.is_with(source.identity)
+                    && found.state == MigrationState::Verified
+                    && moved_to.is_some() =>
             {
                 // Only the last step is missing: an earlier run was interrupted before it.
                 Migration::forget(&bucket).await?;
@@ -349,11 +351,11 @@ impl<'c> Ends<'c> {
             Some(found) => bail!(found.refusal()),
             None => {
                 if let Some(mark) = &moved_to {
-                    let there = Facts::of(&bucket).await?;
+                    let there = ClusterFacts::of(&bucket).await?;
                     if there.is_some_and(|there| hex(there.identity) == mark.cluster) {
                         return Ok(self.finished("jetstream"));
                     }
-                    marks::check(data_dir)?;
+                    markers::check(data_dir)?;
                 }
                 self.nobody_runs(&connection, &bucket).await?;
                 self.nothing_there(&connection).await?;
@@ -362,26 +364,26 @@ impl<'c> Ends<'c> {
         let here = source.identity;
         let mark = |state| Migration::new(state, here, self.directory(), now());
         self.nobody_runs(&connection, &bucket).await?;
-        mark(State::Copying).write(&bucket).await?;
+        mark(MigrationState::Copying).write(&bucket).await?;
         migration::wipe(&connection).await?;
         bucket = Bucket::open(&connection).await?;
-        mark(State::Copying).write(&bucket).await?;
+        mark(MigrationState::Copying).write(&bucket).await?;
 
         say(format!("moving {} to {}", data_dir.display(), self.place));
-        let destination = Owned::open(&self.settings).await?;
+        let destination = OwnedCluster::open(&self.settings).await?;
         let copied = copy::copy(&source.stores, &destination.stores).await?;
-        material::prepare(self.config, &keys, now())?;
+        credentials::prepare(self.config, &keys, now())?;
         cluster::share_secrets(&destination.cluster, self.config, &keys).await?;
         destination.alone()?;
         destination.close().await;
-        let destination = Owned::open(&self.settings).await?;
+        let destination = OwnedCluster::open(&self.settings).await?;
         copy::verify(&copied, &source.stores, &destination.stores).await?;
         let identity = destination.cluster.facts.identity;
         destination.alone()?;
         destination.close().await;
         source.close().await?;
 
-        mark_verified(&bucket, mark(State::Verified)).await?;
+        mark_verified(&bucket, mark(MigrationState::Verified)).await?;
         let moved_to = MovedTo {
             cluster: hex(identity),
             place: self.place.clone(),
@@ -393,7 +395,7 @@ impl<'c> Ends<'c> {
     }
 
     /// Refuses a cluster that holds data.
-    async fn nothing_there(&self, connection: &Connection) -> Result<()> {
+    async fn nothing_there(&self, connection: &NatsConnection) -> Result<()> {
         let me = serve::random();
         let catalog = postrider_jetstream::catalog::JetStreamCatalog::open(connection, me).await?;
         let archive = postrider_jetstream::archive::JetStreamArchive::open(connection, me).await?;
@@ -411,7 +413,7 @@ impl<'c> Ends<'c> {
         Ok(())
     }
 
-    async fn to_embedded(&self) -> Result<Told> {
+    async fn to_embedded(&self) -> Result<MigrationReport> {
         let data_dir = self.data_dir();
         let _lock = serve::lock(data_dir)?;
         let connection = self.connect().await?;
@@ -424,7 +426,7 @@ impl<'c> Ends<'c> {
         let bucket = Bucket::open(&connection).await?;
         let moving_in = MovingIn::read(data_dir)?;
         match Migration::read(&bucket).await? {
-            Some(found) if found.state == State::Moved => {
+            Some(found) if found.state == MigrationState::Moved => {
                 let ended = match moving_in {
                     Some(mark) => mark.verified,
                     None => self.is_here(&found).await?,
@@ -434,14 +436,14 @@ impl<'c> Ends<'c> {
                 return Ok(self.finished("embedded"));
             }
             // An earlier run began this migration.
-            Some(found) if found.state == State::Leaving => {}
+            Some(found) if found.state == MigrationState::Leaving => {}
             Some(found) => bail!(found.refusal()),
             None => {}
         }
         self.nobody_runs(&connection, &bucket).await?;
-        let source = Owned::open(&self.settings).await?;
+        let source = OwnedCluster::open(&self.settings).await?;
         let identity = hex(source.cluster.facts.identity);
-        self.make_room(&identity, moving_in)?;
+        self.clear_destination(&identity, moving_in)?;
         let mark = |verified| MovingIn {
             cluster: identity.clone(),
             place: self.place.clone(),
@@ -450,7 +452,7 @@ impl<'c> Ends<'c> {
         };
         mark(false).write(data_dir)?;
         // From here on no node can start; one that has just started is detected before the end.
-        let leaving = Migration::new(State::Leaving, 0, self.directory(), now());
+        let leaving = Migration::new(MigrationState::Leaving, 0, self.directory(), now());
         leaving.write(&bucket).await?;
         if let Err(e) = source.alone() {
             Migration::forget(&bucket).await?;
@@ -460,19 +462,19 @@ impl<'c> Ends<'c> {
         say(format!("moving {} to {}", self.place, data_dir.display()));
         // The keys are read once: they cannot be looked up in the databases while those are open.
         let keys = self.keys()?;
-        let destination = Embedded::open(data_dir, keys.clone()).await?;
+        let destination = EmbeddedStores::open(data_dir, keys.clone()).await?;
         let copied = copy::copy(&source.stores, &destination.stores).await?;
-        material::prepare(self.config, &keys, now())?;
+        credentials::prepare(self.config, &keys, now())?;
         cluster::share_secrets(&source.cluster, self.config, &keys).await?;
         destination.close().await?;
-        let destination = Embedded::open(data_dir, keys).await?;
+        let destination = EmbeddedStores::open(data_dir, keys).await?;
         copy::verify(&copied, &source.stores, &destination.stores).await?;
         let here = destination.identity;
         destination.close().await?;
         source.alone()?;
 
         mark(true).write(data_dir)?;
-        let moved = Migration::new(State::Moved, here, self.directory(), now());
+        let moved = Migration::new(MigrationState::Moved, here, self.directory(), now());
         mark_verified(&bucket, moved).await?;
         source.close().await;
         MovingIn::remove(data_dir)?;
@@ -484,7 +486,7 @@ impl<'c> Ends<'c> {
         if !self.data_dir().join("state.redb").exists() {
             return Ok(false);
         }
-        let here = Embedded::open(self.data_dir(), self.keys()?).await?;
+        let here = EmbeddedStores::open(self.data_dir(), self.keys()?).await?;
         let identity = here.identity;
         here.close().await?;
         Ok(moved.is_with(identity))
@@ -492,7 +494,7 @@ impl<'c> Ends<'c> {
 
     /// Makes the directory empty: removes the remains of an interrupted run, and sets aside a store
     /// that was moved into this very cluster.
-    fn make_room(&self, cluster: &str, moving_in: Option<MovingIn>) -> Result<()> {
+    fn clear_destination(&self, cluster: &str, moving_in: Option<MovingIn>) -> Result<()> {
         let data_dir = self.data_dir();
         if let Some(mark) = moving_in {
             ensure!(
@@ -502,11 +504,11 @@ impl<'c> Ends<'c> {
                 data_dir.display(),
                 mark.place
             );
-            return marks::wipe(data_dir);
+            return markers::wipe(data_dir);
         }
         match MovedTo::read(data_dir)? {
             Some(mark) if mark.cluster == cluster => {
-                let aside = marks::set_aside(data_dir, now())?;
+                let aside = markers::set_aside(data_dir, now())?;
                 say(format!(
                     "what was moved to the cluster before is in {}",
                     aside.display()
@@ -514,7 +516,7 @@ impl<'c> Ends<'c> {
                 Ok(())
             }
             _ => {
-                let there = marks::store_files(data_dir);
+                let there = markers::store_files(data_dir);
                 let there: Vec<String> = there.iter().map(|path| path.display().to_string()).collect();
                 ensure!(
                     there.is_empty(),
@@ -527,16 +529,16 @@ impl<'c> Ends<'c> {
         }
     }
 
-    async fn undo_to_jetstream(&self) -> Result<Told> {
+    async fn undo_to_jetstream(&self) -> Result<MigrationReport> {
         let data_dir = self.data_dir();
         let _lock = serve::lock(data_dir)?;
         let mut done = Vec::new();
         if data_dir.join("state.redb").exists() {
-            let source = Embedded::open(data_dir, self.keys()?).await?;
+            let source = EmbeddedStores::open(data_dir, self.keys()?).await?;
             let identity = source.identity;
             source.close().await?;
             // The cluster may be gone for good; the directory becomes usable all the same.
-            match self.half_done(identity).await {
+            match self.remove_interrupted(identity).await {
                 Ok(true) => done.push(format!("what was written to {} is removed", self.place)),
                 Ok(false) => {}
                 Err(e) => say(format!("{} is not looked at: {e:#}", self.place)),
@@ -554,13 +556,13 @@ impl<'c> Ends<'c> {
 
     /// Removes what an interrupted migration of this store has left in the cluster. Returns whether
     /// there was any.
-    async fn half_done(&self, identity: u64) -> Result<bool> {
+    async fn remove_interrupted(&self, identity: u64) -> Result<bool> {
         let connection = self.connect().await?;
         if !Bucket::exists(&connection).await? {
             return Ok(false);
         }
         let bucket = Bucket::open(&connection).await?;
-        let ours = |found: &Migration| found.is_with(identity) && found.state != State::Moved;
+        let ours = |found: &Migration| found.is_with(identity) && found.state != MigrationState::Moved;
         if !Migration::read(&bucket).await?.is_some_and(|found| ours(&found)) {
             return Ok(false);
         }
@@ -569,12 +571,12 @@ impl<'c> Ends<'c> {
         Ok(true)
     }
 
-    async fn undo_to_embedded(&self) -> Result<Told> {
+    async fn undo_to_embedded(&self) -> Result<MigrationReport> {
         let data_dir = self.data_dir();
         let _lock = serve::lock(data_dir)?;
         let mut done = Vec::new();
         if MovingIn::read(data_dir)?.is_some() {
-            marks::wipe(data_dir)?;
+            markers::wipe(data_dir)?;
             MovingIn::remove(data_dir)?;
             done.push(format!("what was written to {} is removed", data_dir.display()));
         }
@@ -582,7 +584,9 @@ impl<'c> Ends<'c> {
         if Bucket::exists(&connection).await? {
             let bucket = Bucket::open(&connection).await?;
             let moved = Migration::read(&bucket).await?;
-            if moved.is_some_and(|found| matches!(found.state, State::Moved | State::Leaving)) {
+            if moved
+                .is_some_and(|found| matches!(found.state, MigrationState::Moved | MigrationState::Leaving))
+            {
                 Migration::forget(&bucket).await?;
                 done.push(format!("{} can be used again", self.place));
             }
@@ -590,8 +594,8 @@ impl<'c> Ends<'c> {
         Ok(undone(done))
     }
 
-    fn finished(&self, to: &str) -> Told {
-        Told {
+    fn finished(&self, to: &str) -> MigrationReport {
+        MigrationReport {
             text: format!(
                 "everything had been moved and verified before. {}",
                 self.what_next(to)
@@ -608,8 +612,8 @@ impl<'c> Ends<'c> {
         format!("Set store.kind = \"{to}\" in the configuration{node} and start the server.")
     }
 
-    fn told(&self, to: &str, copied: &Copied) -> Told {
-        let Copied {
+    fn told(&self, to: &str, copied: &CopyResult) -> MigrationReport {
+        let CopyResult {
             catalog,
             blobs,
             replays,
@@ -691,16 +695,16 @@ impl<'c> Ends<'c> {
             "seconds": seconds,
             "eventsPerSecond": rate,
         });
-        Told { text, json }
+        MigrationReport { text, json }
     }
 }
 
-fn undone(done: Vec<String>) -> Told {
+fn undone(done: Vec<String>) -> MigrationReport {
     let text = match done.is_empty() {
         true => "there is nothing to take back".to_owned(),
         false => done.join("\n"),
     };
-    Told {
+    MigrationReport {
         json: json!({ "undone": done }),
         text,
     }

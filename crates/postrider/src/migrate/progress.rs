@@ -8,7 +8,7 @@ use tokio::time::Instant;
 /// Least time between two lines where there is no terminal.
 const LINE_EVERY: Duration = Duration::from_secs(5);
 
-pub struct Progress {
+pub struct MigrationProgress {
     what: &'static str,
     total: u64,
     done: u64,
@@ -22,9 +22,9 @@ pub fn say(text: impl std::fmt::Display) {
     eprintln!("{text}");
 }
 
-impl Progress {
+impl MigrationProgress {
     /// Starts to count deliveries.
-    pub fn new(what: &'static str, total: u64) -> Progress {
+    pub fn new(what: &'static str, total: u64) -> MigrationProgress {
         let bar = std::io::stderr().is_terminal().then(|| {
             let style = ProgressStyle::with_template("{msg} {bar:40} {pos}/{len} {rate} {eta} left")
                 .expect("a fixed template")
@@ -38,7 +38,7 @@ impl Progress {
             bar
         });
         let now = Instant::now();
-        Progress {
+        MigrationProgress {
             what,
             total,
             done: 0,

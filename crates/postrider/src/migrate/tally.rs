@@ -1,30 +1,30 @@
 //! Counts and checksums of migrated deliveries, which are equal for both stores in whatever order
 //! they are read.
 
-use postrider_core::event::{Batch, Schema};
+use postrider_core::event::{EventSchema, PublishedBatch};
 use postrider_core::ids::SubscriptionId;
 use postrider_store::log::LastAttempt;
-use postrider_store::moving::{Moved, Open, Stage};
+use postrider_store::moving::{DeliveryStage, ExportedRequest, OpenDelivery};
 use ring::digest::{Context, SHA256};
 use std::collections::BTreeMap;
 
 /// Open deliveries of one subscription.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Counts {
+pub struct OpenDeliveryCounts {
     pub waiting: u64,
     pub retrying: u64,
     pub letters: u64,
 }
 
-impl Counts {
+impl OpenDeliveryCounts {
     pub fn all(&self) -> u64 {
         self.waiting + self.retrying + self.letters
     }
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Tally {
-    pub by_subscription: BTreeMap<SubscriptionId, Counts>,
+pub struct MigrationTally {
+    pub by_subscription: BTreeMap<SubscriptionId, OpenDeliveryCounts>,
     /// Events with an open delivery, each counted once.
     pub events: u64,
     /// Total size of the events' texts.
@@ -33,16 +33,16 @@ pub struct Tally {
     sum: u128,
 }
 
-impl Tally {
-    pub fn add(&mut self, moved: &Moved) {
+impl MigrationTally {
+    pub fn add(&mut self, moved: &ExportedRequest) {
         let batch = &moved.entry.batch;
         let mut last = None;
         for open in &moved.open {
             let counts = self.by_subscription.entry(open.of).or_default();
             match open.stage {
-                Stage::Waiting => counts.waiting += 1,
-                Stage::Retry { .. } => counts.retrying += 1,
-                Stage::Letter { .. } => counts.letters += 1,
+                DeliveryStage::Waiting => counts.waiting += 1,
+                DeliveryStage::Retry { .. } => counts.retrying += 1,
+                DeliveryStage::Letter { .. } => counts.letters += 1,
             }
             if last.replace(open.index) != Some(open.index) {
                 self.events += 1;
@@ -53,11 +53,11 @@ impl Tally {
     }
 
     pub fn deliveries(&self) -> u64 {
-        self.by_subscription.values().map(Counts::all).sum()
+        self.by_subscription.values().map(OpenDeliveryCounts::all).sum()
     }
 
-    pub fn total(&self) -> Counts {
-        let mut total = Counts::default();
+    pub fn total(&self) -> OpenDeliveryCounts {
+        let mut total = OpenDeliveryCounts::default();
         for counts in self.by_subscription.values() {
             total.waiting += counts.waiting;
             total.retrying += counts.retrying;
@@ -71,13 +71,13 @@ impl Tally {
     }
 
     /// How the destination differs; `None` if it does not.
-    pub fn difference(&self, found: &Tally) -> Option<String> {
+    pub fn difference(&self, found: &MigrationTally) -> Option<String> {
         let all = self.by_subscription.keys().chain(found.by_subscription.keys());
         for of in all {
-            let of_one = |tally: &Tally| tally.by_subscription.get(of).copied().unwrap_or_default();
+            let of_one = |tally: &MigrationTally| tally.by_subscription.get(of).copied().unwrap_or_default();
             let (here, there) = (of_one(self), of_one(found));
             if here != there {
-                let tell = |counts: Counts| {
+                let tell = |counts: OpenDeliveryCounts| {
                     format!(
                         "{} waiting, {} to be retried, {} dead letters",
                         counts.waiting, counts.retrying, counts.letters
@@ -98,7 +98,7 @@ impl Tally {
 }
 
 /// Hash of all properties of a delivery that any store keeps.
-fn hash(batch: &Batch, open: &Open) -> u128 {
+fn hash(batch: &PublishedBatch, open: &OpenDelivery) -> u128 {
     let mut hash = Context::new(&SHA256);
     let number = |hash: &mut Context, n: u64| hash.update(&n.to_le_bytes());
     let text = |hash: &mut Context, text: &str| {
@@ -117,9 +117,9 @@ fn hash(batch: &Batch, open: &Open) -> u128 {
     hash.update(&flags.map(u8::from));
     number(&mut hash, batch.topic.0);
     let schema = match batch.schema {
-        Schema::EventGrid => 0,
-        Schema::CloudEvent => 1,
-        Schema::Custom => 2,
+        EventSchema::EventGrid => 0,
+        EventSchema::CloudEvent => 1,
+        EventSchema::Custom => 2,
     };
     number(&mut hash, schema);
     number(&mut hash, batch.received.nanos() as u64);
@@ -136,8 +136,8 @@ fn hash(batch: &Batch, open: &Open) -> u128 {
         }
     };
     match open.stage {
-        Stage::Waiting => number(&mut hash, 0),
-        Stage::Retry {
+        DeliveryStage::Waiting => number(&mut hash, 0),
+        DeliveryStage::Retry {
             due,
             attempts_made,
             last_attempt,
@@ -146,7 +146,7 @@ fn hash(batch: &Batch, open: &Open) -> u128 {
             number(&mut hash, 1);
             number(&mut hash, due.nanos() as u64);
         }
-        Stage::Letter {
+        DeliveryStage::Letter {
             decided,
             attempts_made,
             last_attempt,
@@ -168,33 +168,33 @@ mod tests {
     use super::*;
     use postrider_core::ids::Position;
     use postrider_core::outcome::Outcome;
-    use postrider_core::retry::Reason;
-    use postrider_store::Entry;
+    use postrider_core::retry::GiveUpReason;
+    use postrider_store::LogEntry;
     use postrider_store::conformance::{at, events, sub};
     use std::sync::Arc;
 
-    fn moved(text: &str, first: u64, open: Vec<Open>) -> Moved {
-        let entry = Entry {
+    fn moved(text: &str, first: u64, open: Vec<OpenDelivery>) -> ExportedRequest {
+        let entry = LogEntry {
             batch: events(&[(text, &[1, 2])]),
             first: Position(first),
             place: first,
         };
-        Moved {
+        ExportedRequest {
             entry: Arc::new(entry),
             open,
         }
     }
 
-    fn open(of: u64, stage: Stage) -> Open {
-        Open {
+    fn open(of: u64, stage: DeliveryStage) -> OpenDelivery {
+        OpenDelivery {
             index: 0,
             of: sub(of),
             stage,
         }
     }
 
-    fn retry(due: i64, attempts_made: u32) -> Stage {
-        Stage::Retry {
+    fn retry(due: i64, attempts_made: u32) -> DeliveryStage {
+        DeliveryStage::Retry {
             due: at(due),
             attempts_made,
             last_attempt: Some(LastAttempt {
@@ -205,8 +205,8 @@ mod tests {
         }
     }
 
-    fn tally(all: &[Moved]) -> Tally {
-        let mut tally = Tally::default();
+    fn tally(all: &[ExportedRequest]) -> MigrationTally {
+        let mut tally = MigrationTally::default();
         all.iter().for_each(|one| tally.add(one));
         tally
     }
@@ -214,12 +214,20 @@ mod tests {
     #[test]
     fn neither_order_nor_place_matters() {
         let some = [
-            moved("a", 5, vec![open(1, Stage::Waiting), open(2, retry(9, 1))]),
-            moved("b", 7, vec![open(2, Stage::Waiting)]),
+            moved(
+                "a",
+                5,
+                vec![open(1, DeliveryStage::Waiting), open(2, retry(9, 1))],
+            ),
+            moved("b", 7, vec![open(2, DeliveryStage::Waiting)]),
         ];
         let elsewhere = [
-            moved("b", 0, vec![open(2, Stage::Waiting)]),
-            moved("a", 1 << 40, vec![open(1, Stage::Waiting), open(2, retry(9, 1))]),
+            moved("b", 0, vec![open(2, DeliveryStage::Waiting)]),
+            moved(
+                "a",
+                1 << 40,
+                vec![open(1, DeliveryStage::Waiting), open(2, retry(9, 1))],
+            ),
         ];
         let (here, there) = (tally(&some), tally(&elsewhere));
         assert_eq!(here.difference(&there), None);
@@ -230,7 +238,7 @@ mod tests {
 
     #[test]
     fn whatever_differs_is_found() {
-        let letter = |reason| Stage::Letter {
+        let letter = |reason| DeliveryStage::Letter {
             decided: at(9),
             attempts_made: 1,
             last_attempt: None,
@@ -242,25 +250,25 @@ mod tests {
             of("b", retry(9, 1)),
             of("a", retry(8, 1)),
             of("a", retry(9, 2)),
-            of("a", Stage::Waiting),
-            of("a", letter(Reason::BadRequest)),
+            of("a", DeliveryStage::Waiting),
+            of("a", letter(GiveUpReason::BadRequest)),
             tally(&[moved("a", 0, vec![open(2, retry(9, 1))])]),
             tally(&[
                 moved("a", 0, vec![open(1, retry(9, 1))]),
                 moved("a", 1, vec![open(1, retry(9, 1))]),
             ]),
-            Tally::default(),
+            MigrationTally::default(),
         ];
         for other in others {
             assert!(before.difference(&other).is_some(), "{other:?}");
         }
         let letters = (
-            of("a", letter(Reason::BadRequest)),
-            of("a", letter(Reason::ClientError)),
+            of("a", letter(GiveUpReason::BadRequest)),
+            of("a", letter(GiveUpReason::ClientError)),
         );
         let told = letters.0.difference(&letters.1).unwrap();
         assert!(told.contains("checksum"), "{told}");
-        let told = before.difference(&Tally::default()).unwrap();
+        let told = before.difference(&MigrationTally::default()).unwrap();
         assert!(
             told.contains("subscription 1") && told.contains("1 to be retried"),
             "{told}"

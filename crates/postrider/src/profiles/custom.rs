@@ -2,7 +2,7 @@
 
 use crate::config::{OrOff, ProbationCustom, ProfileCustom, TimeToLiveCheck};
 use postrider_core::outcome::Outcome;
-use postrider_core::probation::Probation;
+use postrider_core::probation::ProbationRules;
 use postrider_core::profile::{Profile, StatusLine, StatusRule, TimeToLiveRule};
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -11,7 +11,7 @@ pub const NAME: &str = "custom";
 
 /// The base with the operator's settings laid over it. `documented` is the probation used where the
 /// base has none. Lists and texts are leaked, so call this once per configuration.
-pub fn profile(written: &ProfileCustom, base: &Profile, documented: Probation) -> Profile {
+pub fn profile(written: &ProfileCustom, base: &Profile, documented: ProbationRules) -> Profile {
     let success: &[u16] = match &written.success {
         Some(success) => success.clone().leak(),
         None => base.success,
@@ -128,7 +128,7 @@ fn statuses(
     lines.into_values().collect()
 }
 
-fn probation(written: &ProbationCustom, rules: Probation) -> Probation {
+fn probation(written: &ProbationCustom, rules: ProbationRules) -> ProbationRules {
     let mut causes: Vec<(Outcome, Duration)> = rules.causes.to_vec();
     for (&cause, &wait) in written.causes.iter().flatten() {
         match causes.iter_mut().find(|(known, _)| *known == cause) {
@@ -136,7 +136,7 @@ fn probation(written: &ProbationCustom, rules: Probation) -> Probation {
             None => causes.push((cause, wait)),
         }
     }
-    Probation {
+    ProbationRules {
         failures: written.failures.unwrap_or(rules.failures),
         causes: causes.leak(),
         other: written.other.unwrap_or(rules.other),

@@ -1,15 +1,15 @@
 //! Profiles as configured, and `postrider profiles`, which shows them.
 
 mod custom;
-mod course;
+mod attempt_schedule;
 mod text;
 mod json;
 
-use crate::config::{self, EDGE_SUCCESS_STRICT, Loaded, ServeFlags, nearest};
+use crate::config::{self, EDGE_SUCCESS_STRICT, LoadedConfig, ServeFlags, nearest};
 use crate::output::OutputFlags;
 use crate::terminal::wrapped_lines;
 use anyhow::{Result, bail};
-use postrider_core::probation::Probation;
+use postrider_core::probation::ProbationRules;
 use postrider_core::profile::{DeadLetterTiming, EDGE, OverrulingFloor, Profile, Profiles};
 use std::path::PathBuf;
 use std::time::Duration;
@@ -17,14 +17,14 @@ use std::time::Duration;
 /// Profiles as this server follows them, with the default one.
 ///
 /// Changed profiles are leaked: call this once for each configuration.
-pub fn of(loaded: &Loaded) -> Profiles {
+pub fn of(loaded: &LoadedConfig) -> Profiles {
     let config = &loaded.config;
     let mut profiles = Profiles::default();
     let mut all: Vec<Profile> = profiles.iter().map(|profile| standard(profile, loaded)).collect();
     if let Some(written) = &config.profile_custom {
         let base = all.iter().find(|profile| profile.name == written.base);
         let base = base.expect("the base is a standard profile");
-        let documented = with_probation(Probation::DOCUMENTED, loaded);
+        let documented = with_probation(ProbationRules::DOCUMENTED, loaded);
         all.push(custom::profile(written, base, documented));
     }
     for mut profile in all {
@@ -62,7 +62,7 @@ pub fn of(loaded: &Loaded) -> Profiles {
 }
 
 /// A standard profile with the operator's changes.
-fn standard(profile: &Profile, loaded: &Loaded) -> Profile {
+fn standard(profile: &Profile, loaded: &LoadedConfig) -> Profile {
     let config = &loaded.config;
     let profile = Profile {
         probation: profile.probation.map(|rules| with_probation(rules, loaded)),
@@ -88,9 +88,9 @@ fn standard(profile: &Profile, loaded: &Loaded) -> Profile {
     }
 }
 
-fn with_probation(rules: Probation, loaded: &Loaded) -> Probation {
+fn with_probation(rules: ProbationRules, loaded: &LoadedConfig) -> ProbationRules {
     let given = &loaded.config.probation;
-    Probation {
+    ProbationRules {
         failures: given.failures,
         max: given.max,
         ..rules
@@ -99,7 +99,7 @@ fn with_probation(rules: Probation, loaded: &Loaded) -> Probation {
 
 /// Log lines at the start about floors of the operator's profile that overrule its written
 /// schedule. Documented floors that overrule documented schedules are not reported.
-pub fn overruled_waits(loaded: &Loaded, profiles: &Profiles) -> Vec<String> {
+pub fn overruled_waits(loaded: &LoadedConfig, profiles: &Profiles) -> Vec<String> {
     let written = loaded.config.profile_custom.as_ref();
     if written.is_none_or(|custom| custom.schedule.is_none()) {
         return Vec::new();

@@ -3,7 +3,7 @@ use postrider_core::outcome::Outcome;
 use postrider_core::profile::{CLOUD_2018, CLOUD_2020, CLOUD_2021, StatusLine, StatusRule, TimeToLiveRule};
 use serde_json::{Value, json};
 
-fn loaded(file: &str, env: &[(&str, &str)]) -> Loaded {
+fn loaded(file: &str, env: &[(&str, &str)]) -> LoadedConfig {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("postrider.toml");
     std::fs::write(&path, file).unwrap();
@@ -122,7 +122,7 @@ fn probation_and_dead_letters_are_the_operators_unless_custom_says_otherwise() {
     for profile in of_file(settings).iter() {
         if let Some(rules) = profile.probation {
             assert_eq!((rules.failures, rules.max), (3, secs(3600)), "{}", profile.name);
-            assert_eq!(rules.causes, Probation::DOCUMENTED.causes);
+            assert_eq!(rules.causes, ProbationRules::DOCUMENTED.causes);
         }
         assert_eq!(profile.dead_letter.delay, secs(1));
         assert_eq!(profile.dead_letter.give_up_after, Duration::MAX);
@@ -289,7 +289,7 @@ fn documented_example() -> &'static str {
 #[test]
 fn the_documented_example_retries_when_it_says() {
     use postrider_core::profile::EndpointKind;
-    use postrider_core::retry::{Attempt, Next, RetryPolicy};
+    use postrider_core::retry::{MadeAttempt, NextStep, RetryPolicy};
     use postrider_core::time::Timestamp;
     let profiles = of_file(documented_example());
     let profile = profiles.named("custom").unwrap();
@@ -301,14 +301,14 @@ fn the_documented_example_retries_when_it_says() {
     };
     let now = Timestamp::from_secs(1_000_000);
     let wait = |number, outcome, status| {
-        let attempt = Attempt {
+        let attempt = MadeAttempt {
             number,
             outcome,
             status,
             retry_after: None,
         };
         match policy.next(profile, EndpointKind::WebHook, attempt, now, now, 0.0) {
-            Next::RetryAt(at) => at.since(now).as_secs(),
+            NextStep::RetryAt(at) => at.since(now).as_secs(),
             next => panic!("{next:?}"),
         }
     };
@@ -643,22 +643,24 @@ fn a_profile_that_is_not_there_is_named() {
 /// The displayed ranges are those that the management API accepts.
 #[test]
 fn the_ranges_are_the_management_apis() {
-    use postrider_core::event::Schema;
-    use postrider_core::json::Raw;
+    use postrider_core::event::EventSchema;
+    use postrider_core::json::RawJson;
     use postrider_core::time::Timestamp;
-    use postrider_wire::resources::{Limits, Road, SubscriptionContext, TopicContext, parse_subscription};
+    use postrider_wire::resources::{
+        ResourceLimits, Road, SubscriptionContext, TopicContext, parse_subscription,
+    };
     let accepted = |key: &str, number: u32| {
         let body = format!(
             r#"{{"properties":{{"destination":{{"endpointType":"WebHook","properties":{{"endpointUrl":"https://a/x"}}}},
                 "retryPolicy":{{"{key}":{number}}}}}}}"#
         );
-        let limits = Limits::default();
+        let limits = ResourceLimits::default();
         let context = SubscriptionContext {
             road: Road::Azure,
             name: "sub",
             topic: TopicContext {
                 name: "orders",
-                input_schema: Schema::EventGrid,
+                input_schema: EventSchema::EventGrid,
                 mapping: None,
                 default_types: &[],
             },
@@ -668,11 +670,14 @@ fn the_ranges_are_the_management_apis() {
             api_version: "2022-06-15",
             shown: None,
         };
-        parse_subscription(Raw::parse(&body).unwrap(), &context).is_ok()
+        parse_subscription(RawJson::parse(&body).unwrap(), &context).is_ok()
     };
     for (key, [least, most]) in [
-        ("maxDeliveryAttempts", course::ATTEMPTS_RANGE),
-        ("eventTimeToLiveInMinutes", course::TIME_TO_LIVE_MINUTES_RANGE),
+        ("maxDeliveryAttempts", attempt_schedule::ATTEMPTS_RANGE),
+        (
+            "eventTimeToLiveInMinutes",
+            attempt_schedule::TIME_TO_LIVE_MINUTES_RANGE,
+        ),
     ] {
         assert!(accepted(key, least) && accepted(key, most), "{key}");
         assert!(!accepted(key, least - 1) && !accepted(key, most + 1), "{key}");

@@ -1,6 +1,6 @@
 //! Profiles as tables for a terminal.
 
-use super::course::{ATTEMPTS_RANGE, Course, End, TIME_TO_LIVE_MINUTES_RANGE};
+use super::attempt_schedule::{ATTEMPTS_RANGE, AttemptSchedule, ScheduleEnd, TIME_TO_LIVE_MINUTES_RANGE};
 use crate::config::{NEVER, print_hours};
 use crate::terminal::columns;
 use postrider_core::profile::{EndpointKind, OverrulingFloor, Profile, Profiles, StatusRule, TimeToLiveRule};
@@ -17,7 +17,7 @@ pub fn list(profiles: &Profiles) -> String {
             print_hours(profile.response_timeout),
             format!(
                 "{} in {}",
-                Course::of(profile).attempts,
+                AttemptSchedule::of(profile).attempts,
                 print_hours(profile.time_to_live)
             ),
             profile.about.into(),
@@ -97,7 +97,7 @@ fn settings(profile: &Profile) -> Vec<[String; 2]> {
 }
 
 fn attempts(profile: &Profile) -> String {
-    let course = Course::of(profile);
+    let course = AttemptSchedule::of(profile);
     let mut rows = vec![["attempt", "wait", "offset"].map(String::from)];
     for (number, wait, offset) in course.steps() {
         let overruled = number > 1 && profile.step(number as u32 - 1) < profile.other_floor;
@@ -114,16 +114,16 @@ fn attempts(profile: &Profile) -> String {
     };
     let time_to_live = print_hours(profile.time_to_live);
     let end = match (course.end, profile.time_to_live_rule) {
-        (End::Attempts(at), _) => format!(
+        (ScheduleEnd::Attempts(at), _) => format!(
             "attempts end it, {} of them, at {}",
             course.attempts,
             print_hours(at)
         ),
-        (End::TimeToLive(at), TimeToLiveRule::WhenDue) => format!(
+        (ScheduleEnd::TimeToLive(at), TimeToLiveRule::WhenDue) => format!(
             "the time to live of {time_to_live} ends it, looked at at {}",
             print_hours(at)
         ),
-        (End::TimeToLive(at), TimeToLiveRule::BeforeWaiting) => format!(
+        (ScheduleEnd::TimeToLive(at), TimeToLiveRule::BeforeWaiting) => format!(
             "the time to live of {time_to_live} ends it, looked at before waiting, at {}",
             print_hours(at)
         ),

@@ -1,15 +1,15 @@
 //! Attempts of a subscription, as its page shows them.
 
+use crate::clock_lab::ClockLab;
 use crate::docs::{CONFIG, SECRET};
-use crate::lab::Lab;
-use crate::receiver::{Receiver, Reply};
-use crate::server::{Server, Setup, event};
+use crate::receiver::{ScriptedReply, TestReceiver};
+use crate::server::{ServerSetup, TestServer, event};
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
 
 /// A page of attempts, by `topic/name` of the subscription and the rest of the query.
 #[track_caller]
-fn attempts(server: &Server, of: &str, rest: &str) -> Value {
+fn attempts(server: &TestServer, of: &str, rest: &str) -> Value {
     let path = format!("/postrider/v1/subscription/attempts?id={of}{rest}");
     server.send("GET", &path, &[SECRET], "").expect(200).json()
 }
@@ -21,14 +21,14 @@ fn each<'a>(page: &'a Value, name: &str) -> Vec<&'a Value> {
 
 #[test]
 fn a_subscription_shows_its_own_attempts_with_failures_first() {
-    let receiver = Receiver::answering(|delivery| {
+    let receiver = TestReceiver::answering(|delivery| {
         let failing = delivery.ids().concat() == "bad" || delivery.path.starts_with("/other");
         match failing {
-            true => Reply::Status(500),
-            false => Reply::Status(200),
+            true => ScriptedReply::Status(500),
+            false => ScriptedReply::Status(200),
         }
     });
-    let lab = Lab::subscribed(Setup::test_clock(CONFIG), receiver, json!(null));
+    let lab = ClockLab::subscribed(ServerSetup::test_clock(CONFIG), receiver, json!(null));
     lab.subscribe("other", "/other", json!(null));
     lab.server.publish("orders", &[event("bad"), event("good")]);
     lab.at_once();

@@ -1,9 +1,9 @@
 //! Changes are recorded before they are answered, without secrets, and tampering with the record is
 //! noticed.
 
-use crate::cli::Shell;
-use crate::receiver::Receiver;
-use crate::server::{JSON, Server, Setup};
+use crate::cli::CliShell;
+use crate::receiver::TestReceiver;
+use crate::server::{JSON, ServerSetup, TestServer};
 use serde_json::{Value, json};
 
 const CONFIG: &str = r#"
@@ -23,14 +23,14 @@ const OWNER: (&str, &str) = ("authorization", "Bearer owner-secret");
 const READER: (&str, &str) = ("authorization", "Bearer reader-secret");
 const VERSION: &str = "api-version=2022-06-15";
 
-fn lines(server: &Server, query: &str) -> Vec<Value> {
+fn lines(server: &TestServer, query: &str) -> Vec<Value> {
     let target = format!("/postrider/v1/audit?{query}");
     let page = server.send("GET", &target, &[OWNER], "").expect(200).json();
     page["value"].as_array().expect("a list").clone()
 }
 
 /// The server's resource group.
-fn group(server: &Server) -> String {
+fn group(server: &TestServer) -> String {
     let topics = format!("/subscriptions?{VERSION}");
     let all = server.send("GET", &topics, &[OWNER], "").expect(200).json();
     let account = all["value"][0]["id"].as_str().expect("an id").to_owned();
@@ -41,10 +41,10 @@ fn group(server: &Server) -> String {
 
 #[test]
 fn what_was_answered_is_recorded_after_a_kill_and_tampering_is_named() {
-    let receiver = Receiver::start();
-    let mut server = Setup::config(CONFIG).start();
+    let receiver = TestReceiver::start();
+    let mut server = ServerSetup::config(CONFIG).start();
     let topic = format!("{}/providers/Microsoft.EventGrid/topics/orders", group(&server));
-    let arm = |server: &Server, method: &str, path: &str, who: (&str, &str), body: &Value| {
+    let arm = |server: &TestServer, method: &str, path: &str, who: (&str, &str), body: &Value| {
         let target = format!("{path}?{VERSION}");
         let body = if body.is_null() {
             String::new()
@@ -132,7 +132,7 @@ fn what_was_answered_is_recorded_after_a_kill_and_tampering_is_named() {
         .send("GET", "/postrider/v1/audit", &[READER], "")
         .expect(403);
 
-    let shell = Shell::of(&server);
+    let shell = CliShell::of(&server);
     let context = ["--secret", "owner-secret"];
     let ask = |arguments: &[&str]| shell.ok(&[arguments, &context].concat());
     let export = ask(&["audit", "list", "--output", "jsonl"]);

@@ -2,8 +2,8 @@
 //!
 //! `tests/clients/setup.sh DIR` installs them; `POSTRIDER_CLIENTS=DIR` makes these tests use them.
 
-use crate::receiver::Receiver;
-use crate::server::{Server, Setup};
+use crate::receiver::TestReceiver;
+use crate::server::{ServerSetup, TestServer};
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -26,8 +26,8 @@ pub fn scripts() -> PathBuf {
 }
 
 /// Runs a script that publishes and prints the accepted events; all of them must arrive.
-fn publishes(command: impl FnOnce(&Server) -> Command) {
-    let receiver = Receiver::start();
+fn publishes(command: impl FnOnce(&TestServer) -> Command) {
+    let receiver = TestReceiver::start();
     let mut config = String::from("client = [{ id = \"me\", secret = \"client-secret\" }]\n");
     for (topic, schema, delivery) in [
         ("orders", "EventGridSchema", "EventGridSchema"),
@@ -41,7 +41,7 @@ fn publishes(command: impl FnOnce(&Server) -> Command) {
              destination = {{ endpoint_type = \"WebHook\", properties = {{ endpoint_url = \"{url}\" }} }}\n"
         );
     }
-    let server = Setup::config(config).start();
+    let server = ServerSetup::config(config).start();
     let mut command = command(&server);
     command.args([
         format!("http://{}", server.http),
@@ -92,9 +92,9 @@ const TENANT: &str = "00000000-0000-0000-0000-000000000002";
 const ACCOUNT: &str = "00000000-0000-0000-0000-000000000001";
 
 /// Runs a script that manages the server and prints each check that held; it must complete.
-fn manages(command: impl FnOnce(&Server) -> Command, least: usize) {
+fn manages(command: impl FnOnce(&TestServer) -> Command, least: usize) {
     let config = "client = [{ id = \"11111111-1111-1111-1111-111111111111\", secret = \"client-secret\" }]\n";
-    let server = Setup::config(config).start();
+    let server = ServerSetup::config(config).start();
     let mut command = command(&server);
     command.arg(format!("https://{}", server.https));
     command.args([TENANT, "11111111-1111-1111-1111-111111111111", "client-secret"]);
@@ -112,7 +112,7 @@ fn manages(command: impl FnOnce(&Server) -> Command, least: usize) {
 #[test]
 fn the_python_sdk_manages() {
     let Some(directory) = installed() else { return };
-    let script = |server: &Server| {
+    let script = |server: &TestServer| {
         let mut command = Command::new(directory.join("venv/bin/python"));
         command.arg(scripts().join("python/manage.py"));
         command
@@ -126,7 +126,7 @@ fn the_python_sdk_manages() {
 #[test]
 fn the_javascript_sdk_manages() {
     let Some(directory) = installed() else { return };
-    let script = |server: &Server| {
+    let script = |server: &TestServer| {
         let mut command = Command::new("node");
         command.arg(scripts().join("js/manage.cjs"));
         command
@@ -145,8 +145,8 @@ fn az_logs_in_again_after_the_data_directory_was_made_anew() {
     let home = tempfile::tempdir().expect("a temporary directory");
     // The client is fixed: with a generated client, az would have no cached token for its new id.
     let config = "client = [{ id = \"11111111-1111-1111-1111-111111111111\", secret = \"client-secret\" }]\n";
-    let mut server = Setup::config(config).start();
-    let run = |server: &Server, program: &Path, arguments: &[&str]| {
+    let mut server = ServerSetup::config(config).start();
+    let run = |server: &TestServer, program: &Path, arguments: &[&str]| {
         let mut command = Command::new(program);
         let path = format!("{}:/usr/bin:/bin", directory.join("az/bin").display());
         command
@@ -162,7 +162,7 @@ fn az_logs_in_again_after_the_data_directory_was_made_anew() {
         assert!(output.status.success(), "{arguments:?}: {told}");
         String::from_utf8_lossy(&output.stdout).into_owned()
     };
-    let logs_in = |server: &Server, topic: &str| {
+    let logs_in = |server: &TestServer, topic: &str| {
         server.put_topic(topic);
         let data_dir = server.data_dir();
         let config = data_dir.with_file_name("postrider.toml");
@@ -194,7 +194,7 @@ fn az_logs_in_again_after_the_data_directory_was_made_anew() {
 fn az_manages() {
     let Some(directory) = installed() else { return };
     let home = tempfile::tempdir().expect("a temporary directory");
-    let script = |server: &Server| {
+    let script = |server: &TestServer| {
         let mut command = Command::new(directory.join("az/bin/python"));
         command.arg(scripts().join("python/az.py"));
         command

@@ -1,7 +1,7 @@
 //! Topics, domains, system topics and their surroundings, as Azure's management clients see them.
 
-use crate::client::Answer;
-use crate::server::{JSON, Server, Setup, event};
+use crate::client::HttpTestAnswer;
+use crate::server::{JSON, ServerSetup, TestServer, event};
 use serde_json::{Value, json};
 
 const ACCOUNT: &str = "00000000-0000-0000-0000-000000000001";
@@ -19,8 +19,8 @@ fn config() -> String {
     )
 }
 
-fn start() -> Server {
-    Setup::config(config()).start()
+fn start() -> TestServer {
+    ServerSetup::config(config()).start()
 }
 
 /// Path of a resource within a group.
@@ -32,7 +32,13 @@ fn topic(name: &str) -> String {
     within("rg1", &format!("topics/{name}"))
 }
 
-fn call(server: &Server, method: &str, target: &str, headers: &[(&str, &str)], body: &Value) -> Answer {
+fn call(
+    server: &TestServer,
+    method: &str,
+    target: &str,
+    headers: &[(&str, &str)],
+    body: &Value,
+) -> HttpTestAnswer {
     let mut all = vec![("authorization", "Bearer hush")];
     all.extend(headers);
     let body = match body {
@@ -46,19 +52,19 @@ fn call(server: &Server, method: &str, target: &str, headers: &[(&str, &str)], b
 }
 
 /// Sends a request as the owner, with an API version.
-fn arm(server: &Server, method: &str, path: &str, body: &Value) -> Answer {
+fn arm(server: &TestServer, method: &str, path: &str, body: &Value) -> HttpTestAnswer {
     let mark = if path.contains('?') { '&' } else { '?' };
     call(server, method, &format!("{path}{mark}{VERSION}"), &[], body)
 }
 
 #[track_caller]
-fn get(server: &Server, path: &str) -> Value {
+fn get(server: &TestServer, path: &str) -> Value {
     arm(server, "GET", path, &Value::Null).expect(200).json()
 }
 
 /// Code, target and message of an error.
 #[track_caller]
-fn error(answer: Answer, status: u16) -> (String, String, String) {
+fn error(answer: HttpTestAnswer, status: u16) -> (String, String, String) {
     let body = answer.expect(status).json();
     let text = |name: &str| body["error"][name].as_str().unwrap_or_default().to_owned();
     assert!(!text("code").is_empty() && !text("message").is_empty(), "{body}");
@@ -233,7 +239,7 @@ fn a_topic_from_its_making_to_its_end() {
 
     // Both keys can publish; a new key replaces the old one at once.
     let endpoint = local(shown["properties"]["endpoint"].as_str().unwrap()).to_owned();
-    let publish = |server: &Server, key: &Value| {
+    let publish = |server: &TestServer, key: &Value| {
         let key = key.as_str().unwrap();
         let headers = [("aeg-sas-key", key), JSON];
         server
@@ -310,7 +316,7 @@ fn what_is_refused_and_why() {
     let path = topic("orders");
     let here = json!({"location": "westus2"});
     arm(&server, "PUT", &path, &here).expect(201);
-    let check = |answer: Answer, status: u16, code: &str, target: &str| {
+    let check = |answer: HttpTestAnswer, status: u16, code: &str, target: &str| {
         let (given, at, message) = error(answer, status);
         assert_eq!((given.as_str(), at.as_str()), (code, target), "{message}");
         message
@@ -654,7 +660,7 @@ fn system_topics_have_sources() {
     assert_eq!(made["properties"]["provisioningState"], "Succeeded");
     assert_eq!(made.get("identity"), None);
     put("blobs", &storage("DEVSTOREACCOUNT1"), stores).expect(200);
-    let refused = |answer: Answer| {
+    let refused = |answer: HttpTestAnswer| {
         let (code, target, message) = error(answer, 400);
         assert_eq!(code, "InvalidRequest");
         (target, message)
@@ -774,7 +780,7 @@ fn groups_are_there_when_they_are_used() {
     let mut server = start();
     let group = |name: &str| format!("/subscriptions/{ACCOUNT}/resourcegroups/{name}");
     let all = format!("/subscriptions/{ACCOUNT}/resourcegroups");
-    let exists = |server: &Server, name: &str| arm(server, "HEAD", &group(name), &Value::Null).status;
+    let exists = |server: &TestServer, name: &str| arm(server, "HEAD", &group(name), &Value::Null).status;
     assert_eq!(names(&get(&server, &all)), ["rg1"]);
     assert_eq!((exists(&server, "RG1"), exists(&server, "mine")), (204, 404));
     let missing = arm(&server, "GET", &group("mine"), &Value::Null);
@@ -807,7 +813,7 @@ fn groups_are_there_when_they_are_used() {
     assert_eq!(names(&get(&server, &all)), ["rg1", "Mine", "yours"]);
     assert_eq!(get(&server, &group("MINE"))["tags"], json!({"a": "b"}));
 
-    let resources = |server: &Server, path: &str| {
+    let resources = |server: &TestServer, path: &str| {
         let list = get(server, path);
         let found: Vec<String> = names(&list).iter().map(|name| (*name).to_owned()).collect();
         found
@@ -839,7 +845,7 @@ fn groups_are_there_when_they_are_used() {
 }
 
 /// Asks whether a storage account name is available, as az does before it creates one.
-fn availability(server: &Server, name: &Value) -> Answer {
+fn availability(server: &TestServer, name: &Value) -> HttpTestAnswer {
     let path = format!("/subscriptions/{ACCOUNT}/providers/Microsoft.Storage/checkNameAvailability");
     let body = json!({"name": name, "type": "Microsoft.Storage/storageAccounts"});
     arm(server, "POST", &path, &body)

@@ -1,9 +1,9 @@
 //! Event subscriptions as Azure's management clients create and change them, their effect, and
 //! their state after a crash. Handshakes have tests of their own.
 
-use crate::client::Answer;
-use crate::receiver::{Delivery, Receiver, Reply};
-use crate::server::{JSON, Server, Setup, event};
+use crate::client::HttpTestAnswer;
+use crate::receiver::{ReceivedDelivery, ScriptedReply, TestReceiver};
+use crate::server::{JSON, ServerSetup, TestServer, event};
 use crate::wait;
 use serde_json::{Value, json};
 
@@ -20,7 +20,7 @@ fn extension(scope: &str, name: &str) -> String {
     format!("{scope}/providers/Microsoft.EventGrid/eventSubscriptions/{name}")
 }
 
-fn arm(server: &Server, method: &str, path: &str, body: &Value) -> Answer {
+fn arm(server: &TestServer, method: &str, path: &str, body: &Value) -> HttpTestAnswer {
     let body = match body {
         Value::Null => String::new(),
         body => body.to_string(),
@@ -31,18 +31,18 @@ fn arm(server: &Server, method: &str, path: &str, body: &Value) -> Answer {
 }
 
 #[track_caller]
-fn get(server: &Server, path: &str) -> Value {
+fn get(server: &TestServer, path: &str) -> Value {
     arm(server, "GET", path, &Value::Null).expect(200).json()
 }
 
 #[track_caller]
-fn make(server: &Server, resource: &str) {
+fn make(server: &TestServer, resource: &str) {
     arm(server, "PUT", &grid(resource), &json!({"location": "westus2"})).expect(201);
 }
 
 /// Sends a request and waits until its operation has succeeded.
 #[track_caller]
-fn done(server: &Server, method: &str, path: &str, body: &Value) {
+fn done(server: &TestServer, method: &str, path: &str, body: &Value) {
     let answer = arm(server, method, path, body).expect(201);
     let url = answer.header("azure-asyncoperation").expect("it can be watched");
     let operation = url[url.find("/subscriptions/").expect("it has a path")..].to_owned();
@@ -64,22 +64,24 @@ fn web_hook(url: &str, more: Value) -> Value {
 }
 
 /// A receiver that completes handshakes, refuses requests to `/bad`, and accepts everything else.
-fn receiver() -> Receiver {
-    Receiver::answering(|delivery| match delivery.header("aeg-event-type") {
+fn receiver() -> TestReceiver {
+    TestReceiver::answering(|delivery| match delivery.header("aeg-event-type") {
         Some("SubscriptionValidation") => {
             let code = &delivery.json()[0]["data"]["validationCode"];
             let body = json!({ "validationResponse": code }).to_string();
             let length = body.len();
-            Reply::Bytes(format!("HTTP/1.1 200 OK\r\ncontent-length: {length}\r\n\r\n{body}").into_bytes())
+            ScriptedReply::Bytes(
+                format!("HTTP/1.1 200 OK\r\ncontent-length: {length}\r\n\r\n{body}").into_bytes(),
+            )
         }
-        _ if delivery.path.starts_with("/bad") => Reply::Status(400),
-        _ => Reply::Status(200),
+        _ if delivery.path.starts_with("/bad") => ScriptedReply::Status(400),
+        _ => ScriptedReply::Status(200),
     })
 }
 
 /// The next delivery of events; skips handshakes and notices.
 #[track_caller]
-fn next_event(receiver: &Receiver) -> Delivery {
+fn next_event(receiver: &TestReceiver) -> ReceivedDelivery {
     loop {
         let delivery = receiver.next();
         if delivery.header("aeg-event-type") == Some("Notification") {
@@ -88,7 +90,7 @@ fn next_event(receiver: &Receiver) -> Delivery {
     }
 }
 
-fn publish(server: &Server, path: &str, resource: &str, events: &[Value]) {
+fn publish(server: &TestServer, path: &str, resource: &str, events: &[Value]) {
     let keys = arm(
         server,
         "POST",
@@ -109,7 +111,7 @@ fn publish(server: &Server, path: &str, resource: &str, events: &[Value]) {
 #[test]
 fn changes_hold_for_the_next_event_and_survive_a_crash() {
     let receiver = receiver();
-    let mut server = Setup::config(CLIENT).start();
+    let mut server = ServerSetup::config(CLIENT).start();
     make(&server, "topics/orders");
     let path = extension(&grid("topics/orders"), "billing");
     let attribute =
@@ -166,7 +168,7 @@ fn changes_hold_for_the_next_event_and_survive_a_crash() {
 #[test]
 fn two_views_of_one_catalogue() {
     let receiver = receiver();
-    let server = Setup::config(CLIENT).start();
+    let server = ServerSetup::config(CLIENT).start();
     server.put_topic("orders");
     server.subscribe(
         "orders",
@@ -224,7 +226,7 @@ fn two_views_of_one_catalogue() {
 #[test]
 fn domains_route_to_the_topics_inside() {
     let receiver = receiver();
-    let server = Setup::config(CLIENT).start();
+    let server = ServerSetup::config(CLIENT).start();
     make(&server, "domains/shop");
     let inside = grid("domains/shop/topics/tenant-a");
     done(
@@ -271,7 +273,7 @@ fn domains_route_to_the_topics_inside() {
 #[test]
 fn storage_accounts_tell_of_dead_letters() {
     let receiver = receiver();
-    let server = Setup::test_clock(CLIENT).start();
+    let server = ServerSetup::test_clock(CLIENT).start();
     make(&server, "topics/orders");
     let account = format!("{GROUP}/providers/Microsoft.Storage/storageAccounts/local");
     let told = extension(&account, "told");

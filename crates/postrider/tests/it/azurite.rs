@@ -3,10 +3,10 @@
 //! `tests/clients/setup.sh DIR` installs both; `POSTRIDER_CLIENTS=DIR` makes these tests use them.
 
 use crate::azure_clients::{installed, scripts};
+use crate::clock_lab::ClockLab;
 use crate::dead_letters::{assert_path, begin_at, dead_letter_to, letter_counts, trouble};
-use crate::lab::Lab;
-use crate::receiver::{Receiver, Reply};
-use crate::server::{EDGE_VERSION, Setup, event};
+use crate::receiver::{ScriptedReply, TestReceiver};
+use crate::server::{EDGE_VERSION, ServerSetup, event};
 use crate::{ports, signals, wait};
 use rustix::process::Signal;
 use serde_json::{Value, json};
@@ -122,10 +122,10 @@ impl Drop for Azurite {
     }
 }
 
-fn refusing() -> Receiver {
-    Receiver::answering(|delivery| match delivery.path.as_str() {
-        "/told" => Reply::Status(200),
-        _ => Reply::Status(400),
+fn refusing() -> TestReceiver {
+    TestReceiver::answering(|delivery| match delivery.path.as_str() {
+        "/told" => ScriptedReply::Status(200),
+        _ => ScriptedReply::Status(400),
     })
 }
 
@@ -140,7 +140,7 @@ fn the_azure_sdk_reads_dead_letters() {
          destination = {{ endpoint_type = \"WebHook\", properties = {{ endpoint_url = \"{told}\" }} }}\n",
         azurite.configured(KEY, true)
     );
-    let mut lab = Lab::start(Setup::test_clock(config), receiver);
+    let mut lab = ClockLab::start(ServerSetup::test_clock(config), receiver);
     begin_at(&mut lab, "2030-03-04T05:06:07Z");
     lab.server.put_topic("orders");
     let id =
@@ -213,7 +213,7 @@ fn a_store_that_is_away_is_waited_for() {
     };
     let config = azurite.configured(KEY, true);
     let place = dead_letter_to(ACCOUNT, "dead-letters", json!(null));
-    let lab = Lab::subscribed(Setup::test_clock(config), refusing(), place);
+    let lab = ClockLab::subscribed(ServerSetup::test_clock(config), refusing(), place);
     lab.server.publish("orders", &[event("a")]);
     lab.at_once();
     azurite.stop();
@@ -271,7 +271,7 @@ fn a_container_is_only_made_if_that_is_said() {
     let Some(azurite) = Azurite::start() else { return };
     let config = azurite.configured(KEY, false);
     let place = dead_letter_to(ACCOUNT, "dead-letters", json!(null));
-    let lab = Lab::subscribed(Setup::test_clock(config), refusing(), place);
+    let lab = ClockLab::subscribed(ServerSetup::test_clock(config), refusing(), place);
     let missing = format!("container \"dead-letters\" does not exist in storage account \"{ACCOUNT}\"");
     lab.server.logged(&["WARN", "billing", "does not exist"]);
     lab.server.publish("orders", &[event("a")]);
@@ -303,7 +303,7 @@ fn a_wrong_key_is_refused_when_the_subscription_is_made() {
     );
     let wrong = "d3Jvbmcga2V5";
     let config = format!("{}{subscription}", azurite.configured(wrong, true));
-    let told = Setup::config(config.clone()).refusal();
+    let told = ServerSetup::config(config.clone()).refusal();
     for word in [
         "subscription \"billing\" of topic \"orders\"",
         "properties.deadLetterDestination.properties.resourceId",
@@ -317,7 +317,7 @@ fn a_wrong_key_is_refused_when_the_subscription_is_made() {
     // The wrong key cannot be detected while the store is away; it is reported when there is
     // something to write.
     azurite.stop();
-    let lab = Lab::start(Setup::test_clock(config), receiver);
+    let lab = ClockLab::start(ServerSetup::test_clock(config), receiver);
     lab.server.logged(&["WARN", "billing", "cannot be reached"]);
     azurite.start_again();
     lab.server.publish("orders", &[event("a")]);

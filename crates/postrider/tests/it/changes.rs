@@ -1,19 +1,19 @@
 //! Deliveries in progress when a subscription changes, is deleted, or expires.
 
-use crate::lab::{Lab, seconds, timestamp};
-use crate::receiver::{Gate, Receiver, Reply};
-use crate::server::{Setup, event};
+use crate::clock_lab::{ClockLab, seconds, timestamp};
+use crate::receiver::{ReplyGate, ScriptedReply, TestReceiver};
+use crate::server::{ServerSetup, event};
 use serde_json::{Value, json};
 use std::sync::Arc;
 use std::time::Duration;
 
-fn failing() -> Receiver {
-    Receiver::answering(|_| Reply::Status(500))
+fn failing() -> TestReceiver {
+    TestReceiver::answering(|_| ScriptedReply::Status(500))
 }
 
 #[test]
 fn what_waits_for_a_subscription_goes_with_it_and_is_counted() {
-    let lab = Lab::subscribed(Setup::test_clock(""), failing(), json!(null));
+    let lab = ClockLab::subscribed(ServerSetup::test_clock(""), failing(), json!(null));
     lab.subscribe("other", "/other", json!(null));
     lab.server
         .publish("orders", &[event("a"), event("b"), event("c")]);
@@ -29,12 +29,12 @@ fn what_waits_for_a_subscription_goes_with_it_and_is_counted() {
         .expect(200);
     assert_eq!(lab.dropped(), json!({"SubscriptionDeleted": 6}));
     assert_eq!(lab.pass(48 * 3600), 0);
-    assert!(lab.receiver.so_far().is_empty());
+    assert!(lab.receiver.take_received().is_empty());
 }
 
 #[test]
 fn a_subscription_that_is_made_again_does_not_inherit() {
-    let lab = Lab::subscribed(Setup::test_clock(""), failing(), json!(null));
+    let lab = ClockLab::subscribed(ServerSetup::test_clock(""), failing(), json!(null));
     lab.server.publish("orders", &[event("a")]);
     assert_eq!(lab.at_once().len(), 1);
     lab.server.unsubscribe("orders", "billing");
@@ -45,23 +45,23 @@ fn a_subscription_that_is_made_again_does_not_inherit() {
 
 /// Publishes one event, deletes its subscription during the first attempt, then lets the attempt
 /// end.
-fn deleted_under_way(delete: impl FnOnce(&Lab), status: u16) -> (u64, Value) {
-    let gate = Arc::new(Gate::default());
-    let receiver = Receiver::answering({
+fn deleted_under_way(delete: impl FnOnce(&ClockLab), status: u16) -> (u64, Value) {
+    let gate = Arc::new(ReplyGate::default());
+    let receiver = TestReceiver::answering({
         let gate = gate.clone();
         move |_| {
             gate.wait();
-            Reply::Status(status)
+            ScriptedReply::Status(status)
         }
     });
-    let lab = Lab::subscribed(Setup::test_clock(""), receiver, json!(null));
+    let lab = ClockLab::subscribed(ServerSetup::test_clock(""), receiver, json!(null));
     lab.server.publish("orders", &[event("a")]);
     lab.receiver.next();
     delete(&lab);
     gate.open();
     lab.server.counted("/deliveries/attempts", 1);
     assert_eq!(lab.pass(48 * 3600), 0);
-    assert!(lab.receiver.so_far().is_empty());
+    assert!(lab.receiver.take_received().is_empty());
     (lab.count("delivered"), lab.dropped())
 }
 
@@ -83,10 +83,10 @@ fn an_event_under_way_when_its_subscription_goes_has_one_end() {
 
 #[test]
 fn another_endpoint_holds_for_the_next_attempt() {
-    let lab = Lab::subscribed(Setup::test_clock(""), failing(), json!(null));
+    let lab = ClockLab::subscribed(ServerSetup::test_clock(""), failing(), json!(null));
     lab.server.publish("orders", &[event("a")]);
     assert_eq!(lab.at_once().len(), 1);
-    lab.pass_to(5);
+    lab.advance_to_second(5);
     lab.subscribe("billing", "/moved", json!(null));
     assert!(lab.at_once().is_empty(), "it is not due yet");
     let second = lab.next_arrival();
@@ -96,7 +96,7 @@ fn another_endpoint_holds_for_the_next_attempt() {
 
 #[test]
 fn other_limits_hold_for_the_next_failure() {
-    let lab = Lab::subscribed(Setup::test_clock(""), failing(), json!(null));
+    let lab = ClockLab::subscribed(ServerSetup::test_clock(""), failing(), json!(null));
     lab.server.publish("orders", &[event("a")]);
     lab.at_once();
     lab.subscribe("billing", "/", json!({"retryPolicy": {"maxDeliveryAttempts": 2}}));
@@ -114,7 +114,7 @@ fn a_subscription_ends_when_its_time_is_over() {
          destination = {{ endpoint_type = \"WebHook\", properties = {{ endpoint_url = \"{}\" }} }}\n",
         receiver.url("/declared")
     );
-    let mut lab = Lab::start(Setup::test_clock(config), receiver);
+    let mut lab = ClockLab::start(ServerSetup::test_clock(config), receiver);
     lab.subscribe("made", "/made", json!({"expirationTimeUtc": end}));
     lab.subscribe("lasting", "/lasting", json!(null));
     assert_eq!(lab.server.advance(&json!({"to": "2029-12-31T23:58:00Z"})).1, 0);
@@ -123,9 +123,9 @@ fn a_subscription_ends_when_its_time_is_over() {
     assert_eq!(lab.at_once().len(), 6);
 
     // Attempts are due at 10, 40 and 100 s; the subscription expires at 120 s.
-    assert_eq!(lab.pass_to(119), 18);
+    assert_eq!(lab.advance_to_second(119), 18);
     assert_eq!(lab.dropped(), json!({}));
-    let show = |lab: &Lab, name: &str| {
+    let show = |lab: &ClockLab, name: &str| {
         let path = format!("/topics/orders/eventSubscriptions/{name}");
         lab.server.edge("GET", &path, &Value::Null).status
     };
@@ -133,7 +133,7 @@ fn a_subscription_ends_when_its_time_is_over() {
         ["declared", "made", "lasting"].map(|name| show(&lab, name)),
         [200; 3]
     );
-    assert_eq!(lab.pass_to(120), 0);
+    assert_eq!(lab.advance_to_second(120), 0);
     assert_eq!(lab.dropped(), json!({"SubscriptionExpired": 4}));
     assert_eq!(
         ["declared", "made", "lasting"].map(|name| show(&lab, name)),
@@ -166,21 +166,21 @@ fn a_subscription_ends_when_its_time_is_over() {
 
 #[test]
 fn an_end_that_is_to_come_is_not_forgotten_by_a_restart() {
-    let mut lab = Lab::subscribed(Setup::test_clock(""), failing(), json!(null));
+    let mut lab = ClockLab::subscribed(ServerSetup::test_clock(""), failing(), json!(null));
     lab.server.publish("orders", &[event("a")]);
     lab.at_once();
     let at = lab.server.now() + Duration::from_secs(5);
     lab.subscribe("billing", "/", json!({"expirationTimeUtc": at.to_string()}));
     lab.server.kill();
     lab.server.start();
-    assert_eq!(lab.pass_to(5), 0);
+    assert_eq!(lab.advance_to_second(5), 0);
     assert_eq!(lab.dropped(), json!({"SubscriptionExpired": 1}));
     assert!(lab.all_arrivals().is_empty());
 }
 
 #[test]
 fn profiles_of_topics_and_subscriptions_win_over_the_servers() {
-    let lab = Lab::start(Setup::test_clock("").profile("cloud-2018"), failing());
+    let lab = ClockLab::start(ServerSetup::test_clock("").profile("cloud-2018"), failing());
     let named = |profile: &str| json!({"postrider": {"profile": profile}});
     lab.server.put_topic("orders");
     let edge = json!({"properties": named("edge")});
@@ -207,7 +207,7 @@ fn profiles_of_topics_and_subscriptions_win_over_the_servers() {
 
 #[test]
 fn another_profile_holds_for_the_next_failure() {
-    let lab = Lab::subscribed(Setup::test_clock(""), failing(), json!(null));
+    let lab = ClockLab::subscribed(ServerSetup::test_clock(""), failing(), json!(null));
     lab.server.publish("orders", &[event("a")]);
     lab.at_once();
     // The wait that was already chosen stays; later ones follow the module's profile.
@@ -221,7 +221,7 @@ fn another_profile_holds_for_the_next_failure() {
 fn a_profile_of_ones_own_is_made_in_the_configuration() {
     let config = "profile = \"custom\"\n[profile_custom]\nbase = \"cloud-2018\"\nschedule = [\"1s\", \"5s\"]\n\
         success = [200, 418]\nfinal = [410]\nfloors = { \"503\" = \"1m\" }\nattempts_max = 4\ntime_to_live = \"100s\"\n";
-    let lab = Lab::start(Setup::test_clock(config), Receiver::by_path());
+    let lab = ClockLab::start(ServerSetup::test_clock(config), TestReceiver::by_path());
     lab.server.put_topic("orders");
     for status in [200, 202, 410, 418, 503] {
         lab.subscribe(&format!("to-{status}"), &format!("/{status}"), json!(null));

@@ -1,8 +1,8 @@
 //! Management commands against a running server, as a user types them.
 
-use crate::client::Connection;
-use crate::receiver::{Receiver, Reply};
-use crate::server::{Server, Setup};
+use crate::client::TestConnection;
+use crate::receiver::{ScriptedReply, TestReceiver};
+use crate::server::{ServerSetup, TestServer};
 use crate::wait;
 use serde_json::{Value, json};
 use std::io::{BufRead, BufReader, Write};
@@ -13,14 +13,14 @@ use std::process::{Command, Output, Stdio};
 const TRUSTING: &str = "[validation]\nenabled = false\n";
 
 /// A user's shell for one server.
-pub struct Shell<'a> {
-    server: &'a Server,
+pub struct CliShell<'a> {
+    server: &'a TestServer,
     home: tempfile::TempDir,
 }
 
-impl Shell<'_> {
-    pub fn of(server: &Server) -> Shell<'_> {
-        Shell {
+impl CliShell<'_> {
+    pub fn of(server: &TestServer) -> CliShell<'_> {
+        CliShell {
             server,
             home: tempfile::tempdir().expect("a temporary directory"),
         }
@@ -46,19 +46,19 @@ impl Shell<'_> {
         command
     }
 
-    fn run_in(&self, mut command: Command) -> Told {
+    fn run_in(&self, mut command: Command) -> CommandOutput {
         command
             .env("POSTRIDER_SERVER", format!("http://{}", self.server.http))
             .env("POSTRIDER_DATA_DIR", self.server.data_dir());
-        Told::of(&command.output().expect("the program can be run"))
+        CommandOutput::of(&command.output().expect("the program can be run"))
     }
 
-    pub fn run(&self, arguments: &[&str]) -> Told {
+    pub fn run(&self, arguments: &[&str]) -> CommandOutput {
         self.run_in(self.command(arguments))
     }
 
     #[track_caller]
-    fn well(&self, arguments: &[&str]) -> Told {
+    fn well(&self, arguments: &[&str]) -> CommandOutput {
         let told = self.run(arguments);
         assert_eq!(told.code, 0, "{arguments:?}: {}{}", told.out, told.err);
         told
@@ -95,16 +95,16 @@ impl Shell<'_> {
     }
 }
 
-pub struct Told {
+pub struct CommandOutput {
     pub code: i32,
     pub out: String,
     pub err: String,
 }
 
-impl Told {
-    fn of(output: &Output) -> Told {
+impl CommandOutput {
+    fn of(output: &Output) -> CommandOutput {
         let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
-        Told {
+        CommandOutput {
             code: output.status.code().expect("it ends by itself"),
             out: text(&output.stdout),
             err: text(&output.stderr),
@@ -121,9 +121,9 @@ fn names(list: &Value) -> Vec<&str> {
 
 #[test]
 fn a_list_says_how_subscriptions_are() {
-    let server = Setup::config(TRUSTING).start();
-    let shell = Shell::of(&server);
-    let receiver = Receiver::answering(|_| Reply::Status(500));
+    let server = ServerSetup::config(TRUSTING).start();
+    let shell = CliShell::of(&server);
+    let receiver = TestReceiver::answering(|_| ScriptedReply::Status(500));
     shell.ok(&["topic", "create", "orders"]);
     let on = |name: &'static str, verb: &'static str| ["subscription", verb, name, "--topic", "orders"];
     let create = |name: &'static str| {
@@ -186,8 +186,8 @@ fn a_list_says_how_subscriptions_are() {
 
 #[test]
 fn json_has_one_flag_and_lists_are_arrays() {
-    let server = Setup::config(TRUSTING).start();
-    let shell = Shell::of(&server);
+    let server = ServerSetup::config(TRUSTING).start();
+    let shell = CliShell::of(&server);
     for list in [
         &["topic", "list"][..],
         &["subscription", "list"],
@@ -227,8 +227,8 @@ fn json_has_one_flag_and_lists_are_arrays() {
 
 #[test]
 fn the_wrong_scheme_is_named_on_both_sides() {
-    let server = Server::start_plain();
-    let shell = Shell::of(&server);
+    let server = TestServer::start_plain();
+    let shell = CliShell::of(&server);
     let ask = |url: &str| shell.refused(1, &["topic", "list", "--server", url]);
     let told = ask(&format!("https://{}", server.http));
     let advice = format!("use http://{}", server.http);
@@ -242,12 +242,12 @@ fn the_wrong_scheme_is_named_on_both_sides() {
     server.logged(&["client speaks another scheme", "listener=\"https\"", "https://"]);
 
     // Other clients get the message, too; one with a large body can still read it.
-    let mut plain = Connection::open(server.https).expect("a connection");
+    let mut plain = TestConnection::open(server.https).expect("a connection");
     let body = vec![b'x'; 1 << 20];
     let answer = plain.send("POST", "/topics/orders/api/events", &[], &body);
     let answer = answer.expect("an answer").expect(400).json();
     assert_eq!(answer["error"]["code"], "BadRequest");
-    let mut handshake = Connection::open(server.http).expect("a connection");
+    let mut handshake = TestConnection::open(server.http).expect("a connection");
     handshake.write(&[0x16, 3, 1, 0, 200]).expect("it is taken");
     let answer = handshake.answer("GET").expect("an answer").expect(400).json();
     let message = answer["error"]["message"].as_str().expect("a message");
@@ -262,9 +262,9 @@ fn the_wrong_scheme_is_named_on_both_sides() {
 
 #[test]
 fn a_topic_a_subscription_an_event_and_nothing_else() {
-    let server = Setup::config(TRUSTING).start();
-    let receiver = Receiver::start();
-    let shell = Shell::of(&server);
+    let server = ServerSetup::config(TRUSTING).start();
+    let receiver = TestReceiver::start();
+    let shell = CliShell::of(&server);
 
     let topic = shell.json(&["topic", "create", "orders", "--tag", "a=b"]);
     assert_eq!(topic["properties"]["provisioningState"], "Succeeded");
@@ -438,9 +438,9 @@ fn a_topic_a_subscription_an_event_and_nothing_else() {
 
 #[test]
 fn domains_system_topics_and_scopes() {
-    let server = Setup::config(TRUSTING).start();
-    let receiver = Receiver::start();
-    let shell = Shell::of(&server);
+    let server = ServerSetup::config(TRUSTING).start();
+    let receiver = TestReceiver::start();
+    let shell = CliShell::of(&server);
     shell.ok(&[
         "domain",
         "create",
@@ -533,8 +533,8 @@ fn domains_system_topics_and_scopes() {
 
 #[test]
 fn keys_are_listed_and_made_anew() {
-    let server = Server::start_plain();
-    let shell = Shell::of(&server);
+    let server = TestServer::start_plain();
+    let shell = CliShell::of(&server);
     shell.ok(&["topic", "create", "orders"]);
     let before = shell.json(&["key", "list", "--topic", "orders"]);
     let after = shell.json(&["key", "regenerate", "--topic", "orders", "--name", "key2"]);
@@ -558,8 +558,8 @@ fn keys_are_listed_and_made_anew() {
 
 #[test]
 fn what_goes_wrong_is_told_and_has_a_code() {
-    let server = Server::start_plain();
-    let shell = Shell::of(&server);
+    let server = TestServer::start_plain();
+    let shell = CliShell::of(&server);
     let refusal = shell.refused(1, &["topic", "create", "x"]);
     assert!(
         refusal.contains("error: (") && refusal.contains("between 3 and 50"),
@@ -583,9 +583,9 @@ fn what_goes_wrong_is_told_and_has_a_code() {
 
 #[test]
 fn a_webhook_that_does_not_answer_is_told_of() {
-    let server = Server::start_plain();
-    let receiver = Receiver::answering(|_| crate::receiver::Reply::Status(404));
-    let shell = Shell::of(&server);
+    let server = TestServer::start_plain();
+    let receiver = TestReceiver::answering(|_| crate::receiver::ScriptedReply::Status(404));
+    let shell = CliShell::of(&server);
     shell.ok(&["topic", "create", "orders"]);
     let url = receiver.url("/");
     let create = [
@@ -611,9 +611,9 @@ fn a_webhook_that_does_not_answer_is_told_of() {
 
 #[test]
 fn a_validation_by_hand_is_waited_for() {
-    let server = Server::start_plain();
-    let receiver = Receiver::start();
-    let shell = Shell::of(&server);
+    let server = TestServer::start_plain();
+    let receiver = TestReceiver::start();
+    let shell = CliShell::of(&server);
     shell.ok(&["topic", "create", "orders"]);
     let url = receiver.url("/");
     let arguments = [
@@ -685,9 +685,9 @@ subscriptions:
 
 #[test]
 fn a_grid_file_is_planned_applied_and_then_there_is_nothing_to_do() {
-    let server = Setup::config(TRUSTING).start();
-    let receiver = Receiver::start();
-    let shell = Shell::of(&server);
+    let server = ServerSetup::config(TRUSTING).start();
+    let receiver = TestReceiver::start();
+    let shell = CliShell::of(&server);
     let text = GRID.replace("URL", &receiver.url(""));
     let file = shell.write("grid.yaml", &text);
 
@@ -773,8 +773,8 @@ fn a_grid_file_is_planned_applied_and_then_there_is_nothing_to_do() {
 
 #[test]
 fn a_grid_file_stops_at_what_is_refused() {
-    let server = Setup::config(TRUSTING).start();
-    let shell = Shell::of(&server);
+    let server = ServerSetup::config(TRUSTING).start();
+    let shell = CliShell::of(&server);
     let file = shell.write(
         "grid.yaml",
         "topics:\n  - name: first\n  - {name: second, publicNetworkAccess: Maybe}\n  - name: third\n",
@@ -798,9 +798,9 @@ fn a_grid_file_stops_at_what_is_refused() {
 
 #[test]
 fn contexts_name_servers() {
-    let server = Server::start_plain();
-    let shell = Shell::of(&server);
-    let run = |arguments: &[&str]| Told::of(&shell.command(arguments).output().expect("it runs"));
+    let server = TestServer::start_plain();
+    let shell = CliShell::of(&server);
+    let run = |arguments: &[&str]| CommandOutput::of(&shell.command(arguments).output().expect("it runs"));
     let credentials = server.data_dir().join("credentials.toml");
     let (url, secret) = (
         format!("https://{}", server.https),
@@ -850,9 +850,9 @@ fn contexts_name_servers() {
 
 #[test]
 fn the_configuration_of_another_emulator_is_taken_over() {
-    let server = Setup::config(TRUSTING).start();
-    let receiver = Receiver::start();
-    let shell = Shell::of(&server);
+    let server = ServerSetup::config(TRUSTING).start();
+    let receiver = TestReceiver::start();
+    let shell = CliShell::of(&server);
     let file = shell.write(
         "appsettings.json",
         &format!(
@@ -876,7 +876,7 @@ fn the_configuration_of_another_emulator_is_taken_over() {
     let mut stdin = child.stdin.take().expect("it is piped");
     stdin.write_all(told.out.as_bytes()).expect("it reads");
     drop(stdin);
-    let planned = Told::of(&child.wait_with_output().expect("it ends"));
+    let planned = CommandOutput::of(&child.wait_with_output().expect("it ends"));
     assert!(
         planned.out.contains("+ subscription parcels/tracking"),
         "{}{}",
@@ -905,8 +905,8 @@ fn the_configuration_of_another_emulator_is_taken_over() {
 
 #[test]
 fn an_imported_file_is_a_configuration_too_and_its_keys_count() {
-    let server = Server::start_plain();
-    let shell = Shell::of(&server);
+    let server = TestServer::start_plain();
+    let shell = CliShell::of(&server);
     let file = shell.write(
         "appsettings.json",
         r#"{"topics": [{"name": "parcels", "port": 61001, "key": "TheOldKey=", "subscribers": {"http": [
@@ -916,12 +916,12 @@ fn an_imported_file_is_a_configuration_too_and_its_keys_count() {
     let grid = grid.to_str().expect("text");
     shell.ok(&["import", "pm7y", &file, "--output", grid]);
     let config = std::fs::read_to_string(grid).expect("it was written");
-    let configured = Setup {
+    let configured = ServerSetup {
         managed_topics: true,
-        ..Setup::config(format!("{config}\n{TRUSTING}"))
+        ..ServerSetup::config(format!("{config}\n{TRUSTING}"))
     };
     let configured = configured.start();
-    let shell = Shell::of(&configured);
+    let shell = CliShell::of(&configured);
     assert_eq!(
         shell.json(&["key", "list", "--topic", "parcels"])["key1"],
         "TheOldKey="
@@ -937,9 +937,9 @@ fn an_imported_file_is_a_configuration_too_and_its_keys_count() {
 
 #[test]
 fn what_became_of_an_event_is_told() {
-    let server = Setup::config(TRUSTING).start();
-    let receiver = Receiver::by_path();
-    let shell = Shell::of(&server);
+    let server = ServerSetup::config(TRUSTING).start();
+    let receiver = TestReceiver::by_path();
+    let shell = CliShell::of(&server);
     shell.ok(&["topic", "create", "orders"]);
     let subscribe = |name: &str, path: &str, more: &[&str]| {
         let url = receiver.url(path);

@@ -12,17 +12,17 @@ use std::time::Duration;
 
 use crate::wait::PATIENCE;
 
-pub type Headers<'a> = &'a [(&'a str, &'a str)];
+pub type HeaderPairs<'a> = &'a [(&'a str, &'a str)];
 
 /// An HTTP response.
 #[derive(Debug)]
-pub struct Answer {
+pub struct HttpTestAnswer {
     pub status: u16,
     headers: Vec<(String, String)>,
     pub body: Vec<u8>,
 }
 
-impl Answer {
+impl HttpTestAnswer {
     pub fn header(&self, name: &str) -> Option<&str> {
         find(&self.headers, name)
     }
@@ -37,7 +37,7 @@ impl Answer {
 
     /// The answer itself; panics if its status differs.
     #[track_caller]
-    pub fn expect(self, status: u16) -> Answer {
+    pub fn expect(self, status: u16) -> HttpTestAnswer {
         assert_eq!(self.status, status, "{}", self.text());
         self
     }
@@ -50,27 +50,27 @@ pub fn find<'h>(headers: &'h [(String, String)], name: &str) -> Option<&'h str> 
         .map(|(_, value)| value.as_str())
 }
 
-trait Stream: Read + Write + Send {}
-impl<S: Read + Write + Send> Stream for S {}
+trait TestStream: Read + Write + Send {}
+impl<S: Read + Write + Send> TestStream for S {}
 
 /// A connection for sequential requests.
-pub struct Connection {
-    stream: BufReader<Box<dyn Stream>>,
+pub struct TestConnection {
+    stream: BufReader<Box<dyn TestStream>>,
     host: String,
 }
 
-impl Connection {
-    pub fn open(address: SocketAddr) -> io::Result<Connection> {
-        Connection::open_within(address, PATIENCE)
+impl TestConnection {
+    pub fn open(address: SocketAddr) -> io::Result<TestConnection> {
+        TestConnection::open_within(address, PATIENCE)
     }
 
     /// Opens a connection whose answers must come within `patience`.
-    pub fn open_within(address: SocketAddr, patience: Duration) -> io::Result<Connection> {
-        Ok(Connection::over(Box::new(dial(address, patience)?), address))
+    pub fn open_within(address: SocketAddr, patience: Duration) -> io::Result<TestConnection> {
+        Ok(TestConnection::over(Box::new(dial(address, patience)?), address))
     }
 
     /// Opens a TLS connection that trusts only the CA in `ca`.
-    pub fn open_tls(address: SocketAddr, name: &str, ca: &Path) -> io::Result<Connection> {
+    pub fn open_tls(address: SocketAddr, name: &str, ca: &Path) -> io::Result<TestConnection> {
         let mut roots = RootCertStore::empty();
         for root in CertificateDer::pem_file_iter(ca).map_err(io::Error::other)? {
             roots
@@ -85,14 +85,14 @@ impl Connection {
             .with_no_client_auth();
         let name = ServerName::try_from(name.to_owned()).map_err(io::Error::other)?;
         let tls = ClientConnection::new(Arc::new(config), name).map_err(io::Error::other)?;
-        Ok(Connection::over(
+        Ok(TestConnection::over(
             Box::new(StreamOwned::new(tls, dial(address, PATIENCE)?)),
             address,
         ))
     }
 
-    fn over(stream: Box<dyn Stream>, address: SocketAddr) -> Connection {
-        Connection {
+    fn over(stream: Box<dyn TestStream>, address: SocketAddr) -> TestConnection {
+        TestConnection {
             stream: BufReader::new(stream),
             host: address.to_string(),
         }
@@ -103,9 +103,9 @@ impl Connection {
         &mut self,
         method: &str,
         target: &str,
-        headers: Headers<'_>,
+        headers: HeaderPairs<'_>,
         body: &[u8],
-    ) -> io::Result<Answer> {
+    ) -> io::Result<HttpTestAnswer> {
         let mut head = format!("{method} {target} HTTP/1.1\r\n");
         let given = |name: &str| headers.iter().any(|(known, _)| known.eq_ignore_ascii_case(name));
         if !given("host") {
@@ -128,7 +128,7 @@ impl Connection {
         self.stream.get_mut().flush()
     }
 
-    pub fn answer(&mut self, method: &str) -> io::Result<Answer> {
+    pub fn answer(&mut self, method: &str) -> io::Result<HttpTestAnswer> {
         let (first, headers) = read_head(&mut self.stream)?;
         let status = first.split(' ').nth(1).and_then(|status| status.parse().ok());
         let status = status.ok_or_else(|| io::Error::other(format!("not an answer: {first:?}")))?;
@@ -137,7 +137,7 @@ impl Connection {
             .unwrap_or(0);
         let mut body = vec![0; if method == "HEAD" { 0 } else { length }];
         self.stream.read_exact(&mut body)?;
-        Ok(Answer {
+        Ok(HttpTestAnswer {
             status,
             headers,
             body,

@@ -4,16 +4,16 @@
 pub mod link;
 pub mod nats;
 
-use crate::server::{Server, Setup};
+use crate::server::{ServerSetup, TestServer};
 use crate::wait;
-use link::{Link, Roads, Weather};
+use link::{CuttableLink, LinkRuntime, LinkState};
 use nats::{NatsServers, USER};
 use serde_json::Value;
 use std::collections::BTreeSet;
 use std::path::Path;
 
 /// Layout and settings of a cluster.
-pub struct Plan {
+pub struct ClusterPlan {
     pub nats: usize,
     pub nodes: usize,
     pub partitions: u8,
@@ -23,9 +23,9 @@ pub struct Plan {
     pub config: String,
 }
 
-impl Default for Plan {
-    fn default() -> Plan {
-        Plan {
+impl Default for ClusterPlan {
+    fn default() -> ClusterPlan {
+        ClusterPlan {
             nats: 1,
             nodes: 2,
             partitions: 4,
@@ -36,21 +36,21 @@ impl Default for Plan {
 }
 
 /// The nodes with their links and NATS servers.
-pub struct Crew {
-    pub nodes: Vec<Server>,
+pub struct TestCluster {
+    pub nodes: Vec<TestServer>,
     /// Links from each node to each NATS server.
-    links: Vec<Vec<Link>>,
+    links: Vec<Vec<CuttableLink>>,
     pub nats: NatsServers,
-    _roads: Roads,
+    _roads: LinkRuntime,
 }
 
-impl Crew {
+impl TestCluster {
     /// Starts everything; `None`, with a notice, if there is no NATS server on this machine.
-    pub fn start(plan: &Plan) -> Option<Crew> {
+    pub fn start(plan: &ClusterPlan) -> Option<TestCluster> {
         let program = nats::installed()?;
-        let roads = Roads::new();
+        let roads = LinkRuntime::new();
         let nats = NatsServers::start(&program, plan.nats, &roads);
-        let mut crew = Crew {
+        let mut crew = TestCluster {
             nodes: Vec::new(),
             links: Vec::new(),
             nats,
@@ -64,23 +64,23 @@ impl Crew {
     }
 
     /// Adds a node.
-    pub fn add(&mut self, plan: &Plan) {
-        let to_nats = |server: &nats::Nats| self._roads.link(server.client);
-        let links: Vec<Link> = self.nats.servers.iter().map(to_nats).collect();
+    pub fn add(&mut self, plan: &ClusterPlan) {
+        let to_nats = |server: &nats::NatsServerProcess| self._roads.link(server.client);
+        let links: Vec<CuttableLink> = self.nats.servers.iter().map(to_nats).collect();
         let config = config(plan, self.nodes.len(), &links, &self.nats.monitor_urls());
         self.links.push(links);
-        self.nodes.push(Setup::config(config).start());
+        self.nodes.push(ServerSetup::config(config).start());
     }
 
     /// Sets the state of the link between a node and a NATS server.
-    pub fn weather(&self, node: usize, nats: usize, weather: Weather) {
+    pub fn weather(&self, node: usize, nats: usize, weather: LinkState) {
         self.links[node][nats].set(weather);
     }
 
     /// Waits until the running nodes own all partitions, with numbers that differ by at most one.
     #[track_caller]
     pub fn shared_evenly(&self) {
-        let running: Vec<&Server> = self.nodes.iter().filter(|node| node.is_running()).collect();
+        let running: Vec<&TestServer> = self.nodes.iter().filter(|node| node.is_running()).collect();
         let even = wait::is_true_in_time(|| {
             let owned: Vec<(u64, u64)> = running.iter().filter_map(|node| partitions(node)).collect();
             let shares: BTreeSet<u64> = owned.iter().map(|(owned, _)| *owned).collect();
@@ -105,17 +105,17 @@ impl Crew {
 }
 
 /// Number of partitions that the node serves, and their total, as it reports itself.
-pub fn partitions(node: &Server) -> Option<(u64, u64)> {
+pub fn partitions(node: &TestServer) -> Option<(u64, u64)> {
     let partitions = &node.health()["store"]["partitions"];
     Some((partitions["owned"].as_u64()?, partitions["total"].as_u64()?))
 }
 
-fn config(plan: &Plan, number: usize, links: &[Link], monitors: &[String]) -> String {
+fn config(plan: &ClusterPlan, number: usize, links: &[CuttableLink], monitors: &[String]) -> String {
     let urls: Vec<String> = links
         .iter()
         .map(|link| format!("nats://{}", link.address))
         .collect();
-    let Plan {
+    let ClusterPlan {
         nats,
         partitions,
         lease,

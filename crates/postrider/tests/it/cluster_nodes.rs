@@ -1,9 +1,9 @@
 //! A few nodes on one NATS server and their cooperation, without the faults that `jepsen` injects.
 
-use crate::client::Connection;
-use crate::cluster::{Crew, Plan, partitions};
-use crate::receiver::{Delivery, Receiver, Reply};
-use crate::server::{EDGE_VERSION, JSON, Server, Setup, event};
+use crate::client::TestConnection;
+use crate::cluster::{ClusterPlan, TestCluster, partitions};
+use crate::receiver::{ReceivedDelivery, ScriptedReply, TestReceiver};
+use crate::server::{EDGE_VERSION, JSON, ServerSetup, TestServer, event};
 use crate::wait;
 use serde_json::{Value, json};
 use std::collections::{BTreeMap, BTreeSet};
@@ -16,10 +16,10 @@ const AUTHORIZATION: (&str, &str) = ("authorization", "Bearer hush");
 
 /// Starts two nodes with a topic `orders` and a subscription `billing` on it, created at the first,
 /// to the receiver.
-fn two(receiver: &Receiver, config: &str) -> Option<Crew> {
-    let crew = Crew::start(&Plan {
+fn two(receiver: &TestReceiver, config: &str) -> Option<TestCluster> {
+    let crew = TestCluster::start(&ClusterPlan {
         config: config.into(),
-        ..Plan::default()
+        ..ClusterPlan::default()
     })?;
     crew.nodes[0].put_topic("orders");
     crew.nodes[0].subscribe("orders", "billing", &receiver.url("/"), json!(null));
@@ -27,7 +27,7 @@ fn two(receiver: &Receiver, config: &str) -> Option<Crew> {
 }
 
 /// Publishes `count` events one by one. Returns their ids.
-fn publish(node: &Server, prefix: &str, count: usize) -> BTreeSet<String> {
+fn publish(node: &TestServer, prefix: &str, count: usize) -> BTreeSet<String> {
     let ids: BTreeSet<String> = (0..count).map(|n| format!("{prefix}-{n}")).collect();
     for id in &ids {
         node.publish("orders", &[event(id)]);
@@ -35,7 +35,7 @@ fn publish(node: &Server, prefix: &str, count: usize) -> BTreeSet<String> {
     ids
 }
 
-fn delivered(node: &Server) -> u64 {
+fn delivered(node: &TestServer) -> u64 {
     node.health()["deliveries"]["delivered"]
         .as_u64()
         .expect("a number")
@@ -43,16 +43,16 @@ fn delivered(node: &Server) -> u64 {
 
 /// Deliveries of these events, once all have arrived.
 #[track_caller]
-fn arrivals(receiver: &Receiver, ids: &BTreeSet<String>) -> BTreeMap<String, Vec<Delivery>> {
-    let mut arrived: BTreeMap<String, Vec<Delivery>> = BTreeMap::new();
-    let mut take = |delivery: Delivery| {
+fn arrivals(receiver: &TestReceiver, ids: &BTreeSet<String>) -> BTreeMap<String, Vec<ReceivedDelivery>> {
+    let mut arrived: BTreeMap<String, Vec<ReceivedDelivery>> = BTreeMap::new();
+    let mut take = |delivery: ReceivedDelivery| {
         for id in delivery.ids() {
             arrived.entry(id).or_default().push(delivery.clone());
         }
         arrived.len()
     };
     while take(receiver.next()) < ids.len() {}
-    for delivery in receiver.so_far() {
+    for delivery in receiver.take_received() {
         take(delivery);
     }
     assert!(arrived.keys().eq(ids), "{:?} instead of {ids:?}", arrived.keys());
@@ -60,7 +60,7 @@ fn arrivals(receiver: &Receiver, ids: &BTreeSet<String>) -> BTreeMap<String, Vec
 }
 
 /// Counts of earlier attempts in the deliveries' headers.
-fn counts(deliveries: &[Delivery]) -> Vec<&str> {
+fn counts(deliveries: &[ReceivedDelivery]) -> Vec<&str> {
     deliveries
         .iter()
         .map(|delivery| delivery.header("aeg-delivery-count").expect("a count"))
@@ -69,7 +69,7 @@ fn counts(deliveries: &[Delivery]) -> Vec<&str> {
 
 /// Pauses or resumes the subscription at this node.
 #[track_caller]
-fn control(node: &Server, verb: &str, subscription: &str) {
+fn control(node: &TestServer, verb: &str, subscription: &str) {
     let path = format!("/postrider/v1/subscriptions/{verb}");
     let body = json!({"id": format!("orders/{subscription}")}).to_string();
     node.send("POST", &path, &[AUTHORIZATION, JSON], body).expect(200);
@@ -77,7 +77,7 @@ fn control(node: &Server, verb: &str, subscription: &str) {
 
 #[test]
 fn two_nodes_share_the_deliveries_of_what_either_takes() {
-    let receiver = Receiver::start();
+    let receiver = TestReceiver::start();
     let Some(crew) = two(&receiver, "") else { return };
     let [one, other] = &crew.nodes[..] else {
         unreachable!()
@@ -115,7 +115,7 @@ fn two_nodes_share_the_deliveries_of_what_either_takes() {
 // Clients behind a load balancer reach another node with every request.
 #[test]
 fn what_one_node_has_made_no_other_says_is_missing() {
-    let receiver = Receiver::start();
+    let receiver = TestReceiver::start();
     let Some(crew) = two(&receiver, CLIENT) else {
         return;
     };
@@ -144,14 +144,14 @@ fn what_one_node_has_made_no_other_says_is_missing() {
 
 #[test]
 fn a_node_without_a_partition_hands_over_what_it_takes() {
-    let receiver = Receiver::start();
-    let Some(crew) = Crew::start(&Plan {
+    let receiver = TestReceiver::start();
+    let Some(crew) = TestCluster::start(&ClusterPlan {
         partitions: 1,
-        ..Plan::default()
+        ..ClusterPlan::default()
     }) else {
         return;
     };
-    let owns = |node: &&Server| partitions(node).is_some_and(|(owned, _)| owned > 0);
+    let owns = |node: &&TestServer| partitions(node).is_some_and(|(owned, _)| owned > 0);
     let owner = crew.nodes.iter().find(owns).expect("somebody owns it");
     let other = crew
         .nodes
@@ -179,7 +179,7 @@ fn a_node_without_a_partition_hands_over_what_it_takes() {
 fn what_a_killed_node_had_is_delivered_by_the_other_with_its_counts() {
     let mood = Arc::new(AtomicU16::new(500));
     let said = mood.clone();
-    let receiver = Receiver::answering(move |_| Reply::Status(said.load(Relaxed)));
+    let receiver = TestReceiver::answering(move |_| ScriptedReply::Status(said.load(Relaxed)));
     let profile = "profile = \"custom\"\n[profile_custom]\nschedule = [\"20s\", \"1h\"]\njitter_percent = 0\nprobation = \"off\"\n";
     let Some(mut crew) = two(&receiver, &format!("{profile}{CLIENT}")) else {
         return;
@@ -239,15 +239,15 @@ fn what_a_killed_node_had_is_delivered_by_the_other_with_its_counts() {
 // Both nodes get events throughout; attempts take a moment, so that some are always in progress.
 #[test]
 fn a_node_that_is_asked_to_end_hands_over_without_a_duplicate() {
-    let receiver = Receiver::answering(|_| {
+    let receiver = TestReceiver::answering(|_| {
         std::thread::sleep(Duration::from_millis(20));
-        Reply::Status(200)
+        ScriptedReply::Status(200)
     });
     let Some(mut crew) = two(&receiver, "") else {
         return;
     };
     let stop = AtomicBool::new(false);
-    let published: Vec<Published> = std::thread::scope(|scope| {
+    let published: Vec<PublishedEvents> = std::thread::scope(|scope| {
         let publishers: Vec<_> = (0..2)
             .map(|n| {
                 let (address, stop) = (crew.nodes[n].http, &stop);
@@ -276,7 +276,7 @@ fn a_node_that_is_asked_to_end_hands_over_without_a_duplicate() {
     let taken: BTreeSet<&String> = published.iter().flat_map(|one| &one.taken).collect();
     let refused: BTreeSet<&String> = published.iter().flat_map(|one| &one.refused).collect();
     assert!(taken.len() > 150, "{}", taken.len());
-    let mut arrived: BTreeMap<String, Vec<Delivery>> = BTreeMap::new();
+    let mut arrived: BTreeMap<String, Vec<ReceivedDelivery>> = BTreeMap::new();
     let mut missing = taken.clone();
     while !missing.is_empty() {
         let delivery = receiver.next();
@@ -285,7 +285,7 @@ fn a_node_that_is_asked_to_end_hands_over_without_a_duplicate() {
             arrived.entry(id).or_default().push(delivery.clone());
         }
     }
-    for delivery in receiver.so_far() {
+    for delivery in receiver.take_received() {
         for id in delivery.ids() {
             arrived.entry(id).or_default().push(delivery.clone());
         }
@@ -299,19 +299,19 @@ fn a_node_that_is_asked_to_end_hands_over_without_a_duplicate() {
 
 /// Events of one publisher, by result.
 #[derive(Default)]
-struct Published {
+struct PublishedEvents {
     taken: Vec<String>,
     /// Answered with 429 or 503, or not at all: these may be stored nevertheless.
     refused: Vec<String>,
 }
 
 /// Publishes one event after the other until `stop`.
-fn publish_until(address: std::net::SocketAddr, publisher: usize, stop: &AtomicBool) -> Published {
+fn publish_until(address: std::net::SocketAddr, publisher: usize, stop: &AtomicBool) -> PublishedEvents {
     let target = format!("/topics/orders/events?{EDGE_VERSION}");
-    let mut published = Published::default();
+    let mut published = PublishedEvents::default();
     let mut number = 0;
     while !stop.load(Relaxed) {
-        let Ok(mut connection) = Connection::open(address) else {
+        let Ok(mut connection) = TestConnection::open(address) else {
             std::thread::yield_now();
             continue;
         };
@@ -337,7 +337,7 @@ fn publish_until(address: std::net::SocketAddr, publisher: usize, stop: &AtomicB
 
 #[test]
 fn a_node_says_that_nats_is_away_and_goes_on_when_it_is_back() {
-    let receiver = Receiver::start();
+    let receiver = TestReceiver::start();
     let Some(mut crew) = two(&receiver, "") else {
         return;
     };
@@ -367,7 +367,7 @@ fn a_node_says_that_nats_is_away_and_goes_on_when_it_is_back() {
 
 #[test]
 fn a_token_of_one_node_is_good_at_the_other() {
-    let receiver = Receiver::start();
+    let receiver = TestReceiver::start();
     let Some(crew) = two(&receiver, "") else { return };
     let credentials: Vec<String> = crew
         .nodes
@@ -405,15 +405,15 @@ fn a_token_of_one_node_is_good_at_the_other() {
 
 #[test]
 fn two_processes_cannot_be_the_same_node() {
-    let receiver = Receiver::start();
+    let receiver = TestReceiver::start();
     let Some(crew) = two(&receiver, "") else { return };
     let copied = tempfile::tempdir().expect("a temporary directory");
     let from = crew.nodes[0].data_dir().join("node-id");
     std::fs::copy(from, copied.path().join("node-id")).expect("it can be copied");
-    let setup = Setup {
+    let setup = ServerSetup {
         config: crew.nodes[0].config().to_owned(),
         data_dir: Some(copied.path().to_owned()),
-        ..Setup::default()
+        ..ServerSetup::default()
     };
     let refusal = setup.refusal();
     assert!(
@@ -425,12 +425,12 @@ fn two_processes_cannot_be_the_same_node() {
 
 #[test]
 fn a_node_that_says_that_it_is_ready_takes_events_in() {
-    let receiver = Receiver::start();
-    let plan = Plan {
+    let receiver = TestReceiver::start();
+    let plan = ClusterPlan {
         nodes: 1,
-        ..Plan::default()
+        ..ClusterPlan::default()
     };
-    let Some(mut crew) = Crew::start(&plan) else {
+    let Some(mut crew) = TestCluster::start(&plan) else {
         return;
     };
     let node = &mut crew.nodes[0];

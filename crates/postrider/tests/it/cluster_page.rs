@@ -2,12 +2,12 @@
 //! line, the doctor.
 
 use crate::azure_clients::{installed, scripts};
-use crate::cli::Shell;
-use crate::cluster::link::Weather;
-use crate::cluster::{Crew, Plan};
-use crate::docs::{Description, SECRET};
-use crate::receiver::Receiver;
-use crate::server::{JSON, Server, Setup, event};
+use crate::cli::CliShell;
+use crate::cluster::link::LinkState;
+use crate::cluster::{ClusterPlan, TestCluster};
+use crate::docs::{ApiDescription, SECRET};
+use crate::receiver::TestReceiver;
+use crate::server::{JSON, ServerSetup, TestServer, event};
 use crate::wait;
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
@@ -19,16 +19,16 @@ use std::time::Duration;
 /// is busy with other things.
 const HEALTH_PATIENCE: Duration = Duration::from_secs(3);
 
-fn plan() -> Plan {
+fn plan() -> ClusterPlan {
     let secret = SECRET.1.strip_prefix("Bearer ").expect("a bearer");
-    Plan {
+    ClusterPlan {
         config: format!("[[client]]\nid = \"me\"\nsecret = \"{secret}\"\n"),
-        ..Plan::default()
+        ..ClusterPlan::default()
     }
 }
 
 #[track_caller]
-fn shown(node: &Server) -> Value {
+fn shown(node: &TestServer) -> Value {
     node.send("GET", "/postrider/v1/cluster", &[SECRET], "")
         .expect(200)
         .json()
@@ -49,14 +49,16 @@ fn codes(notices: &Value) -> Vec<&str> {
 
 #[test]
 fn a_cluster_is_shown_and_its_nodes_are_drained() {
-    let Some(crew) = Crew::start(&plan()) else { return };
+    let Some(crew) = TestCluster::start(&plan()) else {
+        return;
+    };
     let [one, two] = &crew.nodes[..] else {
         unreachable!("there are two")
     };
-    let receiver = Receiver::start();
+    let receiver = TestReceiver::start();
     one.put_topic("orders");
     one.subscribe("orders", "billing", &receiver.url("/"), json!(null));
-    let mut api = Description::of(one);
+    let mut api = ApiDescription::of(one);
     // Nodes that have just started report no trouble: streams that have not been created yet are
     // not missing.
     for node in &crew.nodes {
@@ -96,7 +98,7 @@ fn a_cluster_is_shown_and_its_nodes_are_drained() {
     );
 
     // The first node drains the other by its name; that one hands over all its partitions.
-    let shell = Shell::of(one);
+    let shell = CliShell::of(one);
     let status = shell.ok(&["cluster", "status", "--secret", secret()]);
     assert!(
         status.contains("node-0 *") && status.contains("node-1") && status.contains(guarantee),
@@ -155,7 +157,7 @@ fn secret() -> &'static str {
 }
 
 /// All metrics that the dashboard and the alerts use exist.
-fn metrics(node: &Server) {
+fn metrics(node: &TestServer) {
     let page = node.send("GET", "/metrics", &[SECRET], "").expect(200);
     let kinds: BTreeSet<&str> = page
         .text()
@@ -188,11 +190,13 @@ fn metrics(node: &Server) {
 
 #[test]
 fn a_node_that_is_cut_off_says_so_at_once_and_comes_back() {
-    let Some(crew) = Crew::start(&plan()) else { return };
+    let Some(crew) = TestCluster::start(&plan()) else {
+        return;
+    };
     let [one, two] = &crew.nodes[..] else {
         unreachable!("there are two")
     };
-    crew.weather(0, 0, Weather::Lost);
+    crew.weather(0, 0, LinkState::Lost);
     let mut slowest = Duration::ZERO;
     let mut last = Value::Null;
     let noticed = wait::is_true_in_time(|| {
@@ -219,7 +223,7 @@ fn a_node_that_is_cut_off_says_so_at_once_and_comes_back() {
     assert!(missed, "{:#}", two.health());
     assert_eq!(two.health()["ready"], true);
     assert_eq!(named(&shown(two), "node-0")["standing"], "dead");
-    crew.weather(0, 0, Weather::Clear);
+    crew.weather(0, 0, LinkState::Clear);
     crew.shared_evenly();
     assert!(
         wait::is_true_in_time(|| one.health()["ready"] == true),
@@ -268,7 +272,7 @@ fn level(told: &Value, words: &str) -> String {
 
 #[test]
 fn the_doctor_looks_at_jetstream_and_changes_nothing() {
-    let Some(mut crew) = Crew::start(&Plan { nodes: 1, ..plan() }) else {
+    let Some(mut crew) = TestCluster::start(&ClusterPlan { nodes: 1, ..plan() }) else {
         return;
     };
     let config = crew.nodes[0].config().to_owned();
@@ -312,7 +316,9 @@ const HELD: usize = 4;
 #[test]
 fn the_portal_shows_a_cluster_in_a_real_browser() {
     let Some(directory) = installed() else { return };
-    let Some(crew) = Crew::start(&plan()) else { return };
+    let Some(crew) = TestCluster::start(&plan()) else {
+        return;
+    };
     let output = Command::new("node")
         .arg(scripts().join("js/portal-cluster.mjs"))
         .args([&format!("http://{}", crew.nodes[0].http), secret()])
@@ -328,8 +334,8 @@ fn the_portal_shows_a_cluster_in_a_real_browser() {
 
 #[test]
 fn a_server_by_itself_has_a_cluster_page_too() {
-    let server = Setup::config(plan().config).start();
-    let shell = Shell::of(&server);
+    let server = ServerSetup::config(plan().config).start();
+    let shell = CliShell::of(&server);
     let status = shell.ok(&["cluster", "status", "--secret", secret()]);
     assert!(
         status.contains("this server *") && status.contains("embedded"),

@@ -1,7 +1,7 @@
 //! The operator's configuration, and the files that the first start creates.
 
-use crate::client::Connection;
-use crate::server::{EDGE_VERSION, JSON, Server, Setup, event};
+use crate::client::TestConnection;
+use crate::server::{EDGE_VERSION, JSON, ServerSetup, TestServer, event};
 use serde_json::{Value, json};
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
@@ -17,7 +17,7 @@ fn mode(path: &Path) -> u32 {
 /// Output of `--print-config`.
 #[track_caller]
 fn printed(config: &str, env: &[(&'static str, &str)], flags: &[&str]) -> String {
-    let setup = Setup {
+    let setup = ServerSetup {
         config: config.into(),
         env: env
             .iter()
@@ -30,7 +30,7 @@ fn printed(config: &str, env: &[(&'static str, &str)], flags: &[&str]) -> String
                 .map(String::from)
                 .collect(),
         ),
-        ..Setup::default()
+        ..ServerSetup::default()
     };
     let output = setup.run();
     assert!(
@@ -58,14 +58,14 @@ fn a_configuration_that_is_not_understood_is_refused_by_name() {
         ),
         ("not toml", ["postrider.toml", "line 1"]),
     ] {
-        let told = Setup::config(config).refusal();
+        let told = ServerSetup::config(config).refusal();
         for word in words {
             assert!(told.contains(word), "{word:?} in {told}");
         }
     }
-    let setup = Setup {
+    let setup = ServerSetup {
         env: vec![("POSTRIDER_LISTEN__HTPS", "off".into())],
-        ..Setup::default()
+        ..ServerSetup::default()
     };
     let told = setup.refusal();
     assert!(
@@ -114,10 +114,10 @@ fn the_printed_configuration_hides_every_secret() {
 
 #[test]
 fn an_open_edge_api_is_not_offered_to_the_network() {
-    let listening = |config: &str| Setup {
+    let listening = |config: &str| ServerSetup {
         config: config.into(),
         flags: Some(["--http=0.0.0.0:0", "--https=off"].map(String::from).into()),
-        ..Setup::default()
+        ..ServerSetup::default()
     };
     let told = listening("").refusal();
     assert!(
@@ -129,7 +129,7 @@ fn an_open_edge_api_is_not_offered_to_the_network() {
     let closed =
         listening("edge.require_auth = true\nclient = [{ id = \"me\", secret = \"client-secret\" }]").start();
     let local = std::net::SocketAddr::from(([127, 0, 0, 1], closed.http.port()));
-    let mut connection = Connection::open(local).unwrap();
+    let mut connection = TestConnection::open(local).unwrap();
     let target = format!("/topics/orders?{EDGE_VERSION}");
     connection.send("PUT", &target, &[JSON], b"").unwrap().expect(401);
     connection
@@ -149,7 +149,7 @@ fn an_open_edge_api_is_not_offered_to_the_network() {
 
 #[test]
 fn an_open_edge_api_answers_only_to_its_own_names() {
-    let server = Setup::config("listen.names = [\"grid.example\"]").start();
+    let server = ServerSetup::config("listen.names = [\"grid.example\"]").start();
     let get = |host: &str| {
         server.send(
             "GET",
@@ -206,7 +206,7 @@ fn an_open_edge_api_answers_only_to_its_own_names() {
 
 #[test]
 fn the_first_start_makes_keys_that_only_the_owner_can_read() {
-    let mut server = Server::start_plain();
+    let mut server = TestServer::start_plain();
     let data = server.data_dir();
     for private in ["credentials.toml", "tls/ca-key.pem", "tls/server-key.pem"] {
         assert_eq!(mode(&data.join(private)), 0o600, "{private}");
@@ -239,29 +239,29 @@ fn the_first_start_makes_keys_that_only_the_owner_can_read() {
 
 #[test]
 fn https_needs_no_trust_but_in_the_servers_own_ca() {
-    let server = Setup::config("listen.names = [\"grid.example\"]").start();
+    let server = ServerSetup::config("listen.names = [\"grid.example\"]").start();
     let target = format!("/topics/orders?{EDGE_VERSION}");
     for name in ["localhost", "127.0.0.1", "::1", "grid.example"] {
-        let mut connection = Connection::open_tls(server.https, name, &server.ca()).unwrap();
+        let mut connection = TestConnection::open_tls(server.https, name, &server.ca()).unwrap();
         connection.send("PUT", &target, &[JSON], b"").unwrap().expect(200);
         connection.send("GET", "/healthz", &[], b"").unwrap().expect(200);
     }
-    let elsewhere = Server::start_plain();
-    let mut stranger = Connection::open_tls(server.https, "localhost", &elsewhere.ca()).unwrap();
+    let elsewhere = TestServer::start_plain();
+    let mut stranger = TestConnection::open_tls(server.https, "localhost", &elsewhere.ca()).unwrap();
     assert!(
         stranger.send("GET", "/healthz", &[], b"").is_err(),
         "another server's CA does not vouch for it"
     );
-    let mut other = Connection::open_tls(server.https, "other.example", &server.ca()).unwrap();
+    let mut other = TestConnection::open_tls(server.https, "other.example", &server.ca()).unwrap();
     assert!(
         other.send("GET", "/healthz", &[], b"").is_err(),
         "nor does its own for another name"
     );
     // A client that speaks plain http to the https port gets an explanation.
-    let mut plain = Connection::open(server.https).unwrap();
+    let mut plain = TestConnection::open(server.https).unwrap();
     let answer = plain.send("GET", "/healthz", &[], b"").unwrap().expect(400);
     assert!(answer.text().contains("https"), "{}", answer.text());
-    let mut connection = Connection::open_tls(server.https, "localhost", &server.ca()).unwrap();
+    let mut connection = TestConnection::open_tls(server.https, "localhost", &server.ca()).unwrap();
     connection.send("GET", "/healthz", &[], b"").unwrap().expect(200);
 }
 
@@ -273,8 +273,8 @@ fn declared_resources_follow_the_file() {
              destination = {{ endpoint_type = \"WebHook\", properties = {{ endpoint_url = \"http://127.0.0.1:9/\", max_events_per_batch = {batch} }} }}\n"
         )
     };
-    let mut server = Setup::config(config(5)).start();
-    let shown = |server: &Server| {
+    let mut server = ServerSetup::config(config(5)).start();
+    let shown = |server: &TestServer| {
         let subscription = server
             .edge("GET", "/topics/orders/eventSubscriptions/s1", &Value::Null)
             .expect(200)
@@ -292,13 +292,13 @@ fn declared_resources_follow_the_file() {
 
 #[test]
 fn the_log_can_be_json() {
-    let setup = Setup {
+    let setup = ServerSetup {
         flags: Some(
             ["--http=127.0.0.1:0", "--https=127.0.0.1:0", "--log-format=json"]
                 .map(String::from)
                 .into(),
         ),
-        ..Setup::default()
+        ..ServerSetup::default()
     };
     let mut server = setup.start();
     server.stop();

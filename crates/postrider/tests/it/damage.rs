@@ -1,7 +1,7 @@
 //! Damaged log files: intact events are delivered, damage is reported and never delivered.
 
-use crate::receiver::{Gate, Receiver, Reply};
-use crate::server::{Server, Setup, event};
+use crate::receiver::{ReplyGate, ScriptedReply, TestReceiver};
+use crate::server::{ServerSetup, TestServer, event};
 use serde_json::json;
 use std::collections::BTreeSet;
 use std::fs::{self, OpenOptions};
@@ -22,7 +22,7 @@ fn ids(numbers: impl Iterator<Item = usize>) -> BTreeSet<String> {
 
 /// How the server was stopped.
 #[derive(Clone, Copy, Debug)]
-enum End {
+enum StopMode {
     Killed,
     Stopped,
     /// Stopped, started and stopped again: the events are in a segment that was closed long ago and
@@ -31,23 +31,23 @@ enum End {
 }
 
 /// A stopped server with events in its log, one record each, none of them delivered.
-struct Stopped {
-    gate: Arc<Gate>,
-    receiver: Receiver,
-    server: Server,
+struct StoppedServer {
+    gate: Arc<ReplyGate>,
+    receiver: TestReceiver,
+    server: TestServer,
 }
 
-impl Stopped {
-    fn new(end: End) -> Stopped {
-        let gate = Arc::new(Gate::default());
-        let receiver = Receiver::answering({
+impl StoppedServer {
+    fn new(end: StopMode) -> StoppedServer {
+        let gate = Arc::new(ReplyGate::default());
+        let receiver = TestReceiver::answering({
             let gate = gate.clone();
             move |_| {
                 gate.wait();
-                Reply::Status(200)
+                ScriptedReply::Status(200)
             }
         });
-        let mut server = Setup::config("shutdown.grace = \"0s\"").start();
+        let mut server = ServerSetup::config("shutdown.grace = \"0s\"").start();
         server.put_topic("orders");
         server.subscribe("orders", "billing", &receiver.url("/"), json!(null));
         for n in 0..EVENTS {
@@ -55,15 +55,15 @@ impl Stopped {
         }
         // Deliveries in flight have arrived but are not answered: they will be made again.
         match end {
-            End::Killed => server.kill(),
-            End::Stopped => server.stop(),
-            End::Sealed => {
+            StopMode::Killed => server.kill(),
+            StopMode::Stopped => server.stop(),
+            StopMode::Sealed => {
                 server.stop();
                 server.start();
                 server.stop();
             }
         }
-        Stopped {
+        StoppedServer {
             gate,
             receiver,
             server,
@@ -99,8 +99,8 @@ impl Stopped {
 
     /// Starts again, lets deliveries through, and expects these events among them and a new one.
     #[track_caller]
-    fn delivers_after_start(mut self, expected: &BTreeSet<String>) -> (Server, BTreeSet<String>) {
-        self.receiver.so_far();
+    fn delivers_after_start(mut self, expected: &BTreeSet<String>) -> (TestServer, BTreeSet<String>) {
+        self.receiver.take_received();
         self.gate.open();
         self.server.start();
         let mut seen = self.receiver.all_of(expected);
@@ -114,8 +114,8 @@ impl Stopped {
 
 #[test]
 fn a_damaged_record_is_reported_with_its_place_and_not_served() {
-    for end in [End::Killed, End::Stopped, End::Sealed] {
-        let stopped = Stopped::new(end);
+    for end in [StopMode::Killed, StopMode::Stopped, StopMode::Sealed] {
+        let stopped = StoppedServer::new(end);
         let place = stopped.find(&id(30));
         stopped.overwrite(&place, b"\0\xff\0\xff");
         let (file, at) = (place.0.file_name().unwrap().to_str().unwrap().to_owned(), place.1);
@@ -130,7 +130,7 @@ fn a_damaged_record_is_reported_with_its_place_and_not_served() {
         server.logged(&["ERROR", "damaged record", &file]);
         let health = server.send("GET", "/healthz", &[], "").expect(200).json();
         assert_eq!(health["store"]["corruptRecords"], 1, "{health}");
-        if let End::Sealed = end {
+        if let StopMode::Sealed = end {
             // The index still has the subscription of the damaged event.
             server.counted("/deliveries/dropped/StoredEventCorrupt", 1);
         }
@@ -149,7 +149,7 @@ fn a_damaged_record_is_reported_with_its_place_and_not_served() {
 
 #[test]
 fn records_behind_a_damaged_header_are_still_found() {
-    let stopped = Stopped::new(End::Killed);
+    let stopped = StoppedServer::new(StopMode::Killed);
     let (file, at) = stopped.find(&id(20));
     // Overwrites the bytes before the event: the record's header and the end of the previous
     // record.
@@ -162,7 +162,7 @@ fn records_behind_a_damaged_header_are_still_found() {
 
 #[test]
 fn a_torn_tail_is_cut_off() {
-    let stopped = Stopped::new(End::Killed);
+    let stopped = StoppedServer::new(StopMode::Killed);
     let (file, at) = stopped.find(&id(EVENTS - 1));
     OpenOptions::new()
         .write(true)
@@ -177,8 +177,8 @@ fn a_torn_tail_is_cut_off() {
 
 #[test]
 fn garbage_at_the_end_is_no_event() {
-    for end in [End::Killed, End::Stopped] {
-        let stopped = Stopped::new(end);
+    for end in [StopMode::Killed, StopMode::Stopped] {
+        let stopped = StoppedServer::new(end);
         let (file, at) = stopped.find(&id(EVENTS - 1));
         let length = fs::metadata(&file).unwrap().len();
         let garbage: Vec<u8> = (0..5000_u32)
@@ -196,7 +196,7 @@ fn garbage_at_the_end_is_no_event() {
 
 #[test]
 fn a_log_that_lost_its_beginning_still_delivers_the_rest() {
-    let stopped = Stopped::new(End::Killed);
+    let stopped = StoppedServer::new(StopMode::Killed);
     let (file, _) = stopped.find(&id(0));
     stopped.overwrite(&(file, 0), &[0; 64]);
     let (server, _) = stopped.delivers_after_start(&ids(1..EVENTS));
@@ -205,7 +205,7 @@ fn a_log_that_lost_its_beginning_still_delivers_the_rest() {
 
 #[test]
 fn log_files_that_are_missing_do_not_stop_it() {
-    let stopped = Stopped::new(End::Stopped);
+    let stopped = StoppedServer::new(StopMode::Stopped);
     fs::remove_dir_all(stopped.server.data_dir().join("log")).unwrap();
     let (server, seen) = stopped.delivers_after_start(&BTreeSet::new());
     assert_eq!(seen, ["new", "newer"].map(String::from).into());
@@ -227,7 +227,7 @@ fn log_files_that_are_missing_do_not_stop_it() {
 // The last segment of a killed server: only the log itself tells how far it went.
 #[test]
 fn the_last_log_file_of_a_killed_server_cannot_vanish_silently() {
-    let stopped = Stopped::new(End::Killed);
+    let stopped = StoppedServer::new(StopMode::Killed);
     let (file, _) = stopped.find(&id(0));
     fs::remove_file(&file).unwrap();
     let (mut server, seen) = stopped.delivers_after_start(&BTreeSet::new());
@@ -262,7 +262,7 @@ fn the_last_log_file_of_a_killed_server_cannot_vanish_silently() {
 }
 
 /// Output of a command on the directory of a stopped server.
-fn postrider(server: &Server, arguments: &[&str]) -> String {
+fn postrider(server: &TestServer, arguments: &[&str]) -> String {
     let output = Command::new(env!("CARGO_BIN_EXE_postrider"))
         .env_clear()
         .args(arguments)
@@ -279,7 +279,7 @@ fn a_lost_catalogue_or_state_is_refused_because_events_wait_behind_it() {
         ("catalog.redb", "catalog.redb is missing"),
         ("state.redb", "state.redb is missing"),
     ] {
-        let stopped = Stopped::new(End::Killed);
+        let stopped = StoppedServer::new(StopMode::Killed);
         let path = stopped.server.data_dir().join(file);
         let kept = fs::read(&path).unwrap();
         // Twice, because the first refusal must not make the second start forget.

@@ -1,10 +1,10 @@
 //! Events that are given up: when, where and how their dead letters are written, and the handling
 //! of failed writes. The account here is the built-in one, in a directory.
 
-use crate::cli::Shell;
-use crate::lab::{Lab, timestamp};
-use crate::receiver::{Receiver, Reply};
-use crate::server::{JSON, Server, Setup, event};
+use crate::cli::CliShell;
+use crate::clock_lab::{ClockLab, timestamp};
+use crate::receiver::{ScriptedReply, TestReceiver};
+use crate::server::{JSON, ServerSetup, TestServer, event};
 use crate::wait;
 use serde_json::{Value, json};
 use std::collections::{BTreeMap, BTreeSet};
@@ -54,13 +54,13 @@ fn blobs(root: &Path) -> BTreeMap<String, Vec<Value>> {
     found
 }
 
-fn local_blobs(server: &Server) -> BTreeMap<String, Vec<Value>> {
+fn local_blobs(server: &TestServer) -> BTreeMap<String, Vec<Value>> {
     blobs(&server.data_dir().join("deadletters"))
 }
 
 /// The only blob, and its path.
 #[track_caller]
-fn only_blob(server: &Server) -> (String, Vec<Value>) {
+fn only_blob(server: &TestServer) -> (String, Vec<Value>) {
     let all: Vec<_> = local_blobs(server).into_iter().collect();
     let [blob] = <[_; 1]>::try_from(all).unwrap_or_else(|all| panic!("one blob, not {all:#?}"));
     blob
@@ -72,7 +72,7 @@ fn ids<'a>(letters: impl IntoIterator<Item = &'a Value>) -> Vec<String> {
 }
 
 /// From `/healthz`: dead letters that wait, dead letters written, and blobs.
-pub fn letter_counts(server: &Server) -> [u64; 3] {
+pub fn letter_counts(server: &TestServer) -> [u64; 3] {
     let health = server.health();
     ["pending", "written", "blobs"].map(|name| {
         let number = health["deadLetters"][name].as_u64();
@@ -82,7 +82,7 @@ pub fn letter_counts(server: &Server) -> [u64; 3] {
 
 /// Result of an event's only delivery, from its history.
 #[track_caller]
-fn how_it_ended(server: &Server, id: &str) -> Value {
+fn how_it_ended(server: &TestServer, id: &str) -> Value {
     let target = format!("/postrider/v1/events/{id}");
     wait::until("the end is recorded", || {
         let found = server.send("GET", &target, &[("authorization", "Bearer hush")], "");
@@ -93,7 +93,7 @@ fn how_it_ended(server: &Server, id: &str) -> Value {
 
 /// Statistics and health of the only subscription.
 #[track_caller]
-fn health_of(server: &Server) -> Value {
+fn health_of(server: &TestServer) -> Value {
     let stats = server.send(
         "GET",
         "/postrider/v1/stats",
@@ -103,12 +103,12 @@ fn health_of(server: &Server) -> Value {
     stats.expect(200).json()["subscriptions"][0].take()
 }
 
-pub fn trouble(server: &Server) -> Value {
+pub fn trouble(server: &TestServer) -> Value {
     server.health()["deadLetters"]["trouble"].take()
 }
 
 /// Moves the clock to this time and counts from there.
-pub fn begin_at(lab: &mut Lab, time: &str) {
+pub fn begin_at(lab: &mut ClockLab, time: &str) {
     lab.start = timestamp(&json!(time));
     assert_eq!(lab.server.advance(&json!({"to": time})), (lab.start, 0));
 }
@@ -130,7 +130,7 @@ pub fn assert_path(path: &str, folder: &str) {
 
 #[test]
 fn five_minutes_after_the_last_attempt_it_is_in_a_blob() {
-    let receiver = Receiver::answering(|_| Reply::Status(500));
+    let receiver = TestReceiver::answering(|_| ScriptedReply::Status(500));
     let config = format!(
         "[[topic]]\nname = \"orders\"\n[[topic.subscription]]\nname = \"My-Billing\"\n\
          destination = {{ endpoint_type = \"WebHook\", properties = {{ endpoint_url = \"{}\" }} }}\n\
@@ -139,11 +139,11 @@ fn five_minutes_after_the_last_attempt_it_is_in_a_blob() {
          blob_container_name = \"dead\" }} }}\nretry_policy = {{ max_delivery_attempts = 3 }}\n{CLIENT}",
         receiver.url("/")
     );
-    let mut lab = Lab::start(Setup::test_clock(config), receiver);
+    let mut lab = ClockLab::start(ServerSetup::test_clock(config), receiver);
     begin_at(&mut lab, "2030-03-04T05:56:00Z");
     lab.server.publish("orders", &[event("a")]);
     assert_eq!(lab.at_once().len(), 1);
-    assert_eq!(lab.pass_to(339), 2, "at 10 and 40 seconds");
+    assert_eq!(lab.advance_to_second(339), 2, "at 10 and 40 seconds");
     assert_eq!(local_blobs(&lab.server), BTreeMap::new());
     assert_eq!(letter_counts(&lab.server), [1, 0, 0]);
     assert_eq!(lab.count("deadLettered"), 0, "it is in no blob yet");
@@ -165,7 +165,7 @@ fn five_minutes_after_the_last_attempt_it_is_in_a_blob() {
         "{reason}"
     );
 
-    assert_eq!(lab.pass_to(340), 0);
+    assert_eq!(lab.advance_to_second(340), 0);
     assert_eq!(lab.count("deadLettered"), 1);
     let ended = how_it_ended(&lab.server, "a");
     assert_eq!(
@@ -202,9 +202,9 @@ fn five_minutes_after_the_last_attempt_it_is_in_a_blob() {
 
 #[test]
 fn every_reason_is_told() {
-    let mut lab = Lab::start(
-        Setup::test_clock("probation.failures = 10000\n"),
-        Receiver::by_path(),
+    let mut lab = ClockLab::start(
+        ServerSetup::test_clock("probation.failures = 10000\n"),
+        TestReceiver::by_path(),
     );
     begin_at(&mut lab, "2031-12-31T23:50:00Z");
     lab.server.put_topic("orders");
@@ -317,7 +317,7 @@ fn every_reason_is_told() {
 
 #[test]
 fn each_schema_has_its_own_form() {
-    let receiver = Receiver::by_path();
+    let receiver = TestReceiver::by_path();
     let url = receiver.url("/400");
     let topic = |name: &str, schema: &str, more: &str| {
         format!("[[topic]]\nname = \"{name}\"\ninput_schema = \"{schema}\"\n{more}\n")
@@ -342,7 +342,7 @@ fn each_schema_has_its_own_form() {
         subscription("custom", "CustomInputSchema"),
         subscription("custom-to-grid", "EventGridSchema"),
     ];
-    let mut lab = Lab::start(Setup::test_clock(config.concat()), receiver);
+    let mut lab = ClockLab::start(ServerSetup::test_clock(config.concat()), receiver);
     begin_at(&mut lab, "2030-01-02T03:04:05Z");
     let cloud = json!({"specversion": "1.0", "id": "c", "source": "/shop", "type": "T", "tenant": "acme", "data_base64": "AAEC"});
     let thing = json!({"key": "k", "deep": {"n": 1.5}});
@@ -432,9 +432,9 @@ fn each_schema_has_its_own_form() {
 
 #[test]
 fn many_letters_share_a_blob() {
-    let lab = Lab::subscribed(
-        Setup::test_clock(""),
-        Receiver::answering(|_| Reply::Status(400)),
+    let lab = ClockLab::subscribed(
+        ServerSetup::test_clock(""),
+        TestReceiver::answering(|_| ScriptedReply::Status(400)),
         to_local(json!(null)),
     );
     // Given up at 0, 100 and 200 seconds: dead letters that are due are written, the rest are not.
@@ -456,18 +456,18 @@ fn many_letters_share_a_blob() {
         (blobs.len(), ids)
     };
     assert_eq!(written(), (1, all[..20].to_vec()), "at 300 seconds");
-    lab.pass_to(399);
+    lab.advance_to_second(399);
     assert_eq!(written().0, 1);
-    lab.pass_to(500);
+    lab.advance_to_second(500);
     assert_eq!(written(), (3, all));
 }
 
 #[test]
 fn a_blob_is_not_endless() {
     let batches = json!({"destination": {"properties": {"maxEventsPerBatch": 50}}});
-    let lab = Lab::subscribed(
-        Setup::test_clock(""),
-        Receiver::answering(|_| Reply::Status(400)),
+    let lab = ClockLab::subscribed(
+        ServerSetup::test_clock(""),
+        TestReceiver::answering(|_| ScriptedReply::Status(400)),
         to_local(batches),
     );
     let events: Vec<Value> = (0..5003).map(|n| event(n.to_string())).collect();
@@ -502,9 +502,9 @@ fn a_blob_is_not_endless() {
 
 #[test]
 fn without_a_delay_it_is_written_at_once() {
-    let lab = Lab::subscribed(
-        Setup::test_clock("dead_letter.delay = 0\n"),
-        Receiver::answering(|_| Reply::Status(400)),
+    let lab = ClockLab::subscribed(
+        ServerSetup::test_clock("dead_letter.delay = 0\n"),
+        TestReceiver::answering(|_| ScriptedReply::Status(400)),
         to_local(json!(null)),
     );
     for n in 1..=3 {
@@ -518,8 +518,8 @@ fn without_a_delay_it_is_written_at_once() {
 
 #[test]
 fn on_the_machines_clock_it_is_written_too() {
-    let server = Setup::config("dead_letter.delay = \"200ms\"\n").start();
-    let receiver = Receiver::answering(|_| Reply::Status(400));
+    let server = ServerSetup::config("dead_letter.delay = \"200ms\"\n").start();
+    let receiver = TestReceiver::answering(|_| ScriptedReply::Status(400));
     server.put_topic("orders");
     server.subscribe("orders", "billing", &receiver.url("/"), to_local(json!(null)));
     server.publish("orders", &[event("a"), event("b")]);
@@ -540,9 +540,9 @@ pub fn shelf(root: &Path) -> String {
 #[test]
 fn without_its_container_it_is_dropped_after_four_hours() {
     let root = tempfile::tempdir().expect("a temporary directory");
-    let lab = Lab::subscribed(
-        Setup::test_clock(format!("{}{CLIENT}", shelf(root.path()))),
-        Receiver::answering(|_| Reply::Status(400)),
+    let lab = ClockLab::subscribed(
+        ServerSetup::test_clock(format!("{}{CLIENT}", shelf(root.path()))),
+        TestReceiver::answering(|_| ScriptedReply::Status(400)),
         dead_letter_to("shelf", "dead", json!(null)),
     );
     let missing = "container \"dead\" does not exist in storage account \"shelf\"";
@@ -555,7 +555,7 @@ fn without_its_container_it_is_dropped_after_four_hours() {
     lab.at_once();
 
     assert_eq!(trouble(&lab.server), json!([]), "nobody has tried yet");
-    lab.pass_to(300);
+    lab.advance_to_second(300);
     let known = json!([{"topic": "orders", "subscription": "billing", "reason": missing}]);
     assert_eq!(trouble(&lab.server), known);
     assert_eq!(letter_counts(&lab.server), [3, 0, 0]);
@@ -566,20 +566,20 @@ fn without_its_container_it_is_dropped_after_four_hours() {
     );
     assert_eq!(timestamp(&pending["due"]), lab.start + Duration::from_secs(310));
     // Five minutes and four hours after the last attempts.
-    lab.pass_to(300 + 4 * 3600 - 1);
+    lab.advance_to_second(300 + 4 * 3600 - 1);
     assert_eq!(
         (letter_counts(&lab.server), lab.dropped()),
         ([3, 0, 0], json!({}))
     );
-    lab.pass_to(300 + 4 * 3600);
+    lab.advance_to_second(300 + 4 * 3600);
     let dropped = |n: u64| json!({"DeadLetterDestinationUnavailable": n});
     assert_eq!(
         (letter_counts(&lab.server), lab.dropped()),
         ([1, 0, 0], dropped(2))
     );
-    lab.pass_to(360 + 4 * 3600 - 1);
+    lab.advance_to_second(360 + 4 * 3600 - 1);
     assert_eq!(lab.dropped(), dropped(2));
-    lab.pass_to(360 + 4 * 3600);
+    lab.advance_to_second(360 + 4 * 3600);
     assert_eq!(
         (letter_counts(&lab.server), lab.dropped()),
         ([0, 0, 0], dropped(3))
@@ -621,30 +621,35 @@ fn without_its_container_it_is_dropped_after_four_hours() {
 #[test]
 fn an_expired_event_waits_from_its_last_attempt() {
     let minute = to_local(json!({"retryPolicy": {"eventExpiryInMinutes": 1}}));
-    let lab = Lab::subscribed(
-        Setup::test_clock(CLIENT),
-        Receiver::answering(|_| Reply::Status(500)),
+    let lab = ClockLab::subscribed(
+        ServerSetup::test_clock(CLIENT),
+        TestReceiver::answering(|_| ScriptedReply::Status(500)),
         minute,
     );
     lab.server.publish("orders", &[event("a")]);
     lab.at_once();
-    assert_eq!(lab.pass_to(100), 2, "at 10 and 40 seconds, and not at 100");
+    assert_eq!(
+        lab.advance_to_second(100),
+        2,
+        "at 10 and 40 seconds, and not at 100"
+    );
     assert_eq!(letter_counts(&lab.server), [1, 0, 0]);
     let pending = how_it_ended(&lab.server, "a")["pending"].take();
     assert_eq!(timestamp(&pending["due"]), lab.start + Duration::from_secs(340));
-    lab.pass_to(339);
+    lab.advance_to_second(339);
     assert_eq!(letter_counts(&lab.server), [1, 0, 0]);
-    lab.pass_to(340);
+    lab.advance_to_second(340);
     assert_eq!(letter_counts(&lab.server), [0, 1, 1]);
 }
 
 /// A lab with an event that is given up hours after its last attempt.
-fn expired_late(root: &Path) -> Lab {
-    let receiver =
-        Receiver::answering(|delivery| Reply::Status(if delivery.ids() == ["old"] { 500 } else { 400 }));
+fn expired_late(root: &Path) -> ClockLab {
+    let receiver = TestReceiver::answering(|delivery| {
+        ScriptedReply::Status(if delivery.ids() == ["old"] { 500 } else { 400 })
+    });
     let policy = json!({"retryPolicy": {"eventExpiryInMinutes": 400}});
-    let lab = Lab::subscribed(
-        Setup::test_clock(shelf(root)),
+    let lab = ClockLab::subscribed(
+        ServerSetup::test_clock(shelf(root)),
         receiver,
         dead_letter_to("shelf", "dead", policy),
     );
@@ -659,10 +664,10 @@ fn an_expired_event_has_its_four_hours_though_its_last_attempt_is_older() {
     let lab = expired_late(root.path());
     // Attempts end at 17 200 seconds and the time to live at 24 000, which is noticed when the next
     // attempt comes due.
-    lab.pass_to(38_800 + 4 * 3600 - 1);
+    lab.advance_to_second(38_800 + 4 * 3600 - 1);
     assert_eq!(letter_counts(&lab.server), [1, 0, 0]);
     assert_eq!(lab.dropped(), json!({}));
-    lab.pass_to(38_800 + 4 * 3600);
+    lab.advance_to_second(38_800 + 4 * 3600);
     assert_eq!(letter_counts(&lab.server), [0, 0, 0]);
     assert_eq!(lab.dropped(), json!({"DeadLetterDestinationUnavailable": 1}));
 }
@@ -672,14 +677,14 @@ fn an_expired_event_is_tried_once_before_it_goes_with_a_store_long_away() {
     for there in [false, true] {
         let root = tempfile::tempdir().expect("a temporary directory");
         let lab = expired_late(root.path());
-        lab.pass_to(17_000);
+        lab.advance_to_second(17_000);
         lab.server.publish("orders", &[event("first")]);
         lab.at_once();
-        lab.pass_to(30_000);
+        lab.advance_to_second(30_000);
         lab.server.publish("orders", &[event("second")]);
         lab.at_once();
         // The store has been away since 17 300 seconds: the first dead letter is dropped.
-        lab.pass_to(38_799);
+        lab.advance_to_second(38_799);
         assert_eq!(letter_counts(&lab.server), [1, 0, 0]);
         let dropped = |n: u64| json!({"DeadLetterDestinationUnavailable": n});
         assert_eq!(lab.dropped(), dropped(1));
@@ -687,7 +692,7 @@ fn an_expired_event_is_tried_once_before_it_goes_with_a_store_long_away() {
             std::fs::create_dir(root.path().join("dead")).expect("it can be made");
         }
         // The write is retried every five minutes.
-        lab.pass_to(38_800 + 300);
+        lab.advance_to_second(38_800 + 300);
         match there {
             true => {
                 let mut written = ids(blobs(root.path()).values().flatten());
@@ -708,9 +713,9 @@ fn an_expired_event_is_tried_once_before_it_goes_with_a_store_long_away() {
 #[test]
 fn a_container_that_appears_in_time_is_used() {
     let root = tempfile::tempdir().expect("a temporary directory");
-    let mut lab = Lab::subscribed(
-        Setup::test_clock(shelf(root.path())),
-        Receiver::answering(|_| Reply::Status(400)),
+    let mut lab = ClockLab::subscribed(
+        ServerSetup::test_clock(shelf(root.path())),
+        TestReceiver::answering(|_| ScriptedReply::Status(400)),
         dead_letter_to("shelf", "dead", json!(null)),
     );
     lab.server.publish("orders", &[event("a")]);
@@ -730,19 +735,19 @@ fn a_container_that_appears_in_time_is_used() {
 #[test]
 fn a_restart_does_not_lengthen_the_four_hours() {
     let root = tempfile::tempdir().expect("a temporary directory");
-    let mut lab = Lab::subscribed(
-        Setup::test_clock(shelf(root.path())),
-        Receiver::answering(|_| Reply::Status(400)),
+    let mut lab = ClockLab::subscribed(
+        ServerSetup::test_clock(shelf(root.path())),
+        TestReceiver::answering(|_| ScriptedReply::Status(400)),
         dead_letter_to("shelf", "dead", json!(null)),
     );
     lab.server.publish("orders", &[event("a")]);
     lab.at_once();
-    lab.pass_to(3 * 3600);
+    lab.advance_to_second(3 * 3600);
     lab.server.kill();
     lab.server.start();
-    lab.pass_to(300 + 4 * 3600 - 1);
+    lab.advance_to_second(300 + 4 * 3600 - 1);
     assert_eq!(letter_counts(&lab.server)[0], 1);
-    lab.pass_to(300 + 4 * 3600);
+    lab.advance_to_second(300 + 4 * 3600);
     assert_eq!(lab.dropped(), json!({"DeadLetterDestinationUnavailable": 1}));
 }
 
@@ -750,9 +755,9 @@ fn a_restart_does_not_lengthen_the_four_hours() {
 fn both_times_can_be_set() {
     let root = tempfile::tempdir().expect("a temporary directory");
     let never = format!("dead_letter.give_up_after = \"never\"\n{}", shelf(root.path()));
-    let failing = || Receiver::answering(|_| Reply::Status(400));
-    let lab = Lab::subscribed(
-        Setup::test_clock(never),
+    let failing = || TestReceiver::answering(|_| ScriptedReply::Status(400));
+    let lab = ClockLab::subscribed(
+        ServerSetup::test_clock(never),
         failing(),
         dead_letter_to("shelf", "dead", json!(null)),
     );
@@ -773,16 +778,16 @@ fn both_times_can_be_set() {
         "dead_letter.delay = \"10s\"\ndead_letter.give_up_after = 0\n{}",
         shelf(root.path())
     );
-    let lab = Lab::subscribed(
-        Setup::test_clock(at_once),
+    let lab = ClockLab::subscribed(
+        ServerSetup::test_clock(at_once),
         failing(),
         dead_letter_to("shelf", "dead", json!(null)),
     );
     lab.server.publish("orders", &[event("a")]);
     lab.at_once();
-    lab.pass_to(9);
+    lab.advance_to_second(9);
     assert_eq!((letter_counts(&lab.server)[0], lab.dropped()), (1, json!({})));
-    lab.pass_to(10);
+    lab.advance_to_second(10);
     assert_eq!(lab.dropped(), json!({"DeadLetterDestinationUnavailable": 1}));
     lab.server
         .logged(&["ERROR", "dead letters dropped", "does not exist", "ids=\"a\""]);
@@ -791,9 +796,9 @@ fn both_times_can_be_set() {
 #[test]
 fn a_safety_net_catches_what_would_be_dropped() {
     let config = "dead_letter.default = \"local\"\n";
-    let lab = Lab::start(
-        Setup::test_clock(config).profile("cloud-2020"),
-        Receiver::by_path(),
+    let lab = ClockLab::start(
+        ServerSetup::test_clock(config).profile("cloud-2020"),
+        TestReceiver::by_path(),
     );
     lab.server.put_topic("orders");
     lab.subscribe(
@@ -819,9 +824,9 @@ fn a_safety_net_catches_what_would_be_dropped() {
 
 #[test]
 fn without_a_net_what_has_no_place_is_dropped_as_ever() {
-    let lab = Lab::subscribed(
-        Setup::test_clock(""),
-        Receiver::answering(|_| Reply::Status(400)),
+    let lab = ClockLab::subscribed(
+        ServerSetup::test_clock(""),
+        TestReceiver::answering(|_| ScriptedReply::Status(400)),
         json!(null),
     );
     lab.server.publish("orders", &[event("a")]);
@@ -836,9 +841,9 @@ fn without_a_net_what_has_no_place_is_dropped_as_ever() {
 
 #[test]
 fn the_place_that_holds_is_that_of_the_time_of_writing() {
-    let lab = Lab::subscribed(
-        Setup::test_clock(""),
-        Receiver::answering(|_| Reply::Status(400)),
+    let lab = ClockLab::subscribed(
+        ServerSetup::test_clock(""),
+        TestReceiver::answering(|_| ScriptedReply::Status(400)),
         to_local(json!(null)),
     );
     lab.server.publish("orders", &[event("a")]);
@@ -875,9 +880,9 @@ fn the_place_that_holds_is_that_of_the_time_of_writing() {
 
 #[test]
 fn letters_that_wait_survive_every_kind_of_end() {
-    let mut lab = Lab::subscribed(
-        Setup::test_clock(""),
-        Receiver::answering(|_| Reply::Status(400)),
+    let mut lab = ClockLab::subscribed(
+        ServerSetup::test_clock(""),
+        TestReceiver::answering(|_| ScriptedReply::Status(400)),
         to_local(json!(null)),
     );
     for (round, gently) in [false, true, false].into_iter().enumerate() {
@@ -900,7 +905,7 @@ fn letters_that_wait_survive_every_kind_of_end() {
 
 /// Blobs in a storage service of the test's own, by path. The server takes it for Azure's.
 #[derive(Default)]
-struct Shelves {
+struct TestBlobService {
     blobs: Mutex<Vec<(String, Vec<u8>)>>,
     /// The server is killed at the request that finds this at 0.
     fuse: AtomicI64,
@@ -909,7 +914,7 @@ struct Shelves {
 /// When the server is killed during a write: before the store has the blob, before the answer
 /// arrives, or soon afterwards.
 #[derive(Clone, Copy, PartialEq)]
-enum Death {
+enum KillPoint {
     BeforeWriting,
     BeforeHearing,
     AfterHearing,
@@ -922,14 +927,14 @@ fn a_crash_loses_no_letter_wherever_it_comes() {
     const SUBSCRIPTIONS: usize = 4;
     const EVENTS: usize = 20;
     let rounds = if crate::server::slow_tests() { 120 } else { 15 };
-    let shelves = Arc::new(Shelves::default());
+    let shelves = Arc::new(TestBlobService::default());
     let (lit, burnt) = mpsc::channel();
-    let death = Arc::new(Mutex::new(Death::BeforeWriting));
-    let store = Receiver::answering({
+    let death = Arc::new(Mutex::new(KillPoint::BeforeWriting));
+    let store = TestReceiver::answering({
         let (shelves, death) = (shelves.clone(), death.clone());
         move |write| {
             if write.header("x-ms-blob-type").is_none() {
-                return Reply::Status(404);
+                return ScriptedReply::Status(404);
             }
             let dies = shelves.fuse.fetch_sub(1, Relaxed) == 0;
             let how = *death.lock().expect("no panic holds it");
@@ -938,30 +943,32 @@ fn a_crash_loses_no_letter_wherever_it_comes() {
                 shelves.blobs.lock().expect("no panic holds it").push(blob);
             };
             match (dies, how) {
-                (true, Death::BeforeWriting) => {
+                (true, KillPoint::BeforeWriting) => {
                     lit.send(()).expect("the test is there");
-                    return Reply::Silence;
+                    return ScriptedReply::Silence;
                 }
-                (true, Death::BeforeHearing) => {
+                (true, KillPoint::BeforeHearing) => {
                     keep();
                     lit.send(()).expect("the test is there");
-                    return Reply::Silence;
+                    return ScriptedReply::Silence;
                 }
-                (true, Death::AfterHearing) => {
+                (true, KillPoint::AfterHearing) => {
                     keep();
                     lit.send(()).expect("the test is there");
                 }
                 (false, _) => keep(),
             }
-            Reply::Bytes(b"HTTP/1.1 201 Created\r\netag: \"0x1\"\r\ncontent-length: 0\r\n\r\n".to_vec())
+            ScriptedReply::Bytes(
+                b"HTTP/1.1 201 Created\r\netag: \"0x1\"\r\ncontent-length: 0\r\n\r\n".to_vec(),
+            )
         }
     });
     let config = format!(
         "[[storage_account]]\nname = \"shelves\"\nkey = \"aHVzaA==\"\nblob_endpoint = \"{}\"\n",
         store.url("/shelves")
     );
-    let receiver = Receiver::answering(|_| Reply::Status(400));
-    let mut lab = Lab::start(Setup::test_clock(config), receiver);
+    let receiver = TestReceiver::answering(|_| ScriptedReply::Status(400));
+    let mut lab = ClockLab::start(ServerSetup::test_clock(config), receiver);
     lab.server.put_topic("orders");
     let batches = json!({"destination": {"properties": {"maxEventsPerBatch": 50}}});
     for n in 0..SUBSCRIPTIONS {
@@ -974,8 +981,11 @@ fn a_crash_loses_no_letter_wherever_it_comes() {
         published.extend(ids(&events));
         lab.server.publish("orders", &events);
         lab.server.advance(&json!({"by": "0s"}));
-        *death.lock().expect("no panic holds it") =
-            [Death::BeforeWriting, Death::BeforeHearing, Death::AfterHearing][round % 3];
+        *death.lock().expect("no panic holds it") = [
+            KillPoint::BeforeWriting,
+            KillPoint::BeforeHearing,
+            KillPoint::AfterHearing,
+        ][round % 3];
         shelves
             .fuse
             .store((round / 3 % (SUBSCRIPTIONS + 1)) as i64, Relaxed);
@@ -1020,7 +1030,7 @@ fn a_crash_loses_no_letter_wherever_it_comes() {
 }
 
 /// A system topic of the account `local` with one subscription, to the receiver's `/told`.
-fn told_of_local(receiver: &Receiver, more: &str) -> String {
+fn told_of_local(receiver: &TestReceiver, more: &str) -> String {
     let url = receiver.url("/told");
     format!(
         "[[system_topic]]\nname = \"storage\"\nsource = \"local\"\n\
@@ -1031,15 +1041,15 @@ fn told_of_local(receiver: &Receiver, more: &str) -> String {
 
 #[test]
 fn whoever_wants_to_is_told_of_each_blob() {
-    let receiver = Receiver::answering(|delivery| match delivery.path.as_str() {
-        "/told" => Reply::Status(200),
-        _ => Reply::Status(400),
+    let receiver = TestReceiver::answering(|delivery| match delivery.path.as_str() {
+        "/told" => ScriptedReply::Status(200),
+        _ => ScriptedReply::Status(400),
     });
     let config = told_of_local(
         &receiver,
         "filter = { subject_begins_with = \"/blobServices/default/containers/dead/\" }\n",
     );
-    let mut lab = Lab::start(Setup::test_clock(config), receiver);
+    let mut lab = ClockLab::start(ServerSetup::test_clock(config), receiver);
     begin_at(&mut lab, "2030-03-04T05:06:07Z");
     lab.server.put_topic("orders");
     lab.subscribe("billing", "/", to_local(json!(null)));
@@ -1124,10 +1134,10 @@ fn nobody_is_told_of_the_blobs_of_what_was_told() {
     let place = "dead_letter_destination = { endpoint_type = \"StorageBlob\", properties = { resource_id = \"local\", \
                  blob_container_name = \"dead\" } }\n";
     for (config, container) in [("", "dead"), ("dead_letter.default = \"local\"\n", "deadletters")] {
-        let receiver = Receiver::answering(|_| Reply::Status(400));
+        let receiver = TestReceiver::answering(|_| ScriptedReply::Status(400));
         let place = if config.is_empty() { place } else { "" };
         let config = format!("{config}{}", told_of_local(&receiver, place));
-        let lab = Lab::subscribed(Setup::test_clock(config), receiver, to_local(json!(null)));
+        let lab = ClockLab::subscribed(ServerSetup::test_clock(config), receiver, to_local(json!(null)));
         lab.server.publish("orders", &[event("a")]);
         assert_eq!(lab.at_once().len(), 1);
         assert_eq!(lab.pass(300), 1, "it is told");
@@ -1147,15 +1157,15 @@ fn being_told_is_as_durable_as_the_blob() {
     // The subscriber is away when the blob is written; the notice is delivered although the server
     // is killed.
     let status = Arc::new(AtomicU16::new(503));
-    let receiver = Receiver::answering({
+    let receiver = TestReceiver::answering({
         let status = status.clone();
         move |delivery| match delivery.path.as_str() {
-            "/told" => Reply::Status(status.load(Relaxed)),
-            _ => Reply::Status(400),
+            "/told" => ScriptedReply::Status(status.load(Relaxed)),
+            _ => ScriptedReply::Status(400),
         }
     });
     let config = told_of_local(&receiver, "");
-    let mut lab = Lab::subscribed(Setup::test_clock(config), receiver, to_local(json!(null)));
+    let mut lab = ClockLab::subscribed(ServerSetup::test_clock(config), receiver, to_local(json!(null)));
     lab.server.publish("orders", &[event("a")]);
     lab.at_once();
     assert_eq!(lab.pass(300), 1);
@@ -1169,7 +1179,7 @@ fn being_told_is_as_durable_as_the_blob() {
 
 #[test]
 fn a_place_that_cannot_be_is_refused_by_name() {
-    let receiver = Receiver::start();
+    let receiver = TestReceiver::start();
     let url = receiver.url("/");
     let with = |more: &str, account: &str, container: &str| {
         format!(
@@ -1203,7 +1213,7 @@ fn a_place_that_cannot_be_is_refused_by_name() {
         ),
         ("local", "d", vec![format!("{field}.blobContainerName")]),
     ] {
-        let told = Setup::config(with(&shelf(Path::new("/nowhere")), account, container)).refusal();
+        let told = ServerSetup::config(with(&shelf(Path::new("/nowhere")), account, container)).refusal();
         assert!(
             told.contains("subscription \"billing\" of topic \"orders\""),
             "{told}"
@@ -1227,12 +1237,12 @@ fn a_place_that_cannot_be_is_refused_by_name() {
             "service_account_file of storage account \"abc\"",
         ),
     ] {
-        let told = Setup::config(config).refusal();
+        let told = ServerSetup::config(config).refusal();
         assert!(told.contains(word), "{word} in {told}");
     }
     // The module has no dead letters and does not reject the setting; the log warns of it.
-    let lab = Lab::subscribed(
-        Setup::test_clock(""),
+    let lab = ClockLab::subscribed(
+        ServerSetup::test_clock(""),
         receiver,
         dead_letter_to("nowhere", "dead", json!(null)),
     );
@@ -1244,7 +1254,7 @@ fn a_place_that_cannot_be_is_refused_by_name() {
 fn an_account_that_is_no_longer_configured_is_trouble_not_the_end() {
     let root = tempfile::tempdir().expect("a temporary directory");
     std::fs::create_dir(root.path().join("dead")).expect("it can be made");
-    let receiver = Receiver::answering(|_| Reply::Status(400));
+    let receiver = TestReceiver::answering(|_| ScriptedReply::Status(400));
     let url = receiver.url("/");
     let declared = format!(
         "[[topic]]\nname = \"orders\"\n[[topic.subscription]]\nname = \"billing\"\n\
@@ -1253,8 +1263,8 @@ fn an_account_that_is_no_longer_configured_is_trouble_not_the_end() {
          blob_container_name = \"dead\" }} }}\n"
     );
     let with = format!("retry.jitter_percent = 0\n{}{declared}", shelf(root.path()));
-    let mut lab = Lab::start(
-        Setup::test_clock(format!("{}{declared}", shelf(root.path()))),
+    let mut lab = ClockLab::start(
+        ServerSetup::test_clock(format!("{}{declared}", shelf(root.path()))),
         receiver,
     );
     lab.server.publish("orders", &[event("a")]);
@@ -1276,7 +1286,7 @@ const CLIENT: &str = "[[client]]\nid = \"me\"\nsecret = \"hush\"\n";
 
 /// Calls our own API as a client.
 #[track_caller]
-fn ours(server: &Server, method: &str, path: &str, body: &Value) -> Value {
+fn ours(server: &TestServer, method: &str, path: &str, body: &Value) -> Value {
     let target = format!("/postrider/v1/deadletters{path}");
     let headers = [("authorization", "Bearer hush"), JSON];
     let body = if body.is_null() {
@@ -1291,7 +1301,7 @@ fn ours(server: &Server, method: &str, path: &str, body: &Value) -> Value {
 
 /// Replays and waits for the end.
 #[track_caller]
-fn replayed(server: &Server, what: &Value) -> Value {
+fn replayed(server: &TestServer, what: &Value) -> Value {
     let begun = ours(server, "POST", "/replay", what);
     let path = format!("/replays/{}", begun["id"]);
     wait::until("the replay is done", || {
@@ -1303,11 +1313,11 @@ fn replayed(server: &Server, what: &Value) -> Value {
 #[test]
 fn a_replay_sends_letters_again_as_if_for_the_first_time() {
     let status = Arc::new(AtomicU16::new(400));
-    let receiver = Receiver::answering({
+    let receiver = TestReceiver::answering({
         let status = status.clone();
-        move |_| Reply::Status(status.load(Relaxed))
+        move |_| ScriptedReply::Status(status.load(Relaxed))
     });
-    let mut lab = Lab::subscribed(Setup::test_clock(CLIENT), receiver, to_local(json!(null)));
+    let mut lab = ClockLab::subscribed(ServerSetup::test_clock(CLIENT), receiver, to_local(json!(null)));
     let events: Vec<Value> = (0..5).map(|n| event(n.to_string())).collect();
     for some in events.chunks(2) {
         lab.server.publish("orders", some);
@@ -1385,16 +1395,16 @@ fn a_replay_sends_letters_again_as_if_for_the_first_time() {
 #[test]
 fn a_replay_to_a_receiver_that_still_fails_does_not_read_as_delivered() {
     let status = Arc::new(AtomicU16::new(400));
-    let receiver = Receiver::answering({
+    let receiver = TestReceiver::answering({
         let status = status.clone();
-        move |_| Reply::Status(status.load(Relaxed))
+        move |_| ScriptedReply::Status(status.load(Relaxed))
     });
-    let mut lab = Lab::subscribed(Setup::test_clock(CLIENT), receiver, to_local(json!(null)));
+    let mut lab = ClockLab::subscribed(ServerSetup::test_clock(CLIENT), receiver, to_local(json!(null)));
     let events: Vec<Value> = (0..4).map(|n| event(n.to_string())).collect();
     lab.server.publish("orders", &events);
     lab.at_once();
     lab.pass(300);
-    let outcome = |server: &Server, id: &Value, expected: Value| {
+    let outcome = |server: &TestServer, id: &Value, expected: Value| {
         let path = format!("/replays/{id}");
         wait::until("the events have ended or wait", || {
             let job = ours(server, "GET", &path, &Value::Null);
@@ -1405,7 +1415,7 @@ fn a_replay_to_a_receiver_that_still_fails_does_not_read_as_delivered() {
     let replay = ["deadletters", "replay", "--all", "--secret", "hush"];
 
     // Refused again, at once.
-    let told = Shell::of(&lab.server).run(&replay);
+    let told = CliShell::of(&lab.server).run(&replay);
     assert_ne!(told.code, 0, "{}{}", told.out, told.err);
     assert!(
         told.out
@@ -1419,7 +1429,7 @@ fn a_replay_to_a_receiver_that_still_fails_does_not_read_as_delivered() {
 
     // The events would be retried, and none has arrived.
     status.store(500, Relaxed);
-    let told = Shell::of(&lab.server).run(&replay);
+    let told = CliShell::of(&lab.server).run(&replay);
     assert_ne!(told.code, 0, "{}{}", told.out, told.err);
     assert!(
         told.out
@@ -1432,7 +1442,7 @@ fn a_replay_to_a_receiver_that_still_fails_does_not_read_as_delivered() {
     lab.pass(24 * 3600);
     outcome(&lab.server, &json!(2), count(8, 0, 0));
 
-    let told = Shell::of(&lab.server).run(&replay);
+    let told = CliShell::of(&lab.server).run(&replay);
     assert_eq!(told.code, 0, "{}{}", told.out, told.err);
     assert!(
         told.out.contains("8 were delivered, 0 failed again"),
@@ -1450,11 +1460,11 @@ fn a_replay_to_a_receiver_that_still_fails_does_not_read_as_delivered() {
 #[test]
 fn letters_of_blobs_that_are_gone_or_cut_off_stay_known() {
     let status = Arc::new(AtomicU16::new(400));
-    let receiver = Receiver::answering({
+    let receiver = TestReceiver::answering({
         let status = status.clone();
-        move |_| Reply::Status(status.load(Relaxed))
+        move |_| ScriptedReply::Status(status.load(Relaxed))
     });
-    let mut lab = Lab::subscribed(Setup::test_clock(CLIENT), receiver, to_local(json!(null)));
+    let mut lab = ClockLab::subscribed(ServerSetup::test_clock(CLIENT), receiver, to_local(json!(null)));
     let events: Vec<Value> = (0..6).map(|n| event(n.to_string())).collect();
     for some in events.chunks(2) {
         lab.server.publish("orders", some);
@@ -1560,9 +1570,9 @@ fn letters_of_blobs_that_are_gone_or_cut_off_stay_known() {
 #[test]
 fn every_schema_is_replayed_as_it_was_first_sent() {
     let status = Arc::new(AtomicU16::new(400));
-    let receiver = Receiver::answering({
+    let receiver = TestReceiver::answering({
         let status = status.clone();
-        move |_| Reply::Status(status.load(Relaxed))
+        move |_| ScriptedReply::Status(status.load(Relaxed))
     });
     let url = receiver.url("");
     let declared = |topic: &str, schema: &str, more: &str, delivery: &[&str]| {
@@ -1599,7 +1609,7 @@ fn every_schema_is_replayed_as_it_was_first_sent() {
             &["CustomInputSchema", "EventGridSchema", "CloudEventSchemaV1_0"],
         ),
     ];
-    let lab = Lab::start(Setup::test_clock(config.concat()), receiver);
+    let lab = ClockLab::start(ServerSetup::test_clock(config.concat()), receiver);
     lab.server.publish("grids", &[event("g")]);
     let cloud = json!({"specversion": "1.0", "id": "c", "source": "/shop", "type": "T", "tenant": "acme", "data": [1.5]});
     let headers = [("content-type", "application/cloudevents+json")];

@@ -1,7 +1,7 @@
 //! Deliveries to webhooks: bodies and headers per schema, batches, delivery properties, filters.
 
-use crate::receiver::{Delivery, Gate, Receiver, Reply};
-use crate::server::{JSON, Server, Setup, event};
+use crate::receiver::{ReceivedDelivery, ReplyGate, ScriptedReply, TestReceiver};
+use crate::server::{JSON, ServerSetup, TestServer, event};
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -20,7 +20,7 @@ fn topic(name: &str, lines: &str, subscriptions: &[String]) -> String {
 
 /// A subscription named like the path of its endpoint, with further lines and destination
 /// properties.
-fn subscription(receiver: &Receiver, path: &str, lines: &str, properties: &str) -> String {
+fn subscription(receiver: &TestReceiver, path: &str, lines: &str, properties: &str) -> String {
     let url = receiver.url(&format!("/{path}"));
     format!(
         "name = \"{path}\"\n{lines}\n\
@@ -28,7 +28,7 @@ fn subscription(receiver: &Receiver, path: &str, lines: &str, properties: &str) 
     )
 }
 
-fn publish(server: &Server, topic: &str, content_type: &str, body: impl AsRef<[u8]>) {
+fn publish(server: &TestServer, topic: &str, content_type: &str, body: impl AsRef<[u8]>) {
     let target = format!("/topics/{topic}/api/events");
     server
         .send(
@@ -41,7 +41,7 @@ fn publish(server: &Server, topic: &str, content_type: &str, body: impl AsRef<[u
 }
 
 /// Receives one delivery for each of these paths.
-fn one_each<const N: usize>(receiver: &Receiver, paths: [&str; N]) -> [Delivery; N] {
+fn one_each<const N: usize>(receiver: &TestReceiver, paths: [&str; N]) -> [ReceivedDelivery; N] {
     let mut deliveries: Vec<_> = paths.iter().map(|_| receiver.next()).collect();
     paths.map(|path| {
         let at = deliveries.iter().position(|d| d.path == format!("/{path}"));
@@ -49,7 +49,7 @@ fn one_each<const N: usize>(receiver: &Receiver, paths: [&str; N]) -> [Delivery;
     })
 }
 
-fn headers(delivery: &Delivery, expected: &[(&str, Option<&str>)]) {
+fn headers(delivery: &ReceivedDelivery, expected: &[(&str, Option<&str>)]) {
     for (name, value) in expected {
         assert_eq!(delivery.header(name), *value, "{name} at {}", delivery.path);
     }
@@ -57,7 +57,7 @@ fn headers(delivery: &Delivery, expected: &[(&str, Option<&str>)]) {
 
 #[test]
 fn event_grid_events_keep_their_bytes_and_become_cloud_events_when_asked_to() {
-    let receiver = Receiver::start();
+    let receiver = TestReceiver::start();
     let config = topic(
         "orders",
         "",
@@ -77,7 +77,7 @@ fn event_grid_events_keep_their_bytes_and_become_cloud_events_when_asked_to() {
             ),
         ],
     );
-    let server = Setup::config(config).start();
+    let server = ServerSetup::config(config).start();
     let sent = r#"[{"id":"e1", "subject":"\u00fcber", "eventType":"T",
         "eventTime":"2026-01-02T03:04:05.1234567Z", "data":{ "n":1.00, "big":123456789012345678901234567890 }, "extra":[1 ,2]}]"#;
     publish(&server, "orders", "application/json", sent);
@@ -150,12 +150,12 @@ fn event_grid_events_keep_their_bytes_and_become_cloud_events_when_asked_to() {
 
 #[test]
 fn cloud_events_stay_cloud_events() {
-    let receiver = Receiver::start();
+    let receiver = TestReceiver::start();
     let subscriptions = [
         subscription(&receiver, "one", "", ""),
         subscription(&receiver, "many", "", ", max_events_per_batch = 3"),
     ];
-    let server = Setup::config(topic(
+    let server = ServerSetup::config(topic(
         "clouds",
         "input_schema = \"CloudEventSchemaV1_0\"",
         &subscriptions,
@@ -190,7 +190,7 @@ fn cloud_events_stay_cloud_events() {
 
 #[test]
 fn custom_events_are_mapped_when_asked_to() {
-    let receiver = Receiver::start();
+    let receiver = TestReceiver::start();
     let mapping = "input_schema = \"CustomEventSchema\"\n\
         input_schema_mapping = { inputSchemaMappingType = \"Json\", properties = { id = { sourceField = \"key\" }, \
         eventType = { sourceField = \"kind\", defaultValue = \"Thing\" }, subject = { sourceField = \"deep.about\" }, \
@@ -215,7 +215,7 @@ fn custom_events_are_mapped_when_asked_to() {
             "",
         ),
     ];
-    let server = Setup::config(topic("things", mapping, &subscriptions)).start();
+    let server = ServerSetup::config(topic("things", mapping, &subscriptions)).start();
     let sent = r#"{"key":"k1", "deep":{"about":"/x"}, "n":1.50}"#;
     publish(&server, "things", "application/json", format!("[{sent}]"));
     let [custom, grid, cloud] = one_each(&receiver, ["custom", "grid", "cloud"]);
@@ -273,8 +273,8 @@ fn custom_events_are_mapped_when_asked_to() {
 
 #[test]
 fn batches_take_what_is_there_and_never_more_than_allowed() {
-    let receiver = Receiver::start();
-    let server = Setup::config(topic(
+    let receiver = TestReceiver::start();
+    let server = ServerSetup::config(topic(
         "orders",
         "",
         &[subscription(
@@ -311,9 +311,9 @@ fn batches_take_what_is_there_and_never_more_than_allowed() {
 
 #[test]
 fn a_batch_stays_within_its_size_but_for_a_single_larger_event() {
-    let receiver = Receiver::start();
+    let receiver = TestReceiver::start();
     let properties = ", max_events_per_batch = 100, preferred_batch_size_in_kilobytes = 4";
-    let server = Setup::config(topic(
+    let server = ServerSetup::config(topic(
         "orders",
         "",
         &[subscription(&receiver, "small", "", properties)],
@@ -342,7 +342,7 @@ fn a_batch_stays_within_its_size_but_for_a_single_larger_event() {
 
 #[test]
 fn delivery_properties_become_headers() {
-    let receiver = Receiver::start();
+    let receiver = TestReceiver::start();
     let attributes = r#", delivery_attribute_mappings = [
         { name = "X-Static", type = "Static", properties = { value = "plain" } },
         { name = "Authorization", type = "Static", properties = { value = "Basic hidden", isSecret = true } },
@@ -354,7 +354,7 @@ fn delivery_properties_become_headers() {
         { name = "X-Object", type = "Dynamic", properties = { sourceField = "data" } } ]"#;
     // TOML inline tables cannot have line breaks.
     let attributes = attributes.replace('\n', " ");
-    let server = Setup::config(topic(
+    let server = ServerSetup::config(topic(
         "orders",
         "",
         &[subscription(&receiver, "hook", "", &attributes)],
@@ -386,8 +386,8 @@ fn delivery_properties_become_headers() {
 
 #[test]
 fn filters_decide_who_gets_what() {
-    let receiver = Receiver::start();
-    let server = Server::start_plain();
+    let receiver = TestReceiver::start();
+    let server = TestServer::start_plain();
     server.put_topic("orders");
     let events = [
         ("plain", json!({"data": {}})),
@@ -486,7 +486,7 @@ fn filters_decide_who_gets_what() {
 
 #[test]
 fn the_operators_of_the_cloud_work_in_declared_subscriptions() {
-    let receiver = Receiver::start();
+    let receiver = TestReceiver::start();
     let filter = |line: &str, arrays: bool| {
         format!(
             "filter = {{ enable_advanced_filtering_on_arrays = {arrays}, advanced_filters = [{{ {line} }}] }}"
@@ -525,7 +525,7 @@ fn the_operators_of_the_cloud_work_in_declared_subscriptions() {
             false,
         ),
     ];
-    let server = Setup::config(topic("orders", "", &subscriptions)).start();
+    let server = ServerSetup::config(topic("orders", "", &subscriptions)).start();
     let events = [
         ("two", json!({"n": 2, "name": "a.JPG"})),
         ("six", json!({"n": 6.5, "tags": ["green", "red"]})),
@@ -572,15 +572,15 @@ fn the_operators_of_the_cloud_work_in_declared_subscriptions() {
 
 #[test]
 fn what_matched_is_delivered_even_if_the_filter_changes_afterwards() {
-    let gate = Arc::new(Gate::default());
-    let receiver = Receiver::answering({
+    let gate = Arc::new(ReplyGate::default());
+    let receiver = TestReceiver::answering({
         let gate = gate.clone();
         move |_| {
             gate.wait();
-            Reply::Status(200)
+            ScriptedReply::Status(200)
         }
     });
-    let server = Server::start_plain();
+    let server = TestServer::start_plain();
     server.put_topic("orders");
     server.subscribe("orders", "billing", &receiver.url("/"), json!(null));
     // More events than are in flight at once: most still wait in the log when the filter changes.
@@ -603,15 +603,15 @@ fn what_matched_is_delivered_even_if_the_filter_changes_afterwards() {
 #[test]
 fn deliveries_reach_https_receivers_whose_ca_is_configured() {
     // The receiver is another Postrider server, whose CA is trusted only by configuration.
-    let receiver = Receiver::start();
-    let far = Setup::config(topic("far", "", &[subscription(&receiver, "far", "", "")])).start();
+    let receiver = TestReceiver::start();
+    let far = ServerSetup::config(topic("far", "", &[subscription(&receiver, "far", "", "")])).start();
     let url = format!(
         "https://localhost:{}/topics/far/api/events?aeg-sas-key={}",
         far.https.port(),
         KEY.replace('=', "%3D")
     );
     let subscribed = |config: String| {
-        let near = Setup::config(config).start();
+        let near = ServerSetup::config(config).start();
         // A custom event is forwarded unchanged; a `topic` stamped by us would be refused there.
         let custom = json!({"properties": {"inputSchema": "CustomEventSchema"}});
         near.edge("PUT", "/topics/near", &custom).expect(200);
@@ -639,12 +639,12 @@ fn deliveries_reach_https_receivers_whose_ca_is_configured() {
     )
     .expect(200);
     wary.counted("/deliveries/attemptsFailed", 1);
-    assert!(receiver.so_far().is_empty());
+    assert!(receiver.take_received().is_empty());
 }
 
 #[test]
 fn subscriptions_of_a_domain_get_all_of_it_or_one_topic() {
-    let receiver = Receiver::start();
+    let receiver = TestReceiver::start();
     let sub = |name: &str| subscription(&receiver, name, "", "");
     let config = format!(
         "[[domain]]\nname = \"tenants\"\nkey1 = \"{KEY}\"\n[[domain.subscription]]\n{}\n\
@@ -652,7 +652,7 @@ fn subscriptions_of_a_domain_get_all_of_it_or_one_topic() {
         sub("all"),
         sub("acme")
     );
-    let server = Setup::config(config).start();
+    let server = ServerSetup::config(config).start();
     let to = |id: &str, topic: &str| {
         let mut event = event(id);
         event["topic"] = json!(topic);
@@ -695,14 +695,14 @@ fn subscriptions_of_a_domain_get_all_of_it_or_one_topic() {
 
 #[test]
 fn an_edge_topic_forwards_to_a_topic_in_the_cloud() {
-    let receiver = Receiver::start();
-    let cloud = Setup::config(topic("far", "", &[subscription(&receiver, "far", "", "")])).start();
-    let edge = Setup {
+    let receiver = TestReceiver::start();
+    let cloud = ServerSetup::config(topic("far", "", &[subscription(&receiver, "far", "", "")])).start();
+    let edge = ServerSetup {
         env: vec![
             ("outbound__eventgrid__httpsOnly", "false".into()),
             ("outbound__eventgrid__allowInvalidHostnames", "true".into()),
         ],
-        ..Setup::default()
+        ..ServerSetup::default()
     };
     let edge = edge.start();
     edge.put_topic("near");

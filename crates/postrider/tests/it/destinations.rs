@@ -1,9 +1,9 @@
 //! Destinations other than webhooks: storage queues, functions, brokers, relays.
 
 use crate::azurite::{ACCOUNT, Azurite, KEY};
-use crate::lab::Lab;
-use crate::receiver::{Delivery, Receiver, Reply};
-use crate::server::{Server, Setup, event};
+use crate::clock_lab::ClockLab;
+use crate::receiver::{ReceivedDelivery, ScriptedReply, TestReceiver};
+use crate::server::{ServerSetup, TestServer, event};
 use crate::wait;
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD as BASE64;
@@ -43,7 +43,7 @@ fn queued(azurite: &Azurite, queue: &str) -> Value {
 }
 
 #[track_caller]
-fn delivered(server: &Server, count: u64) {
+fn delivered(server: &TestServer, count: u64) {
     server.counted("/deliveries/delivered", count);
 }
 
@@ -66,7 +66,7 @@ fn the_azure_sdk_reads_events_from_a_queue() {
             &format!("resource_id = \"{ACCOUNT}\", {clouds}")
         ),
     );
-    let server = Setup::config(config).start();
+    let server = ServerSetup::config(config).start();
     server.publish("orders", &[event("a"), event("b")]);
     delivered(&server, 2);
     let messages = queued(&azurite, "orders-queue");
@@ -98,7 +98,7 @@ fn a_queue_that_is_away_or_missing_is_tried_again() {
         return;
     };
     let config = azurite.configured(KEY, false) + &subscription("StorageQueue", &to_queue(""));
-    let server = Setup::test_clock(config).start();
+    let server = ServerSetup::test_clock(config).start();
     let pass = |time: &str| server.advance(&json!({"by": time})).1;
     let waits = || {
         let health = server.health();
@@ -133,7 +133,7 @@ fn an_edge_device_names_a_queue_by_its_connection_string() {
         return;
     };
     azurite.ask("make", "edge-queue");
-    let server = Server::start_plain();
+    let server = TestServer::start_plain();
     server.put_topic("orders");
     let endpoint = azurite.endpoint();
     let connection = format!("AccountName={ACCOUNT};AccountKey={KEY};QueueEndpoint={endpoint}");
@@ -151,7 +151,7 @@ fn an_edge_device_names_a_queue_by_its_connection_string() {
 }
 
 /// A resource played by the receiver, in the configuration.
-fn registered(receiver: &Receiver, id: &str, path: &str, keys: &str) -> String {
+fn registered(receiver: &TestReceiver, id: &str, path: &str, keys: &str) -> String {
     let url = receiver.url(path);
     format!("[[destination]]\nresource = \"{GROUP}/{id}\"\nurl = \"{url}\"\n{keys}\n")
 }
@@ -180,7 +180,7 @@ fn assert_token(token: Option<&str>, url: &str) {
 
 /// Checks headers; `None` for those that must be absent.
 #[track_caller]
-fn assert_headers(delivery: &Delivery, expected: &[(&str, Option<&str>)]) {
+fn assert_headers(delivery: &ReceivedDelivery, expected: &[(&str, Option<&str>)]) {
     for (name, value) in expected {
         assert_eq!(delivery.header(name), *value, "{name}");
     }
@@ -188,7 +188,7 @@ fn assert_headers(delivery: &Delivery, expected: &[(&str, Option<&str>)]) {
 
 #[test]
 fn a_function_is_posted_to_with_its_key() {
-    let receiver = Receiver::start();
+    let receiver = TestReceiver::start();
     let id = "Microsoft.Web/sites/app/functions/fn";
     let config = registered(
         &receiver,
@@ -201,8 +201,8 @@ fn a_function_is_posted_to_with_its_key() {
         "resource_id = \"{GROUP}/{lower}\", max_events_per_batch = 10, delivery_attribute_mappings = [\
          {{ name = \"X-Color\", type = \"Dynamic\", properties = {{ source_field = \"data.color\" }} }}]"
     );
-    let lab = Lab::start(
-        Setup::test_clock(config + &subscription("AzureFunction", &properties)),
+    let lab = ClockLab::start(
+        ServerSetup::test_clock(config + &subscription("AzureFunction", &properties)),
         receiver,
     );
     lab.server.publish("orders", &[event("a"), event("b")]);
@@ -230,7 +230,7 @@ fn a_function_is_posted_to_with_its_key() {
 
 #[test]
 fn an_event_hub_gets_messages_with_properties() {
-    let receiver = Receiver::answering(|_| Reply::Status(201));
+    let receiver = TestReceiver::answering(|_| ScriptedReply::Status(201));
     let id = "Microsoft.EventHub/namespaces/ns/eventhubs/hub";
     let config = registered(&receiver, id, "/hub/", KEYS);
     let properties = format!(
@@ -240,11 +240,11 @@ fn an_event_hub_gets_messages_with_properties() {
          {{ name = \"X-Type\", type = \"Dynamic\", properties = {{ source_field = \"eventType\" }} }}]"
     );
     // In 2018 only 200 and 202 were successes, for webhooks.
-    let setup = Setup::config(config + &subscription("EventHub", &properties)).profile("cloud-2018");
+    let setup = ServerSetup::config(config + &subscription("EventHub", &properties)).profile("cloud-2018");
     let server = setup.start();
     server.publish("orders", &[event("a"), event("b")]);
     let mut got = [receiver.next(), receiver.next()];
-    got.sort_by_key(Delivery::ids);
+    got.sort_by_key(ReceivedDelivery::ids);
     delivered(&server, 2);
     for (delivery, id) in got.iter().zip(["a", "b"]) {
         assert_eq!(delivery.method, "POST");
@@ -271,10 +271,10 @@ fn an_event_hub_gets_messages_with_properties() {
 #[test]
 fn service_bus_gets_one_object_and_the_same_id_again() {
     let asked = AtomicUsize::new(0);
-    let receiver = Receiver::answering(move |delivery| match delivery.path.as_str() {
+    let receiver = TestReceiver::answering(move |delivery| match delivery.path.as_str() {
         // The Service Bus topic does not exist at first.
-        "/shop/messages" if asked.fetch_add(1, Relaxed) == 0 => Reply::Status(410),
-        _ => Reply::Status(201),
+        "/shop/messages" if asked.fetch_add(1, Relaxed) == 0 => ScriptedReply::Status(410),
+        _ => ScriptedReply::Status(201),
     });
     let [queue, topic] = ["queues/orders", "topics/shop"].map(|entity| {
         let id = format!("Microsoft.ServiceBus/namespaces/ns/{entity}");
@@ -289,7 +289,7 @@ fn service_bus_gets_one_object_and_the_same_id_again() {
         subscription("ServiceBusQueue", &format!("{}, {session}", queue.0)),
         another("shop", "ServiceBusTopic", &topic.0),
     );
-    let lab = Lab::start(Setup::test_clock(config), receiver);
+    let lab = ClockLab::start(ServerSetup::test_clock(config), receiver);
     lab.server.publish("orders", &[event("a")]);
     let mut first = lab.at_once();
     first.sort_by_key(|arrival| arrival.delivery.path.clone());
@@ -314,7 +314,7 @@ fn service_bus_gets_one_object_and_the_same_id_again() {
 
     let again = lab.next_arrival();
     assert_eq!(again.seconds(), 10);
-    let same = |delivery: &Delivery| delivery.header("brokerproperties").map(str::to_owned);
+    let same = |delivery: &ReceivedDelivery| delivery.header("brokerproperties").map(str::to_owned);
     assert_eq!(again.delivery.path, "/shop/messages");
     assert_eq!(same(&again.delivery), same(&to_topic.delivery));
     assert_headers(
@@ -327,11 +327,11 @@ fn service_bus_gets_one_object_and_the_same_id_again() {
 
 #[test]
 fn a_relay_is_told_who_sends() {
-    let receiver = Receiver::start();
+    let receiver = TestReceiver::start();
     let id = "Microsoft.Relay/namespaces/ns/hybridConnections/hc";
     let config = registered(&receiver, id, "/hc", KEYS);
     let properties = format!("resource_id = \"{GROUP}/{id}\"");
-    let server = Setup::config(config + &subscription("HybridConnection", &properties)).start();
+    let server = ServerSetup::config(config + &subscription("HybridConnection", &properties)).start();
     server.publish("orders", &[event("a")]);
     let delivery = receiver.next();
     assert_eq!(
@@ -348,8 +348,8 @@ fn a_relay_is_told_who_sends() {
 
 #[test]
 fn an_edge_device_names_a_broker_by_its_connection_string() {
-    let receiver = Receiver::answering(|_| Reply::Status(201));
-    let server = Server::start_plain();
+    let receiver = TestReceiver::answering(|_| ScriptedReply::Status(201));
+    let server = TestServer::start_plain();
     server.put_topic("orders");
     let subscribe = |kind: &str, properties: Value| {
         let body = json!({"properties": {"destination": {"endpointType": kind, "properties": properties}}});
@@ -380,13 +380,13 @@ fn an_edge_device_names_a_broker_by_its_connection_string() {
 #[test]
 fn a_destination_that_nobody_knows_is_refused() {
     let check = |config: String, words: &[&str]| {
-        let told = Setup::config(config).refusal();
+        let told = ServerSetup::config(config).refusal();
         for word in words {
             assert!(told.contains(word), "{word} in {told}");
         }
     };
     let field = "properties.destination.properties.resourceId";
-    let receiver = Receiver::start();
+    let receiver = TestReceiver::start();
     let known = "Microsoft.EventHub/namespaces/ns/eventhubs/hub";
     let config = registered(&receiver, known, "/hub", KEYS);
     let other = format!("resource_id = \"{GROUP}/Microsoft.EventHub/namespaces/ns/eventhubs/other\"");
@@ -423,12 +423,12 @@ fn a_destination_that_nobody_knows_is_refused() {
 
 #[test]
 fn a_destination_that_is_no_longer_configured_fails_until_it_is_again() {
-    let receiver = Receiver::answering(|_| Reply::Status(201));
+    let receiver = TestReceiver::answering(|_| ScriptedReply::Status(201));
     let id = "Microsoft.ServiceBus/namespaces/ns/queues/q";
     let known = registered(&receiver, id, "/q", KEYS);
     let properties = format!("resource_id = \"{GROUP}/{id}\"");
     let config = known.clone() + &subscription("ServiceBusQueue", &properties);
-    let mut server = Setup::test_clock(config).start();
+    let mut server = ServerSetup::test_clock(config).start();
     server.stop();
     server.configure(String::new());
     server.start();

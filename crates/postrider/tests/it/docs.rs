@@ -2,9 +2,9 @@
 //! it.
 
 use crate::azure_clients::{installed, scripts};
-use crate::client::Answer;
-use crate::receiver::{Delivery, Receiver, Reply};
-use crate::server::{JSON, Server, Setup, event};
+use crate::client::HttpTestAnswer;
+use crate::receiver::{ReceivedDelivery, ScriptedReply, TestReceiver};
+use crate::server::{JSON, ServerSetup, TestServer, event};
 use crate::wait;
 use boon::{Compiler, SchemaIndex, Schemas};
 use serde_json::{Value, json};
@@ -40,7 +40,7 @@ fn closed(value: &mut Value) {
 }
 
 /// The server's OpenAPI document, and the answers checked against it.
-pub struct Description {
+pub struct ApiDescription {
     document: Value,
     compiled: Schemas,
     compiler: Compiler,
@@ -48,8 +48,8 @@ pub struct Description {
     seen: BTreeSet<(String, u16)>,
 }
 
-impl Description {
-    pub fn of(server: &Server) -> Description {
+impl ApiDescription {
+    pub fn of(server: &TestServer) -> ApiDescription {
         // The document needs no credentials.
         let document = server
             .send("GET", "/postrider/v1/openapi.json", &[], "")
@@ -62,7 +62,7 @@ impl Description {
         compiler
             .add_resource(PLACE, closed_document)
             .expect("it is a document");
-        Description {
+        ApiDescription {
             document,
             compiled: Schemas::new(),
             compiler,
@@ -115,7 +115,7 @@ impl Description {
 
     /// Checks an answer against the description of its status.
     #[track_caller]
-    pub fn answered(&mut self, id: &str, answer: &Answer) {
+    pub fn answered(&mut self, id: &str, answer: &HttpTestAnswer) {
         let (path, method, told) = self.operation(id);
         let status = answer.status.to_string();
         let described = &told["responses"][&status];
@@ -153,7 +153,13 @@ impl Description {
 
     /// Calls an operation with the owner's secret and checks the answer.
     #[track_caller]
-    pub fn ask(&mut self, server: &Server, id: &str, values: &[(&str, &str)], body: Option<Value>) -> Answer {
+    pub fn ask(
+        &mut self,
+        server: &TestServer,
+        id: &str,
+        values: &[(&str, &str)],
+        body: Option<Value>,
+    ) -> HttpTestAnswer {
         let (path, method, told) = self.operation(id);
         let value = |name: &str| {
             values
@@ -214,11 +220,11 @@ fn encoded(text: &str) -> String {
 }
 
 /// A stream of server-sent events.
-struct Following(BufReader<TcpStream>);
+struct DocsEventStream(BufReader<TcpStream>);
 
-impl Following {
+impl DocsEventStream {
     #[track_caller]
-    fn begin(server: &Server, method: &str, target: &str, body: &str) -> Following {
+    fn begin(server: &TestServer, method: &str, target: &str, body: &str) -> DocsEventStream {
         let stream = TcpStream::connect(server.http).expect("the server listens");
         stream
             .set_read_timeout(Some(wait::PATIENCE))
@@ -248,7 +254,7 @@ impl Following {
             }
         }
         assert_eq!(media, "text/event-stream");
-        Following(reader)
+        DocsEventStream(reader)
     }
 
     /// Name and data of the next event. Chunk sizes and comments are skipped.
@@ -275,12 +281,12 @@ fn line(reader: &mut BufReader<TcpStream>) -> String {
 }
 
 /// Answers with the status in the path, and never completes a handshake.
-fn hook(delivery: &Delivery) -> Reply {
+fn hook(delivery: &ReceivedDelivery) -> ScriptedReply {
     let status = delivery.path[1..]
         .split('/')
         .next()
         .and_then(|status| status.parse().ok());
-    Reply::Status(status.unwrap_or(200))
+    ScriptedReply::Status(status.unwrap_or(200))
 }
 
 const GROUP: &str = "/subscriptions/00000000-0000-0000-0000-000000000001/resourceGroups/rg1";
@@ -291,8 +297,8 @@ fn id_of(topic: &str, name: &str) -> String {
 }
 
 /// A server with events that were delivered, retried, dead-lettered, and not matched.
-fn with_traffic(receiver: &Receiver) -> Server {
-    let server = Setup::config(CONFIG).start();
+fn with_traffic(receiver: &TestReceiver) -> TestServer {
+    let server = ServerSetup::config(CONFIG).start();
     server.put_topic("orders");
     server.put_topic("quiet");
     server.subscribe("orders", "fine", &receiver.url("/200?code=secret"), json!(null));
@@ -315,9 +321,9 @@ fn with_traffic(receiver: &Receiver) -> Server {
 
 #[test]
 fn answers_are_as_described() {
-    let receiver = Receiver::answering(hook);
+    let receiver = TestReceiver::answering(hook);
     let server = with_traffic(&receiver);
-    let mut api = Description::of(&server);
+    let mut api = ApiDescription::of(&server);
     api.ask(&server, "getDescription", &[], None);
     for id in [
         "getServer",
@@ -354,14 +360,14 @@ fn answers_are_as_described() {
     api.ask(&server, "verifyAudit", &[], None).expect(200);
     refusals(&mut api, &server);
 
-    let timed = Setup::test_clock(CONFIG).start();
+    let timed = ServerSetup::test_clock(CONFIG).start();
     api.ask(&timed, "getClock", &[], None);
     api.ask(&timed, "advanceClock", &[], Some(json!({"by": "1m"})));
     api.ask(&timed, "getHealth", &[], None);
     api.assert_all_seen();
 }
 
-fn events(api: &mut Description, server: &Server) {
+fn events(api: &mut ApiDescription, server: &TestServer) {
     let traced = api.ask(server, "traceEvent", &[("id", "e1")], None).json();
     let subscriptions = traced["stories"][0]["subscriptions"]
         .as_array()
@@ -392,7 +398,7 @@ fn events(api: &mut Description, server: &Server) {
     let attempts = [("id", id.as_str()), ("outcome", "failed"), ("limit", "2")];
     let found = api.ask(server, "listAttempts", &attempts, None).json();
     assert_eq!(found["value"].as_array().map(Vec::len), Some(2));
-    let mut stream = Following::begin(server, "GET", "/postrider/v1/events/stream?topic=orders", "");
+    let mut stream = DocsEventStream::begin(server, "GET", "/postrider/v1/events/stream?topic=orders", "");
     api.seen.insert(("streamEvents".to_owned(), 200));
     server.publish("orders", &[event("live")]);
     let mut names = BTreeSet::new();
@@ -414,7 +420,7 @@ fn events(api: &mut Description, server: &Server) {
     assert!(!tested["value"].as_array().expect("a list").is_empty());
 }
 
-fn subscriptions(api: &mut Description, server: &Server) {
+fn subscriptions(api: &mut ApiDescription, server: &TestServer) {
     let listed = api
         .ask(
             server,
@@ -450,7 +456,7 @@ fn subscriptions(api: &mut Description, server: &Server) {
     api.ask(server, "admitEndpoint", &[], Some(json!({"endpoint": name})));
 }
 
-fn handshakes(api: &mut Description, server: &Server, receiver: &Receiver) {
+fn handshakes(api: &mut ApiDescription, server: &TestServer, receiver: &TestReceiver) {
     let body = json!({"properties": {"destination": {"endpointType": "WebHook", "properties": {"endpointUrl": receiver.url("/403/new")}}}});
     let path = format!("{}?api-version=2022-06-15", id_of("orders", "asked"));
     server
@@ -470,7 +476,7 @@ fn handshakes(api: &mut Description, server: &Server, receiver: &Receiver) {
     api.ask(server, "listHandshakes", &[], None);
 }
 
-fn dead_letters(api: &mut Description, server: &Server) {
+fn dead_letters(api: &mut ApiDescription, server: &TestServer) {
     api.ask(server, "countDeadLetters", &[], None);
     let listed = api
         .ask(
@@ -513,8 +519,8 @@ fn dead_letters(api: &mut Description, server: &Server) {
     api.ask(server, "purgeDeadLetters", &[], Some(json!({"all": true})));
 }
 
-fn listening(api: &mut Description, server: &Server) {
-    let mut stream = Following::begin(server, "POST", "/postrider/v1/listen", r#"{"topic":"quiet"}"#);
+fn listening(api: &mut ApiDescription, server: &TestServer) {
+    let mut stream = DocsEventStream::begin(server, "POST", "/postrider/v1/listen", r#"{"topic":"quiet"}"#);
     api.seen.insert(("listen".to_owned(), 200));
     let (name, made) = stream.next();
     assert_eq!(name, "subscription");
@@ -532,7 +538,7 @@ fn listening(api: &mut Description, server: &Server) {
         .expect(404);
 }
 
-fn sessions(api: &mut Description, server: &Server) {
+fn sessions(api: &mut ApiDescription, server: &TestServer) {
     let body = json!({"secret": "hush"}).to_string();
     let answer = server.send("POST", "/portal/session", &[JSON], body);
     api.answered("signIn", &answer);
@@ -575,7 +581,7 @@ fn sessions(api: &mut Description, server: &Server) {
 }
 
 /// Refusals match the description, too.
-fn refusals(api: &mut Description, server: &Server) {
+fn refusals(api: &mut ApiDescription, server: &TestServer) {
     let operations: Vec<(String, String, Value)> = {
         let paths = api.document["paths"].as_object().expect("there are paths");
         let all = paths.iter().flat_map(|(path, item)| {
@@ -622,8 +628,8 @@ fn refusals(api: &mut Description, server: &Server) {
 /// Examples in the description are valid.
 #[test]
 fn examples_are_as_described() {
-    let server = Server::start_plain();
-    let mut api = Description::of(&server);
+    let server = TestServer::start_plain();
+    let mut api = ApiDescription::of(&server);
     let mut found: Vec<(Vec<String>, Value)> = Vec::new();
     fn look(at: &mut Vec<String>, value: &Value, found: &mut Vec<(Vec<String>, Value)>) {
         let Some(members) = value.as_object() else {
@@ -678,7 +684,7 @@ fn examples_are_as_described() {
 /// Every key of the default configuration is on the page about it.
 #[test]
 fn the_configuration_is_explained() {
-    let server = Server::start_plain();
+    let server = TestServer::start_plain();
     let page = server.send("GET", "/docs/configuration", &[], "").expect(200);
     let page = page.text();
     let mut keys = 0;
@@ -702,7 +708,7 @@ fn the_configuration_is_explained() {
 #[test]
 fn others_can_read_the_description() {
     let Some(directory) = installed() else { return };
-    let receiver = Receiver::answering(hook);
+    let receiver = TestReceiver::answering(hook);
     let server = with_traffic(&receiver);
     let output = Command::new(directory.join("openapi/bin/python"))
         .arg(scripts().join("python/openapi.py"))

@@ -1,8 +1,8 @@
 //! `postrider doctor`: its findings, its advice, and that it changes nothing.
 
 use crate::dead_letters::{dead_letter_to, shelf as shelf_account};
-use crate::receiver::{Receiver, Reply};
-use crate::server::{Server, Setup, event};
+use crate::receiver::{ScriptedReply, TestReceiver};
+use crate::server::{ServerSetup, TestServer, event};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::fs::{self, OpenOptions};
@@ -14,12 +14,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU16, Ordering::Relaxed};
 
 /// Output of the doctor.
-pub struct Told {
+pub struct DoctorOutput {
     code: i32,
     out: String,
 }
 
-impl Told {
+impl DoctorOutput {
     fn json(&self) -> Value {
         serde_json::from_str(&self.out).unwrap_or_else(|e| panic!("{e} in {}", self.out))
     }
@@ -43,7 +43,7 @@ impl Told {
     }
 }
 
-fn doctor(directory: &Path, arguments: &[&str]) -> Told {
+fn doctor(directory: &Path, arguments: &[&str]) -> DoctorOutput {
     let output = Command::new(env!("CARGO_BIN_EXE_postrider"))
         .env_clear()
         .current_dir(directory)
@@ -53,14 +53,14 @@ fn doctor(directory: &Path, arguments: &[&str]) -> Told {
         .expect("the program can be run");
     let err = String::from_utf8_lossy(&output.stderr);
     assert_eq!(err, "", "nothing but findings");
-    Told {
+    DoctorOutput {
         code: output.status.code().expect("it ends by itself"),
         out: String::from_utf8(output.stdout).expect("text"),
     }
 }
 
 /// Runs the doctor with the flags and the configuration of a server.
-pub fn doctor_of(server: &Server, output: &str) -> Told {
+pub fn doctor_of(server: &TestServer, output: &str) -> DoctorOutput {
     let data_dir = server.data_dir();
     let (http, https) = (server.http.to_string(), server.https.to_string());
     let elsewhere = tempfile::tempdir().expect("a temporary directory");
@@ -157,9 +157,9 @@ fn every_mistake_in_the_configuration_is_named() {
 
 #[test]
 fn a_running_server_is_asked() {
-    let receiver = Receiver::start();
-    let gone = Receiver::start().url("/gone?code=hidden");
-    let server = Server::start_plain();
+    let receiver = TestReceiver::start();
+    let gone = TestReceiver::start().url("/gone?code=hidden");
+    let server = TestServer::start_plain();
     server.put_topic("orders");
     server.subscribe("orders", "well", &receiver.url("/in?code=hidden"), json!(null));
     server.subscribe("orders", "away", &gone, json!(null));
@@ -239,8 +239,8 @@ fn a_running_server_is_asked() {
 
 #[test]
 fn what_a_stopped_server_left_is_read_and_stays_as_it_is() {
-    let receiver = Receiver::start();
-    let mut server = Server::start_plain();
+    let receiver = TestReceiver::start();
+    let mut server = TestServer::start_plain();
     server.put_topic("orders");
     server.subscribe("orders", "billing", &receiver.url("/"), json!(null));
     server.publish("orders", &[event("a")]);
@@ -271,15 +271,15 @@ fn what_a_stopped_server_left_is_read_and_stays_as_it_is() {
     );
     drop(stranger);
     server.start();
-    receiver.so_far();
+    receiver.take_received();
 }
 
 #[test]
 fn a_damaged_log_is_found() {
-    let mut server = Server::start_plain();
+    let mut server = TestServer::start_plain();
     server.put_topic("orders");
     // The receiver is gone, so the events stay in the log.
-    server.subscribe("orders", "billing", &Receiver::start().url("/"), json!(null));
+    server.subscribe("orders", "billing", &TestReceiver::start().url("/"), json!(null));
     for id in ["first-of-all", "second", "third"] {
         server.publish("orders", &[event(id)]);
     }
@@ -306,7 +306,7 @@ fn a_damaged_log_is_found() {
 
 #[test]
 fn it_knows_a_directory_of_a_test_clock() {
-    let mut server = Setup::test_clock("").start();
+    let mut server = ServerSetup::test_clock("").start();
     assert_eq!(
         doctor_of(&server, "json").level("server", "test clock"),
         "warning"
@@ -322,11 +322,11 @@ fn it_knows_a_directory_of_a_test_clock() {
 
 #[test]
 fn it_says_what_an_endpoint_last_answered_and_what_that_means() {
-    let receiver = Receiver::answering(|delivery| {
+    let receiver = TestReceiver::answering(|delivery| {
         let failing = delivery.ids().concat() == "bad";
-        Reply::Status(if failing { 401 } else { 200 })
+        ScriptedReply::Status(if failing { 401 } else { 200 })
     });
-    let server = Setup::config("dead_letter = { default = \"local\" }\n").start();
+    let server = ServerSetup::config("dead_letter = { default = \"local\" }\n").start();
     server.put_topic("orders");
     server.subscribe("orders", "billing", &receiver.url("/"), json!(null));
     let url = receiver.url("/");
@@ -352,11 +352,11 @@ fn it_says_what_an_endpoint_last_answered_and_what_that_means() {
 #[test]
 fn what_it_says_to_do_about_a_sick_endpoint_can_be_typed_as_it_is() {
     let status = Arc::new(AtomicU16::new(503));
-    let receiver = Receiver::answering({
+    let receiver = TestReceiver::answering({
         let status = status.clone();
-        move |_| Reply::Status(status.load(Relaxed))
+        move |_| ScriptedReply::Status(status.load(Relaxed))
     });
-    let server = Setup::test_clock("probation.failures = 1\n").start();
+    let server = ServerSetup::test_clock("probation.failures = 1\n").start();
     server.put_topic("orders");
     server.subscribe("orders", "billing", &receiver.url("/"), json!(null));
     server.publish("orders", &[event("a")]);
@@ -401,9 +401,9 @@ fn dead_letter_destinations_are_tried_while_the_server_runs_and_after_it_was_sto
         "dead_letter = {{ delay = \"0s\" }}\n{}",
         shelf_account(shelf.path())
     );
-    let mut server = Setup::config(config).start();
+    let mut server = ServerSetup::config(config).start();
     server.put_topic("orders");
-    let receiver = Receiver::answering(|_| Reply::Status(400));
+    let receiver = TestReceiver::answering(|_| ScriptedReply::Status(400));
     let group = "/subscriptions/00000000-0000-0000-0000-000000000001/resourceGroups/rg1";
     let local = format!("{group}/providers/Microsoft.Storage/storageAccounts/local");
     let url = receiver.url("/");
@@ -450,8 +450,8 @@ fn dead_letter_destinations_are_tried_while_the_server_runs_and_after_it_was_sto
 
 #[test]
 fn failures_before_a_restart_are_told_beside_the_endpoint() {
-    let receiver = Receiver::answering(|_| Reply::Status(400));
-    let mut server = Server::start_plain();
+    let receiver = TestReceiver::answering(|_| ScriptedReply::Status(400));
+    let mut server = TestServer::start_plain();
     server.put_topic("orders");
     server.subscribe("orders", "billing", &receiver.url("/"), json!(null));
     for id in ["a", "b", "c"] {

@@ -1,8 +1,8 @@
 //! Acknowledged events arrive, however often the server is killed.
 
-use crate::client::Connection;
-use crate::receiver::{Gate, Receiver, Reply};
-use crate::server::{EDGE_VERSION, JSON, Server, event, slow_tests};
+use crate::client::TestConnection;
+use crate::receiver::{ReplyGate, ScriptedReply, TestReceiver};
+use crate::server::{EDGE_VERSION, JSON, TestServer, event, slow_tests};
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
@@ -10,9 +10,9 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 
 /// A small random generator: the same seed gives the same run, as far as processes allow.
-pub struct Chance(pub u64);
+pub struct ReproducibleRandom(pub u64);
 
-impl Chance {
+impl ReproducibleRandom {
     pub fn below(&mut self, n: u64) -> u64 {
         self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
         let mut z = self.0;
@@ -23,16 +23,16 @@ impl Chance {
 }
 
 /// Publishes without end and remembers acknowledged events.
-pub struct Load {
+pub struct DurabilityLoad {
     address: SocketAddr,
     stop: AtomicBool,
     pub acknowledged: AtomicU64,
     pub ids: Mutex<BTreeSet<String>>,
 }
 
-impl Load {
-    pub fn new(server: &Server) -> Load {
-        Load {
+impl DurabilityLoad {
+    pub fn new(server: &TestServer) -> DurabilityLoad {
+        DurabilityLoad {
             address: server.http,
             stop: AtomicBool::new(false),
             acknowledged: AtomicU64::new(0),
@@ -48,10 +48,10 @@ impl Load {
     /// type "even".
     pub fn publish(&self, publisher: usize) {
         let target = format!("/topics/orders/events?{EDGE_VERSION}");
-        let mut chance = Chance(publisher as u64);
+        let mut chance = ReproducibleRandom(publisher as u64);
         let mut number = 0;
         while !self.stop.load(Relaxed) {
-            let Ok(mut connection) = Connection::open(self.address) else {
+            let Ok(mut connection) = TestConnection::open(self.address) else {
                 std::thread::yield_now();
                 continue;
             };
@@ -92,8 +92,8 @@ impl Load {
 #[test]
 fn nothing_acknowledged_is_lost_when_the_server_is_killed_at_any_moment() {
     let rounds = if slow_tests() { 30 } else { 6 };
-    let [all, even, batched] = [(); 3].map(|()| Receiver::start());
-    let mut server = Server::start_plain();
+    let [all, even, batched] = [(); 3].map(|()| TestReceiver::start());
+    let mut server = TestServer::start_plain();
     server.put_topic("orders");
     server.subscribe("orders", "all", &all.url("/"), json!(null));
     server.subscribe(
@@ -105,8 +105,8 @@ fn nothing_acknowledged_is_lost_when_the_server_is_killed_at_any_moment() {
     let batch = json!({"destination": {"properties": {"maxEventsPerBatch": 50}}});
     server.subscribe("orders", "batched", &batched.url("/"), batch);
 
-    let load = Load::new(&server);
-    let mut chance = Chance(20_261_115);
+    let load = DurabilityLoad::new(&server);
+    let mut chance = ReproducibleRandom(20_261_115);
     std::thread::scope(|scope| {
         for publisher in 0..4 {
             let load = &load;
@@ -132,7 +132,7 @@ fn nothing_acknowledged_is_lost_when_the_server_is_killed_at_any_moment() {
         .collect();
     let mut seen = even.all_of(&wanted);
     // All other deliveries must have gone to the right subscription.
-    seen.extend(even.so_far().iter().flat_map(|delivery| delivery.ids()));
+    seen.extend(even.take_received().iter().flat_map(|delivery| delivery.ids()));
     let stray: Vec<_> = seen.iter().filter(|id| !id.starts_with("even")).collect();
     assert!(stray.is_empty(), "{stray:?}");
     assert_eq!(server.health()["store"]["corruptRecords"], 0);
@@ -140,15 +140,15 @@ fn nothing_acknowledged_is_lost_when_the_server_is_killed_at_any_moment() {
 
 #[test]
 fn what_waits_behind_a_held_up_receiver_outlives_the_server() {
-    let gate = Arc::new(Gate::default());
-    let receiver = Receiver::answering({
+    let gate = Arc::new(ReplyGate::default());
+    let receiver = TestReceiver::answering({
         let gate = gate.clone();
         move |_| {
             gate.wait();
-            Reply::Status(200)
+            ScriptedReply::Status(200)
         }
     });
-    let mut server = Server::start_plain();
+    let mut server = TestServer::start_plain();
     server.put_topic("orders");
     server.subscribe("orders", "billing", &receiver.url("/"), json!(null));
     let mut expected = BTreeSet::new();
@@ -164,7 +164,7 @@ fn what_waits_behind_a_held_up_receiver_outlives_the_server() {
     server.counted("/deliveries/delivered", 600);
     // Settled deliveries, after a moment to record them, are not made again.
     server.stop();
-    receiver.so_far();
+    receiver.take_received();
     server.start();
     server.publish("orders", &[event("last")]);
     assert_eq!(receiver.next().ids(), ["last"]);

@@ -1,8 +1,8 @@
 //! The edge module's REST API: resources, answers, errors.
 
-use crate::client::Answer;
-use crate::receiver::Receiver;
-use crate::server::{EDGE_VERSION, JSON, Server, Setup, event};
+use crate::client::HttpTestAnswer;
+use crate::receiver::TestReceiver;
+use crate::server::{EDGE_VERSION, JSON, ServerSetup, TestServer, event};
 use serde_json::{Value, json};
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ const MODULE: &str = "/iotHubs/postrider/devices/local/modules/eventgridmodule";
 
 /// Message of an error in the module's format.
 #[track_caller]
-fn refused(answer: Answer, status: u16, code: &str) -> String {
+fn refused(answer: HttpTestAnswer, status: u16, code: &str) -> String {
     let answer = answer.expect(status);
     assert_eq!(
         answer.header("content-type"),
@@ -33,7 +33,7 @@ fn web_hook(url: &str) -> Value {
 
 #[test]
 fn topics_are_made_shown_listed_and_deleted() {
-    let server = Server::start_plain();
+    let server = TestServer::start_plain();
     let shown = |name: &str, schema: &str| {
         json!({
             "id": format!("{MODULE}/topics/{name}"),
@@ -96,7 +96,7 @@ fn topics_are_made_shown_listed_and_deleted() {
 
 #[test]
 fn subscriptions_echo_what_was_sent_and_what_was_resolved() {
-    let server = Server::start_plain();
+    let server = TestServer::start_plain();
     server.put_topic("orders");
     let path = "/topics/orders/eventSubscriptions/billing";
     let id = format!("{MODULE}{path}");
@@ -185,8 +185,8 @@ fn subscriptions_echo_what_was_sent_and_what_was_resolved() {
 
 #[test]
 fn words_of_the_path_have_no_case_and_slashes_at_the_end_do_not_matter() {
-    let receiver = Receiver::start();
-    let server = Server::start_plain();
+    let receiver = TestReceiver::start();
+    let server = TestServer::start_plain();
     server.edge("PUT", "/TOPICS/orders/", &Value::Null).expect(200);
     let body = json!({"properties": {"destination": web_hook(&receiver.url("/"))}});
     server
@@ -203,7 +203,7 @@ fn words_of_the_path_have_no_case_and_slashes_at_the_end_do_not_matter() {
 
 #[test]
 fn the_endpoint_is_told_as_the_request_was_addressed() {
-    let server = Server::start_plain();
+    let server = TestServer::start_plain();
     server.put_topic("orders");
     let host = format!("localhost:{}", server.http.port());
     let target = format!("/topics/orders?{EDGE_VERSION}");
@@ -216,7 +216,7 @@ fn the_endpoint_is_told_as_the_request_was_addressed() {
         format!("http://{host}/topics/orders/events?{EDGE_VERSION}")
     );
 
-    let mut tls = crate::client::Connection::open_tls(server.https, "localhost", &server.ca()).unwrap();
+    let mut tls = crate::client::TestConnection::open_tls(server.https, "localhost", &server.ca()).unwrap();
     let host = format!("localhost:{}", server.https.port());
     let topic = tls
         .send("GET", &target, &[JSON, ("host", &host)], b"")
@@ -231,7 +231,7 @@ fn the_endpoint_is_told_as_the_request_was_addressed() {
 
 #[test]
 fn members_that_are_ignored_are_told() {
-    let server = Server::start_plain();
+    let server = TestServer::start_plain();
     server.put_topic("orders");
     let path = "/topics/orders/eventSubscriptions/s1";
     let mut body = json!({"properties": {
@@ -266,7 +266,7 @@ fn members_that_are_ignored_are_told() {
 
 #[test]
 fn limits_of_batches_are_read_as_they_are_in_force() {
-    let server = Server::start_plain();
+    let server = TestServer::start_plain();
     server.put_topic("orders");
     let path = "/topics/orders/eventSubscriptions/s1";
     let mut hook = web_hook("http://127.0.0.1:9/");
@@ -286,7 +286,7 @@ fn limits_of_batches_are_read_as_they_are_in_force() {
 
 #[test]
 fn errors_are_in_the_modules_dialect() {
-    let server = Server::start_plain();
+    let server = TestServer::start_plain();
     server.put_topic("orders");
     let sub = |body: Value| server.edge("PUT", "/topics/orders/eventSubscriptions/s1", &body);
     let destination = |destination: Value| sub(json!({"properties": {"destination": destination}}));
@@ -423,8 +423,8 @@ fn errors_are_in_the_modules_dialect() {
 
 #[test]
 fn events_that_do_not_conform_are_refused_in_the_modules_dialect() {
-    let receiver = Receiver::start();
-    let server = Server::start_plain();
+    let receiver = TestReceiver::start();
+    let server = TestServer::start_plain();
     server.put_topic("orders");
     server.subscribe("orders", "billing", &receiver.url("/"), json!(null));
     let without = |name: &str| {
@@ -453,8 +453,8 @@ fn events_that_do_not_conform_are_refused_in_the_modules_dialect() {
 
 #[test]
 fn a_subscription_is_changed_at_once_and_gone_with_its_topic() {
-    let (old, new) = (Receiver::start(), Receiver::start());
-    let server = Server::start_plain();
+    let (old, new) = (TestReceiver::start(), TestReceiver::start());
+    let server = TestServer::start_plain();
     server.put_topic("orders");
     server.subscribe("orders", "billing", &old.url("/"), json!(null));
     server.publish("orders", &[event("e1")]);
@@ -486,8 +486,8 @@ fn a_subscription_is_changed_at_once_and_gone_with_its_topic() {
 
 #[test]
 fn resources_survive_a_restart() {
-    let receiver = Receiver::start();
-    let mut server = Server::start_plain();
+    let receiver = TestReceiver::start();
+    let mut server = TestServer::start_plain();
     server.put_topic("orders");
     let filter =
         json!({"filter": {"subjectBeginsWith": "/orders"}, "retryPolicy": {"maxDeliveryAttempts": 3}});
@@ -510,14 +510,14 @@ fn resources_survive_a_restart() {
 
 #[test]
 fn keys_close_the_api_to_everyone_else() {
-    let setup = Setup {
+    let setup = ServerSetup {
         env: vec![
             ("inbound__clientAuth__sasKeys__enabled", "true".into()),
             ("inbound__clientAuth__sasKeys__key1", "first".into()),
             ("inbound__clientAuth__sasKeys__key2", "second".into()),
         ],
         config: "client = [{ id = \"me\", secret = \"client-secret\" }]".into(),
-        ..Setup::default()
+        ..ServerSetup::default()
     };
     let server = setup.start();
     let target = format!("/topics/orders?{EDGE_VERSION}");

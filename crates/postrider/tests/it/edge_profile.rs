@@ -1,21 +1,25 @@
 //! The IoT Edge module's profile: limits, variables, and success statuses.
 
-use crate::lab::{Lab, seconds};
-use crate::receiver::{Receiver, Reply};
-use crate::server::{Setup, event};
+use crate::clock_lab::{ClockLab, seconds};
+use crate::receiver::{ScriptedReply, TestReceiver};
+use crate::server::{ServerSetup, event};
 use serde_json::{Value, json};
 
 const ATTEMPTS_VARIABLE: &str = "broker__defaultMaxDeliveryAttempts";
 const TIME_VARIABLE: &str = "broker__defaultEventTimeToLiveInSeconds";
 
-fn edge() -> Setup {
-    Setup::test_clock("").profile("edge")
+fn edge() -> ServerSetup {
+    ServerSetup::test_clock("").profile("edge")
 }
 
 /// Times of the attempts of an event that always fails, and the reason for which it was dropped.
 #[track_caller]
-fn attempts(setup: Setup, properties: Value) -> (Vec<u64>, Value) {
-    let lab = Lab::subscribed(setup, Receiver::answering(|_| Reply::Status(500)), properties);
+fn attempts(setup: ServerSetup, properties: Value) -> (Vec<u64>, Value) {
+    let lab = ClockLab::subscribed(
+        setup,
+        TestReceiver::answering(|_| ScriptedReply::Status(500)),
+        properties,
+    );
     lab.server.publish("orders", &[event("a")]);
     (seconds(&lab.all_arrivals()), lab.dropped())
 }
@@ -83,7 +87,7 @@ fn a_subscription_has_the_last_word_about_its_limits() {
 
 #[test]
 fn the_modules_variables_hold_for_the_edge_api_whatever_the_profile() {
-    let cloud = || Setup::test_clock("");
+    let cloud = || ServerSetup::test_clock("");
     let three = (vec![0, 10, 40], json!({"MaxDeliveryAttemptsExceeded": 1}));
     let setup = cloud().with(ATTEMPTS_VARIABLE, "3");
     assert_eq!(attempts(setup, json!(null)), three);
@@ -96,7 +100,7 @@ fn the_modules_variables_hold_for_the_edge_api_whatever_the_profile() {
 
 #[test]
 fn the_modules_variables_do_not_change_a_profile_that_is_named() {
-    let setup = Setup::test_clock("")
+    let setup = ServerSetup::test_clock("")
         .with(ATTEMPTS_VARIABLE, "3")
         .with(TIME_VARIABLE, "1800");
     let named = json!({"postrider": {"profile": "cloud-2021"}});
@@ -107,7 +111,11 @@ fn the_modules_variables_do_not_change_a_profile_that_is_named() {
 #[test]
 fn a_variable_that_is_misspelled_in_the_documents_is_warned_of() {
     let setup = edge().with("brokers__defaultMaxDeliveryAttempts", "3");
-    let lab = Lab::subscribed(setup, Receiver::answering(|_| Reply::Status(500)), json!(null));
+    let lab = ClockLab::subscribed(
+        setup,
+        TestReceiver::answering(|_| ScriptedReply::Status(500)),
+        json!(null),
+    );
     lab.server
         .logged(&["WARN", "brokers__defaultMaxDeliveryAttempts", ATTEMPTS_VARIABLE]);
     lab.server.publish("orders", &[event("a")]);
@@ -128,7 +136,10 @@ fn a_limit_that_is_no_number_is_refused() {
 fn strictly_only_200_is_success() {
     for (strict, delivered) in [("false", vec![200, 201, 202, 203, 204]), ("true", vec![200])] {
         let config = format!("edge.strict_success = {strict}\n");
-        let lab = Lab::start(Setup::test_clock(config).profile("edge"), Receiver::by_path());
+        let lab = ClockLab::start(
+            ServerSetup::test_clock(config).profile("edge"),
+            TestReceiver::by_path(),
+        );
         lab.server.put_topic("orders");
         for status in 200..=205 {
             lab.subscribe(&format!("to-{status}"), &format!("/{status}"), json!(null));
@@ -150,9 +161,9 @@ fn strictly_only_200_is_success() {
 
 #[test]
 fn strictness_is_the_edge_profiles_alone() {
-    let lab = Lab::start(
-        Setup::test_clock("edge.strict_success = true\n"),
-        Receiver::by_path(),
+    let lab = ClockLab::start(
+        ServerSetup::test_clock("edge.strict_success = true\n"),
+        TestReceiver::by_path(),
     );
     lab.server.put_topic("orders");
     lab.subscribe("billing", "/204", json!(null));

@@ -1,8 +1,8 @@
 //! Addresses of deliveries, and the defence against hostile receivers and events.
 
 use crate::dead_letters::dead_letter_to;
-use crate::receiver::{Receiver, Reply};
-use crate::server::{JSON, Server, Setup, event};
+use crate::receiver::{ScriptedReply, TestReceiver};
+use crate::server::{JSON, ServerSetup, TestServer, event};
 use crate::wait;
 use base64::Engine as _;
 use base64::prelude::BASE64_URL_SAFE_NO_PAD;
@@ -13,8 +13,8 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 /// A server that logs why attempts fail.
-fn talkative(config: &str) -> Server {
-    Setup::config(format!("log.level = \"info,postrider_engine=debug\"\n{config}")).start()
+fn talkative(config: &str) -> TestServer {
+    ServerSetup::config(format!("log.level = \"info,postrider_engine=debug\"\n{config}")).start()
 }
 
 #[test]
@@ -56,8 +56,8 @@ fn metadata_addresses_are_never_dialled() {
 // The proxy is up but opens no tunnel.
 #[test]
 fn a_fault_of_the_proxy_is_told_and_held_against_no_endpoint() {
-    let proxy = Receiver::answering(|_| Reply::Status(502));
-    let receiver = Receiver::start();
+    let proxy = TestReceiver::answering(|_| ScriptedReply::Status(502));
+    let receiver = TestReceiver::start();
     let address = proxy.url("").replace("http://", "");
     let server = talkative(&format!(
         "[egress]\nproxy = \"http://me:hush@{address}\"\nno_proxy = [\"localhost\"]\n"
@@ -74,8 +74,8 @@ fn a_fault_of_the_proxy_is_told_and_held_against_no_endpoint() {
     let health = server.health();
     assert_eq!(health["proxy"]["address"], address, "{health}");
     assert_eq!(health["warnings"][0]["code"], "proxy", "{health}");
-    assert!(receiver.so_far().iter().all(|one| one.path == "/direct"));
-    assert!(proxy.so_far().iter().all(|one| one.method == "CONNECT"));
+    assert!(receiver.take_received().iter().all(|one| one.path == "/direct"));
+    assert!(proxy.take_received().iter().all(|one| one.method == "CONNECT"));
     server.logged(&["attempt failed", "could not open a tunnel (502)"]);
     assert!(!server.log().iter().any(|line| line.contains("hush")));
     assert!(
@@ -88,7 +88,7 @@ fn a_fault_of_the_proxy_is_told_and_held_against_no_endpoint() {
 
 #[test]
 fn the_policy_internet_allows_neither_http_nor_loopback() {
-    let receiver = Receiver::start();
+    let receiver = TestReceiver::start();
     let server = talkative("egress.policy = \"internet\"");
     server.put_topic("orders");
     server.subscribe("orders", "plain", &receiver.url("/"), json!(null));
@@ -102,12 +102,12 @@ fn the_policy_internet_allows_neither_http_nor_loopback() {
     server.counted("/deliveries/attemptsFailed", 2);
     server.logged(&["egress.policy forbids http"]);
     server.logged(&["egress.policy forbids 127.0.0.1 (loopback)"]);
-    assert!(receiver.so_far().is_empty());
+    assert!(receiver.take_received().is_empty());
 }
 
 #[test]
 fn a_custom_policy_allows_what_it_lists() {
-    let receiver = Receiver::start();
+    let receiver = TestReceiver::start();
     for (config, arrives) in [
         (
             "egress = { policy = \"custom\", allow = [\"127.0.0.0/8\"] }",
@@ -122,7 +122,7 @@ fn a_custom_policy_allows_what_it_lists() {
             false,
         ),
     ] {
-        let server = Setup::config(config).start();
+        let server = ServerSetup::config(config).start();
         server.put_topic("orders");
         server.subscribe("orders", "billing", &receiver.url("/"), json!(null));
         server.publish("orders", &[event("e1")]);
@@ -130,19 +130,19 @@ fn a_custom_policy_allows_what_it_lists() {
             receiver.next();
         } else {
             server.counted("/deliveries/attemptsFailed", 1);
-            assert!(receiver.so_far().is_empty(), "{config}");
+            assert!(receiver.take_received().is_empty(), "{config}");
         }
     }
 }
 
 /// A web server that must not get any request.
-struct Avoided(TcpListener);
+struct UnusedWebServer(TcpListener);
 
-impl Avoided {
-    fn at(address: &str) -> Avoided {
+impl UnusedWebServer {
+    fn at(address: &str) -> UnusedWebServer {
         let listener = TcpListener::bind((address, 0)).expect("a free port");
         listener.set_nonblocking(true).expect("a socket can be told");
-        Avoided(listener)
+        UnusedWebServer(listener)
     }
 
     fn port(&self) -> u16 {
@@ -159,9 +159,9 @@ impl Avoided {
 #[test]
 fn storage_accounts_and_collectors_are_dialled_only_if_the_policy_allows_it() {
     let (webhook, account, collector) = (
-        Receiver::start(),
-        Avoided::at("127.0.0.1"),
-        Avoided::at("127.0.0.1"),
+        TestReceiver::start(),
+        UnusedWebServer::at("127.0.0.1"),
+        UnusedWebServer::at("127.0.0.1"),
     );
     // Names are not checked at the start: their addresses are judged when they are dialled.
     let config = format!(
@@ -171,7 +171,7 @@ fn storage_accounts_and_collectors_are_dialled_only_if_the_policy_allows_it() {
         collector.port(),
         account.port(),
     );
-    let server = Setup::config(config).start();
+    let server = ServerSetup::config(config).start();
     server.put_topic("orders");
     let once = json!({"retryPolicy": {"maxDeliveryAttempts": 1}});
     let properties = dead_letter_to("far", "letters", once);
@@ -185,30 +185,30 @@ fn storage_accounts_and_collectors_are_dialled_only_if_the_policy_allows_it() {
     server.logged(&["traces cannot be exported", "egress.policy forbids", "127.0.0.1"]);
     account.assert_nobody_came();
     collector.assert_nobody_came();
-    assert!(webhook.so_far().is_empty());
+    assert!(webhook.take_received().is_empty());
 }
 
 #[test]
 fn the_keys_of_an_issuer_are_fetched_only_from_where_the_policy_allows_it() {
-    let keys = Avoided::at("127.0.0.2");
+    let keys = UnusedWebServer::at("127.0.0.2");
     let keys_url = format!("http://127.0.0.2:{}/keys", keys.port());
     // The issuer itself is allowed, but its keys are at an address that is not.
     let base: Arc<OnceLock<String>> = Arc::default();
     let issuer = {
         let base = base.clone();
-        Receiver::answering(move |_| {
+        TestReceiver::answering(move |_| {
             let issuer = base.get().expect("it is set before anybody asks");
             let document = json!({"issuer": issuer, "jwks_uri": keys_url}).to_string();
             let head = format!(
                 "HTTP/1.1 200 OK\r\ncontent-length: {}\r\nconnection: close\r\n\r\n",
                 document.len()
             );
-            Reply::Bytes((head + &document).into_bytes())
+            ScriptedReply::Bytes((head + &document).into_bytes())
         })
     };
     let url = issuer.url("/tenant");
     base.set(url.clone()).expect("it is set once");
-    let server = Setup::config(format!(
+    let server = ServerSetup::config(format!(
         "egress = {{ policy = \"custom\", allow = [\"127.0.0.1\"] }}\n\
          [oidc]\nissuer = \"{url}\"\naudience = \"api://grid\"\n"
     ))
@@ -234,16 +234,16 @@ fn the_keys_of_an_issuer_are_fetched_only_from_where_the_policy_allows_it() {
 
 #[test]
 fn redirects_are_not_followed() {
-    let elsewhere = Receiver::start();
+    let elsewhere = TestReceiver::start();
     let target = elsewhere.url("/elsewhere");
-    let receiver = Receiver::answering(move |delivery| {
+    let receiver = TestReceiver::answering(move |delivery| {
         let status = &delivery.path[1..];
-        Reply::Bytes(
+        ScriptedReply::Bytes(
             format!("HTTP/1.1 {status} Moved\r\nlocation: {target}\r\ncontent-length: 0\r\n\r\n")
                 .into_bytes(),
         )
     });
-    let server = Server::start_plain();
+    let server = TestServer::start_plain();
     server.put_topic("orders");
     for status in [301, 302, 303, 307, 308] {
         server.subscribe(
@@ -255,29 +255,29 @@ fn redirects_are_not_followed() {
     }
     server.publish("orders", &[event("e1")]);
     server.counted("/deliveries/attemptsFailed", 5);
-    assert!(elsewhere.so_far().is_empty());
+    assert!(elsewhere.take_received().is_empty());
     assert_eq!(server.health()["deliveries"]["delivered"], 0);
 }
 
 #[test]
 fn large_and_endless_answers_do_not_hurt() {
-    let receiver = Receiver::answering(|delivery| match delivery.path.as_str() {
+    let receiver = TestReceiver::answering(|delivery| match delivery.path.as_str() {
         "/large" => {
             let mut bytes = format!("HTTP/1.1 200 OK\r\ncontent-length: {}\r\n\r\n", 10 << 20).into_bytes();
             bytes.resize(bytes.len() + (10 << 20), b'x');
-            Reply::Bytes(bytes)
+            ScriptedReply::Bytes(bytes)
         }
-        "/endless" => Reply::Endless {
+        "/endless" => ScriptedReply::Endless {
             head: b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n".to_vec(),
             piece: format!("1000\r\n{}\r\n", "x".repeat(4096)).into_bytes(),
         },
-        "/header" => Reply::Endless {
+        "/header" => ScriptedReply::Endless {
             head: b"HTTP/1.1 200 OK\r\n".to_vec(),
             piece: format!("x-more: {}\r\n", "x".repeat(4000)).into_bytes(),
         },
-        _ => Reply::Status(200),
+        _ => ScriptedReply::Status(200),
     });
-    let server = Server::start_plain();
+    let server = TestServer::start_plain();
     server.put_topic("orders");
     for path in ["/large", "/endless", "/header", "/plain"] {
         server.subscribe(
@@ -299,11 +299,11 @@ fn large_and_endless_answers_do_not_hurt() {
 
 #[test]
 fn a_slow_answer_does_not_hold_up_its_neighbours() {
-    let receiver = Receiver::answering(|delivery| match delivery.path.as_str() {
-        "/silent" => Reply::Silence,
-        _ => Reply::Status(200),
+    let receiver = TestReceiver::answering(|delivery| match delivery.path.as_str() {
+        "/silent" => ScriptedReply::Silence,
+        _ => ScriptedReply::Status(200),
     });
-    let server = Server::start_plain();
+    let server = TestServer::start_plain();
     server.put_topic("orders");
     // Another path on the same host and port is another endpoint.
     server.subscribe("orders", "silent", &receiver.url("/silent"), json!(null));
@@ -315,7 +315,7 @@ fn a_slow_answer_does_not_hold_up_its_neighbours() {
 
 #[test]
 fn events_cannot_inject_headers() {
-    let receiver = Receiver::start();
+    let receiver = TestReceiver::start();
     let key = "AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8=";
     let config = format!(
         "[[topic]]\nname = \"orders\"\nkey1 = \"{key}\"\n[[topic.subscription]]\nname = \"hook\"\n\
@@ -323,7 +323,7 @@ fn events_cannot_inject_headers() {
          {{ name = \"X-Dyn\", type = \"Dynamic\", properties = {{ sourceField = \"data.v\" }} }} ] }} }}\n",
         receiver.url("/")
     );
-    let server = Setup::config(config).start();
+    let server = ServerSetup::config(config).start();
     for value in [
         "a\r\nX-Evil: 1",
         "a\nX-Evil: 1",
@@ -359,7 +359,7 @@ fn events_cannot_inject_headers() {
             assert_eq!((header, delivery.header("aeg-data-version")), ("ok", Some("ok")));
         }
     }
-    assert!(receiver.so_far().is_empty());
+    assert!(receiver.take_received().is_empty());
 }
 
 #[test]
@@ -372,7 +372,7 @@ fn header_names_and_values_are_checked_when_a_subscription_is_made() {
             json!(name),
             json!(value)
         );
-        let told = Setup::config(config).refusal();
+        let told = ServerSetup::config(config).refusal();
         assert!(
             told.contains("subscription \"hook\" of topic \"orders\""),
             "{told}"
@@ -395,7 +395,7 @@ fn header_names_and_values_are_checked_when_a_subscription_is_made() {
     refused("X-Static", "a\0");
 
     // The same through the API, where it does not take effect at all.
-    let server = Server::start_plain();
+    let server = TestServer::start_plain();
     server.put_topic("orders");
     let mappings = json!([{"name": "bad name", "type": "Static", "properties": {"value": "v"}}]);
     let properties = json!({"endpointUrl": "http://127.0.0.1:9/", "deliveryAttributeMappings": mappings});
@@ -407,12 +407,12 @@ fn header_names_and_values_are_checked_when_a_subscription_is_made() {
 
 #[test]
 fn an_address_that_does_not_resolve_is_a_failed_attempt() {
-    let server = Server::start_plain();
+    let server = TestServer::start_plain();
     server.put_topic("orders");
     server.subscribe("orders", "nowhere", "http://nowhere.invalid/", json!(null));
     server.publish("orders", &[event("e1")]);
     server.counted("/deliveries/attemptsFailed", 1);
-    let receiver = Receiver::start();
+    let receiver = TestReceiver::start();
     server.subscribe("orders", "nowhere", &receiver.url("/"), json!(null));
     receiver.nothing_within(Duration::from_millis(50));
 }

@@ -1,8 +1,8 @@
 //! A full disk: publish requests are refused, nothing is lost, and service resumes once there is
 //! space.
 
-use crate::receiver::{Gate, Receiver, Reply};
-use crate::server::{EDGE_VERSION, JSON, Setup, event};
+use crate::receiver::{ReplyGate, ScriptedReply, TestReceiver};
+use crate::server::{EDGE_VERSION, JSON, ServerSetup, event};
 use crate::wait;
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
@@ -45,17 +45,17 @@ fn a_full_disk_refuses_publishes_until_there_is_room_and_loses_nothing() {
         println!("skipped: mounting a tmpfs is not permitted here");
         return;
     };
-    let gate = Arc::new(Gate::default());
-    let receiver = Receiver::answering({
+    let gate = Arc::new(ReplyGate::default());
+    let receiver = TestReceiver::answering({
         let gate = gate.clone();
         move |_| {
             gate.wait();
-            Reply::Status(200)
+            ScriptedReply::Status(200)
         }
     });
-    let setup = Setup {
+    let setup = ServerSetup {
         data_dir: Some(disk.path().join("data")),
-        ..Setup::default()
+        ..ServerSetup::default()
     };
     let mut server = setup.start();
     server.put_topic("orders");
@@ -65,7 +65,8 @@ fn a_full_disk_refuses_publishes_until_there_is_room_and_loses_nothing() {
     let target = format!("/topics/orders/events?{EDGE_VERSION}");
     let mut acknowledged = BTreeSet::new();
     let mut number = 0;
-    let mut publish = |connection: &mut crate::client::Connection, acknowledged: &mut BTreeSet<String>| {
+    let mut publish = |connection: &mut crate::client::TestConnection,
+                       acknowledged: &mut BTreeSet<String>| {
         let events: Vec<Value> = (0..10)
             .map(|_| {
                 number += 1;

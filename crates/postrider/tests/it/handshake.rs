@@ -1,9 +1,9 @@
 //! Handshakes with webhooks of subscriptions made through the Azure management API, before they get
 //! events.
 
-use crate::client::Answer;
-use crate::receiver::{Delivery, Receiver, Reply};
-use crate::server::{JSON, Server, Setup, event};
+use crate::client::HttpTestAnswer;
+use crate::receiver::{ReceivedDelivery, ScriptedReply, TestReceiver};
+use crate::server::{JSON, ServerSetup, TestServer, event};
 use crate::wait;
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
@@ -16,7 +16,7 @@ const CLIENT: &str = "[[client]]\nid = \"me\"\nsecret = \"hush\"\n\
                       [[client]]\nid = \"eye\"\nsecret = \"glance\"\nrole = \"reader\"\n";
 const HANDSHAKES: &str = "/postrider/v1/handshakes";
 
-fn call(server: &Server, method: &str, path: &str, body: &Value) -> Answer {
+fn call(server: &TestServer, method: &str, path: &str, body: &Value) -> HttpTestAnswer {
     let body = match body {
         Value::Null => String::new(),
         body => body.to_string(),
@@ -39,7 +39,7 @@ fn subscription_path(name: &str) -> String {
     format!("{}?{VERSION}", subscription_id(name))
 }
 
-fn started(setup: Setup) -> Server {
+fn started(setup: ServerSetup) -> TestServer {
     let server = setup.start();
     let path = format!("{}?{VERSION}", topic_id());
     call(&server, "PUT", &path, &json!({"location": "westus2"})).expect(201);
@@ -61,7 +61,7 @@ fn body(url: &str, schema: &str) -> Value {
 
 /// Creates a subscription; returns the path of its operation.
 #[track_caller]
-fn subscribe(server: &Server, name: &str, url: &str, schema: &str) -> String {
+fn subscribe(server: &TestServer, name: &str, url: &str, schema: &str) -> String {
     let answer = call(server, "PUT", &subscription_path(name), &body(url, schema)).expect(201);
     let url = answer.header("azure-asyncoperation").expect("it can be watched");
     let start = url.find("/subscriptions/").expect("it has a path");
@@ -70,14 +70,14 @@ fn subscribe(server: &Server, name: &str, url: &str, schema: &str) -> String {
 
 /// Final state of an operation.
 #[track_caller]
-fn ended(server: &Server, operation: &str) -> Value {
+fn ended(server: &TestServer, operation: &str) -> Value {
     wait::until("the operation ends", || {
         let state = call(server, "GET", operation, &Value::Null).expect(200).json();
         (state["status"] != "InProgress").then_some(state)
     })
 }
 
-fn provisioning(server: &Server, name: &str) -> Value {
+fn provisioning(server: &TestServer, name: &str) -> Value {
     let answer = call(server, "GET", &subscription_path(name), &Value::Null);
     match answer.status {
         404 => Value::Null,
@@ -85,7 +85,7 @@ fn provisioning(server: &Server, name: &str) -> Value {
     }
 }
 
-fn publish(server: &Server, id: &str) {
+fn publish(server: &TestServer, id: &str) {
     let path = "/topics/orders/api/events?api-version=2018-01-01";
     let keys = call(
         server,
@@ -100,13 +100,15 @@ fn publish(server: &Server, id: &str) {
         .expect(200);
 }
 
-fn ok(headers: &str, body: &str) -> Reply {
+fn ok(headers: &str, body: &str) -> ScriptedReply {
     let length = body.len();
-    Reply::Bytes(format!("HTTP/1.1 200 OK\r\n{headers}content-length: {length}\r\n\r\n{body}").into_bytes())
+    ScriptedReply::Bytes(
+        format!("HTTP/1.1 200 OK\r\n{headers}content-length: {length}\r\n\r\n{body}").into_bytes(),
+    )
 }
 
 /// Completes handshakes, and accepts events.
-fn willing(delivery: &Delivery) -> Reply {
+fn willing(delivery: &ReceivedDelivery) -> ScriptedReply {
     if delivery.method == "OPTIONS" {
         return ok("WebHook-Allowed-Origin: *\r\nWebHook-Allowed-Rate: *\r\n", "");
     }
@@ -115,7 +117,7 @@ fn willing(delivery: &Delivery) -> Reply {
             let code = &delivery.json()[0]["data"]["validationCode"];
             ok("", &json!({"ValidationResponse": code}).to_string())
         }
-        _ => Reply::Status(200),
+        _ => ScriptedReply::Status(200),
     }
 }
 
@@ -129,8 +131,8 @@ fn visit_path(url: &str) -> String {
 
 #[test]
 fn a_willing_webhook_is_asked_and_then_gets_events() {
-    let receiver = Receiver::answering(willing);
-    let server = started(Setup::config(CLIENT));
+    let receiver = TestReceiver::answering(willing);
+    let server = started(ServerSetup::config(CLIENT));
     for (schema, name) in [("EventGridSchema", "plain"), ("CloudEventSchemaV1_0", "cloud")] {
         let operation = subscribe(&server, name, &receiver.url("/in?code=s3cret"), schema);
         assert_eq!(ended(&server, &operation)["status"], "Succeeded");
@@ -188,8 +190,8 @@ fn a_willing_webhook_is_asked_and_then_gets_events() {
 
 #[test]
 fn nothing_is_delivered_to_a_webhook_that_refuses() {
-    let receiver = Receiver::answering(|_| Reply::Status(404));
-    let server = started(Setup::config(CLIENT));
+    let receiver = TestReceiver::answering(|_| ScriptedReply::Status(404));
+    let server = started(ServerSetup::config(CLIENT));
     for (schema, page) in [
         (
             "EventGridSchema",
@@ -215,23 +217,23 @@ fn nothing_is_delivered_to_a_webhook_that_refuses() {
         receiver.next();
     }
     // A second webhook gets the event; by then the refusing one would have got it, too.
-    let witness = Receiver::answering(willing);
+    let witness = TestReceiver::answering(willing);
     let operation = subscribe(&server, "witness", &witness.url("/"), "EventGridSchema");
     assert_eq!(ended(&server, &operation)["status"], "Succeeded");
     witness.next();
     publish(&server, "e1");
     assert_eq!(witness.next().ids(), ["e1"]);
     assert_eq!(server.health()["deliveries"]["matched"], 1);
-    assert_eq!(receiver.so_far().len(), 0);
+    assert_eq!(receiver.take_received().len(), 0);
 }
 
 #[test]
 fn a_visit_to_the_url_validates() {
-    let receiver = Receiver::answering(|delivery| match delivery.header("aeg-event-type") {
-        Some("Notification") => Reply::Status(200),
+    let receiver = TestReceiver::answering(|delivery| match delivery.header("aeg-event-type") {
+        Some("Notification") => ScriptedReply::Status(200),
         _ => ok("", ""),
     });
-    let server = started(Setup::config(CLIENT));
+    let server = started(ServerSetup::config(CLIENT));
     for (schema, name, method) in [
         ("EventGridSchema", "plain", "GET"),
         ("CloudEventSchemaV1_0", "cloud", "POST"),
@@ -276,8 +278,8 @@ fn a_visit_to_the_url_validates() {
 
 #[test]
 fn time_ends_the_wait_and_restarts_do_not() {
-    let receiver = Receiver::answering(|_| ok("", ""));
-    let mut server = started(Setup::test_clock(CLIENT));
+    let receiver = TestReceiver::answering(|_| ok("", ""));
+    let mut server = started(ServerSetup::test_clock(CLIENT));
     let operation = subscribe(&server, "audit", &receiver.url("/in"), "EventGridSchema");
     let path = visit_path(
         receiver.next().json()[0]["data"]["validationUrl"]
@@ -306,8 +308,8 @@ fn time_ends_the_wait_and_restarts_do_not() {
 
 #[test]
 fn a_silent_webhook_is_asked_three_times_on_the_tests_clock() {
-    let receiver = Receiver::answering(|_| Reply::Silence);
-    let server = started(Setup::test_clock(CLIENT));
+    let receiver = TestReceiver::answering(|_| ScriptedReply::Silence);
+    let server = started(ServerSetup::test_clock(CLIENT));
     let operation = subscribe(&server, "audit", &receiver.url("/in"), "EventGridSchema");
     let first = receiver.next();
     let start = server.now();
@@ -315,28 +317,28 @@ fn a_silent_webhook_is_asked_three_times_on_the_tests_clock() {
         let (now, attempts) = server.advance(&json!({"toNextAttempt": true, "settle": "100ms"}));
         assert_eq!((now.since(start).as_secs(), attempts), (expected, 1));
         let again = receiver.next();
-        let code = |asked: &Delivery| asked.json()[0]["data"]["validationCode"].clone();
+        let code = |asked: &ReceivedDelivery| asked.json()[0]["data"]["validationCode"].clone();
         assert_eq!(code(&again), code(&first));
     }
     server.advance(&json!({"by": "31s", "settle": "100ms"}));
     assert_eq!(ended(&server, &operation)["status"], "Failed");
-    assert_eq!(receiver.so_far().len(), 0);
+    assert_eq!(receiver.take_received().len(), 0);
 }
 
 #[test]
 fn handshakes_can_be_looked_at_and_repeated() {
     let status = Arc::new(Mutex::new(500_u16));
     let told = status.clone();
-    let receiver = Receiver::answering(move |delivery| match *told.lock().unwrap() {
+    let receiver = TestReceiver::answering(move |delivery| match *told.lock().unwrap() {
         200 => willing(delivery),
-        other => Reply::Bytes(
+        other => ScriptedReply::Bytes(
             format!(
                 "HTTP/1.1 {other} No\r\nset-cookie: crumbs\r\nx-why: broken\r\ncontent-length: 4\r\n\r\nwhy?"
             )
             .into_bytes(),
         ),
     });
-    let mut server = started(Setup::config(CLIENT));
+    let mut server = started(ServerSetup::config(CLIENT));
     let operation = subscribe(
         &server,
         "Audit",
@@ -437,25 +439,27 @@ fn handshakes_can_be_looked_at_and_repeated() {
 
 #[test]
 fn a_failed_update_leaves_what_is_in_force() {
-    let receiver = Receiver::answering(|delivery| match delivery.path.as_str() {
+    let receiver = TestReceiver::answering(|delivery| match delivery.path.as_str() {
         "/good" => willing(delivery),
-        _ => Reply::Status(500),
+        _ => ScriptedReply::Status(500),
     });
-    let server = started(Setup::config(CLIENT));
+    let server = started(ServerSetup::config(CLIENT));
     let operation = subscribe(&server, "audit", &receiver.url("/good"), "EventGridSchema");
     assert_eq!(ended(&server, &operation)["status"], "Succeeded");
     let operation = subscribe(&server, "audit", &receiver.url("/bad"), "EventGridSchema");
     assert_eq!(ended(&server, &operation)["status"], "Failed");
     assert_eq!(provisioning(&server, "audit"), "Succeeded");
-    receiver.so_far();
+    receiver.take_received();
     publish(&server, "e1");
     assert_eq!(receiver.next().path, "/good");
 }
 
 #[test]
 fn without_validation_nobody_is_asked_or_told() {
-    let receiver = Receiver::start();
-    let server = started(Setup::config(format!("validation.enabled = false\n{CLIENT}")));
+    let receiver = TestReceiver::start();
+    let server = started(ServerSetup::config(format!(
+        "validation.enabled = false\n{CLIENT}"
+    )));
     let operation = subscribe(&server, "audit", &receiver.url("/in"), "EventGridSchema");
     assert_eq!(ended(&server, &operation)["status"], "Succeeded");
     publish(&server, "e1");

@@ -1,8 +1,8 @@
 //! `/healthz` and its two short forms: live, ready, the reason if not, and warnings.
 
-use crate::lab::Lab;
-use crate::receiver::{Receiver, Reply};
-use crate::server::{Server, Setup, event};
+use crate::clock_lab::ClockLab;
+use crate::receiver::{ScriptedReply, TestReceiver};
+use crate::server::{ServerSetup, TestServer, event};
 use postrider_core::time::Clock;
 use postrider_engine::clock::SystemClock;
 use serde_json::{Value, json};
@@ -17,7 +17,7 @@ fn codes(health: &Value, list: &str) -> Vec<String> {
 
 #[test]
 fn a_server_that_is_well_says_so_in_each_way() {
-    let server = Server::start_plain();
+    let server = TestServer::start_plain();
     let health = server.send("GET", "/healthz", &[], "").expect(200).json();
     assert_eq!(
         json!([
@@ -49,12 +49,12 @@ fn dead_letters_that_are_stuck_are_a_warning_and_it_stays_ready() {
             "properties": {"resourceId": "shelf", "blobContainerName": "dead"},
         },
     });
-    let receiver = Receiver::answering(|_| Reply::Status(400));
-    let lab = Lab::subscribed(Setup::test_clock(shelf), receiver, properties);
+    let receiver = TestReceiver::answering(|_| ScriptedReply::Status(400));
+    let lab = ClockLab::subscribed(ServerSetup::test_clock(shelf), receiver, properties);
     lab.server.publish("orders", &[event("a")]);
     lab.at_once();
     assert_eq!(codes(&lab.server.health(), "warnings"), [""; 0]);
-    lab.pass_to(300);
+    lab.advance_to_second(300);
     let health = lab.server.send("GET", "/healthz", &[], "").expect(200).json();
     assert_eq!(codes(&health, "warnings"), ["deadLetters"], "{health}");
     let detail = health["warnings"][0]["detail"].as_str().unwrap();
@@ -84,7 +84,7 @@ fn a_certificate_that_soon_ends_is_a_warning() {
         cert.display(),
         key.display()
     );
-    let server = Setup::config(listen).start();
+    let server = ServerSetup::config(listen).start();
     let health = server.send("GET", "/healthz", &[], "").expect(200).json();
     assert_eq!(codes(&health, "warnings"), ["certificate"], "{health}");
     let detail = health["warnings"][0]["detail"].as_str().unwrap();

@@ -1,7 +1,7 @@
 //! Failures of one endpoint do not affect others.
 
-use crate::receiver::{Receiver, Reply};
-use crate::server::{EDGE_VERSION, JSON, Server, Setup, event, slow_tests};
+use crate::receiver::{ScriptedReply, TestReceiver};
+use crate::server::{EDGE_VERSION, JSON, ServerSetup, TestServer, event, slow_tests};
 use crate::wait;
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
@@ -16,10 +16,10 @@ fn refused_url() -> String {
 
 #[test]
 fn a_black_hole_and_a_refused_port_do_not_delay_a_healthy_endpoint() {
-    let black_hole = Receiver::answering(|_| Reply::Silence);
-    let healthy = Receiver::start();
+    let black_hole = TestReceiver::answering(|_| ScriptedReply::Silence);
+    let healthy = TestReceiver::start();
     // The clock stands still, so attempts at the black hole cannot time out.
-    let server = Setup::test_clock("").start();
+    let server = ServerSetup::test_clock("").start();
     server.put_topic("orders");
     server.subscribe("orders", "hole", &black_hole.url("/"), json!(null));
     server.subscribe("orders", "refused", &refused_url(), json!(null));
@@ -35,10 +35,10 @@ fn a_black_hole_and_a_refused_port_do_not_delay_a_healthy_endpoint() {
         );
     }
     healthy.all_of(&ids);
-    assert!(!black_hole.so_far().is_empty(), "it was tried");
+    assert!(!black_hole.take_received().is_empty(), "it was tried");
 
     // A subscription created meanwhile on the same topic is not delayed either.
-    let late = Receiver::start();
+    let late = TestReceiver::start();
     server.subscribe("orders", "late", &late.url("/"), json!(null));
     server.publish("orders", &[event("late")]);
     assert_eq!(late.next().ids(), ["late"]);
@@ -46,9 +46,9 @@ fn a_black_hole_and_a_refused_port_do_not_delay_a_healthy_endpoint() {
 
 #[test]
 fn a_backlog_behind_a_dead_endpoint_stays_on_disk() {
-    let black_hole = Receiver::answering(|_| Reply::Silence);
-    let healthy = Receiver::start();
-    let mut server = Server::start_plain();
+    let black_hole = TestReceiver::answering(|_| ScriptedReply::Silence);
+    let healthy = TestReceiver::start();
+    let mut server = TestServer::start_plain();
     for (topic, receiver) in [("dead", &black_hole), ("alive", &healthy)] {
         server.put_topic(topic);
         server.subscribe(topic, "all", &receiver.url("/"), json!(null));
@@ -94,8 +94,8 @@ fn a_backlog_behind_a_dead_endpoint_stays_on_disk() {
 fn large_events_for_many_receivers_that_read_nothing_are_in_memory_once() {
     let unread = TcpListener::bind("127.0.0.1:0").expect("a free port");
     let address = unread.local_addr().expect("it is bound");
-    let healthy = Receiver::start();
-    let server = Setup::config("limits.in_flight_bytes_max = 67108864").start();
+    let healthy = TestReceiver::start();
+    let server = ServerSetup::config("limits.in_flight_bytes_max = 67108864").start();
     server.put_topic("orders");
     for n in 0..40 {
         let url = format!("http://{address}/{n}");
@@ -126,9 +126,9 @@ fn large_events_for_many_receivers_that_read_nothing_are_in_memory_once() {
 #[test]
 fn a_healthy_endpoint_gets_its_event_within_the_first_attempts_of_dead_ones() {
     const DEAD: usize = 200;
-    let dead = Receiver::answering(|_| Reply::Silence);
-    let healthy = Receiver::start();
-    let server = Setup::test_clock("limits.in_flight_bytes_max = 16777216\n").start();
+    let dead = TestReceiver::answering(|_| ScriptedReply::Silence);
+    let healthy = TestReceiver::start();
+    let server = ServerSetup::test_clock("limits.in_flight_bytes_max = 16777216\n").start();
     server.put_topic("orders");
     let only = |event_type: &str| json!({"filter": {"includedEventTypes": [event_type]}});
     let large = |event_type: &str| {
@@ -156,7 +156,7 @@ fn a_healthy_endpoint_gets_its_event_within_the_first_attempts_of_dead_ones() {
         (bytes("inFlightWaiting") > 100).then_some(())
     });
     wait::until("the healthy endpoint has its event", || {
-        let arrived = healthy.so_far();
+        let arrived = healthy.take_received();
         if arrived.is_empty() {
             server.advance(&json!({"by": "10s"}));
         }
@@ -170,8 +170,8 @@ fn a_healthy_endpoint_gets_its_event_within_the_first_attempts_of_dead_ones() {
 
 #[test]
 fn subscriptions_that_share_an_endpoint_share_it_fairly() {
-    let receiver = Receiver::start();
-    let server = Server::start_plain();
+    let receiver = TestReceiver::start();
+    let server = TestServer::start_plain();
     for topic in ["busy", "quiet"] {
         server.put_topic(topic);
         server.subscribe(topic, topic, &receiver.url("/"), json!(null));
@@ -190,10 +190,10 @@ fn subscriptions_that_share_an_endpoint_share_it_fairly() {
 
 #[test]
 fn idle_strangers_leave_file_descriptors_to_others() {
-    let receiver = Receiver::start();
-    let setup = Setup {
+    let receiver = TestReceiver::start();
+    let setup = ServerSetup {
         open_files_max: Some(64),
-        ..Setup::default()
+        ..ServerSetup::default()
     };
     let server = setup.start();
     server.put_topic("orders");

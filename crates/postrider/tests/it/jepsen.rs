@@ -8,15 +8,18 @@
 mod faults;
 mod history;
 
-use crate::client::Connection;
-use crate::cluster::{Crew, Plan};
+use crate::client::TestConnection;
+use crate::cluster::{ClusterPlan, TestCluster};
 use crate::dead_letters::dead_letter_to;
-use crate::durability::Chance;
-use crate::receiver::{Delivery, Receiver, Reply};
+use crate::durability::ReproducibleRandom;
+use crate::receiver::{ReceivedDelivery, ScriptedReply, TestReceiver};
 use crate::server::{EDGE_VERSION, JSON, event, slow_tests};
 use crate::wait;
-use faults::{Deck, revive};
-use history::{Attempt, History, Kind, Publish, Rules, Sending, Trouble, Wanted};
+use faults::{FaultDraw, revive};
+use history::{
+    ExpectedSubscription, FaultPeriod, HistoryRules, ObservedAttempt, PublishRecord, RunHistory, SentEvent,
+    SentKind,
+};
 use serde_json::{Value, json};
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::Write as _;
@@ -57,19 +60,19 @@ const CLIENT: &str = "[[client]]\nid = \"me\"\nsecret = \"hush\"\n";
 /// Every so many-th delivery to the flaky receiver gets a 503.
 const FLAKY: u64 = 4;
 
-const WANTED: [Wanted; 5] = [
+const WANTED: [ExpectedSubscription; 5] = [
     wanted("steady", None, true),
     wanted("flaky", None, true),
-    wanted("chosen", Some(Kind::Chosen), true),
+    wanted("chosen", Some(SentKind::Chosen), true),
     wanted("batched", None, true),
-    wanted("doomed", Some(Kind::Doomed), false),
+    wanted("doomed", Some(SentKind::Doomed), false),
 ];
 
-const fn wanted(name: &'static str, only: Option<Kind>, arrives: bool) -> Wanted {
-    Wanted { name, only, arrives }
+const fn wanted(name: &'static str, only: Option<SentKind>, arrives: bool) -> ExpectedSubscription {
+    ExpectedSubscription { name, only, arrives }
 }
 
-const RULES: Rules = Rules {
+const RULES: HistoryRules = HistoryRules {
     waits: &[
         Duration::from_secs(1),
         Duration::from_secs(2),
@@ -92,19 +95,19 @@ fn config(shelf: &Path) -> String {
 }
 
 /// State that the threads of a run share.
-struct Run {
+struct JepsenRun {
     began: Instant,
     nodes: Vec<SocketAddr>,
     stop: AtomicBool,
     events: AtomicU64,
-    history: Mutex<History>,
+    history: Mutex<RunHistory>,
     notes: Mutex<Vec<(Duration, String)>>,
-    managed: Mutex<Managed>,
+    managed: Mutex<ManagedSubscriptions>,
 }
 
 /// Subscriptions created and deleted during the run: those known to exist, and those known not to.
 #[derive(Default)]
-struct Managed {
+struct ManagedSubscriptions {
     there: BTreeSet<String>,
     gone: BTreeSet<String>,
     refused: u64,
@@ -120,7 +123,7 @@ struct Managed {
     pauses: Vec<(Duration, Option<Duration>)>,
 }
 
-impl Run {
+impl JepsenRun {
     fn now(&self) -> Duration {
         wait::now() - self.began
     }
@@ -138,12 +141,12 @@ impl Run {
     /// Publishes until the end; each event is repeated until it is answered 200.
     fn publish(&self, publisher: u64) {
         let target = format!("/topics/orders/events?{EDGE_VERSION}");
-        let mut chance = Chance(publisher);
-        let mut connection: Option<(usize, Connection)> = None;
+        let mut chance = ReproducibleRandom(publisher);
+        let mut connection: Option<(usize, TestConnection)> = None;
         while !self.ended() {
-            let events: Vec<(u64, Kind)> = (0..=chance.below(2))
+            let events: Vec<(u64, SentKind)> = (0..=chance.below(2))
                 .map(|_| {
-                    let kind = Kind::ALL[[0, 0, 1, 1, 2][chance.below(5) as usize]];
+                    let kind = SentKind::ALL[[0, 0, 1, 1, 2][chance.below(5) as usize]];
                     (self.events.fetch_add(1, Relaxed), kind)
                 })
                 .collect();
@@ -153,7 +156,7 @@ impl Run {
                 let node = stays
                     .as_ref()
                     .map_or_else(|| chance.below(3) as usize, |(node, _)| *node);
-                let open = || Connection::open_within(self.nodes[node], ANSWER_PATIENCE);
+                let open = || TestConnection::open_within(self.nodes[node], ANSWER_PATIENCE);
                 let began = self.now();
                 let body: Vec<Value> = events.iter().map(|(n, kind)| body(*n, tries, *kind)).collect();
                 let sent = stays
@@ -170,12 +173,12 @@ impl Run {
                 };
                 let sendings = events
                     .iter()
-                    .map(|(event, kind)| (Sending { event: *event, tries }, *kind));
+                    .map(|(event, kind)| (SentEvent { event: *event, tries }, *kind));
                 self.history
                     .lock()
                     .expect("no panic holds it")
                     .publishes
-                    .push(Publish {
+                    .push(PublishRecord {
                         sendings: sendings.collect(),
                         node,
                         began,
@@ -196,7 +199,7 @@ impl Run {
     /// Creates subscriptions and deletes some of them, at one node: while it is cut off, others are
     /// created elsewhere.
     fn manage(&self, url: &str, node: usize) {
-        let mut chance = Chance(77 + node as u64);
+        let mut chance = ReproducibleRandom(77 + node as u64);
         let mut made: Vec<String> = Vec::new();
         for number in 0.. {
             if self.ended() {
@@ -221,7 +224,7 @@ impl Run {
                 let mut managed = self.managed.lock().expect("no panic holds it");
                 managed.given_up.insert(name.clone());
             }
-            let answer = Connection::open_within(self.nodes[node], MANAGE_PATIENCE)
+            let answer = TestConnection::open_within(self.nodes[node], MANAGE_PATIENCE)
                 .and_then(|mut to| to.send(method, &path, &[JSON], body.as_bytes()));
             let answered = self.now();
             let mut managed = self.managed.lock().expect("no panic holds it");
@@ -276,7 +279,7 @@ impl Run {
         let mut small = event(format!("e-{number}"));
         small["data"] = json!({"n": number, "try": 1});
         let body = json!([small]).to_string();
-        let answer = Connection::open_within(self.nodes[node], MANAGE_PATIENCE)
+        let answer = TestConnection::open_within(self.nodes[node], MANAGE_PATIENCE)
             .and_then(|mut to| to.send("POST", &target, &[JSON], body.as_bytes()));
         if answer.is_ok_and(|answer| answer.status == 200) {
             let mut managed = self.managed.lock().expect("no panic holds it");
@@ -286,7 +289,7 @@ impl Run {
 
     /// Moves the endpoint of one subscription, and pauses and resumes another, at any node.
     fn change(&self, url: &str) {
-        let mut chance = Chance(78);
+        let mut chance = ReproducibleRandom(78);
         let send = |node: usize, method: &str, path: &str, body: &Value| {
             let authorization = ("authorization", "Bearer hush");
             let headers: &[_] = if path.starts_with("/postrider") {
@@ -294,7 +297,7 @@ impl Run {
             } else {
                 &[JSON]
             };
-            let answer = Connection::open_within(self.nodes[node], MANAGE_PATIENCE)
+            let answer = TestConnection::open_within(self.nodes[node], MANAGE_PATIENCE)
                 .and_then(|mut to| to.send(method, path, headers, body.to_string().as_bytes()));
             answer.is_ok_and(|answer| answer.status == 200)
         };
@@ -339,7 +342,7 @@ impl Run {
     }
 
     /// Behaviour of the receiver, which serves all subscriptions by path.
-    fn receive(&self, delivery: &Delivery, chance: &Mutex<Chance>) -> Reply {
+    fn receive(&self, delivery: &ReceivedDelivery, chance: &Mutex<ReproducibleRandom>) -> ScriptedReply {
         let began = self.now();
         let of = delivery.path.trim_start_matches('/').to_owned();
         let (slow, luck) = {
@@ -362,9 +365,9 @@ impl Run {
             .as_array()
             .expect("an array of events")
             .iter()
-            .map(|event| Attempt {
+            .map(|event| ObservedAttempt {
                 subscription: of.clone(),
-                sending: Sending {
+                sending: SentEvent {
                     event: event["data"]["n"].as_u64().expect("a number"),
                     tries: event["data"]["try"].as_u64().expect("a number") as u32,
                 },
@@ -381,11 +384,11 @@ impl Run {
             .expect("no panic holds it")
             .attempts
             .extend(attempts);
-        Reply::Status(status)
+        ScriptedReply::Status(status)
     }
 }
 
-fn body(number: u64, tries: u32, kind: Kind) -> Value {
+fn body(number: u64, tries: u32, kind: SentKind) -> Value {
     let mut event = event(format!("e-{number}"));
     event["eventType"] = json!(kind.name());
     event["data"] = json!({"n": number, "try": tries, "filling": filling(number)});
@@ -395,7 +398,7 @@ fn body(number: u64, tries: u32, kind: Kind) -> Value {
 /// Filler of an event: some events are large, and a few requests exceed a NATS message, so that
 /// streams grow and are compacted.
 fn filling(number: u64) -> String {
-    let size = match Chance(number).below(50) {
+    let size = match ReproducibleRandom(number).below(50) {
         0 => 740_000,
         1..=12 => 100_000,
         _ => 100,
@@ -415,7 +418,7 @@ fn given(name: &str) -> Option<u64> {
 }
 
 /// Dead letters of the run, by subscription, from a directory of blobs.
-fn letters(shelf: &Path) -> Vec<(String, Sending)> {
+fn letters(shelf: &Path) -> Vec<(String, SentEvent)> {
     let mut found = Vec::new();
     let mut folders = vec![shelf.to_owned()];
     while let Some(folder) = folders.pop() {
@@ -441,7 +444,7 @@ fn letters(shelf: &Path) -> Vec<(String, Sending)> {
             let Ok(bytes) = std::fs::read(&path) else { continue };
             let letters: Vec<Value> = serde_json::from_slice(&bytes).expect("a blob is an array of letters");
             found.extend(letters.iter().map(|letter| {
-                let sending = Sending {
+                let sending = SentEvent {
                     event: letter["data"]["n"].as_u64().expect("a number"),
                     tries: letter["data"]["try"].as_u64().expect("a number") as u32,
                 };
@@ -455,7 +458,7 @@ fn letters(shelf: &Path) -> Vec<(String, Sending)> {
 #[test]
 fn nothing_acknowledged_is_lost_whatever_one_fault_after_the_other_does() {
     let shelf = tempfile::tempdir().expect("a temporary directory");
-    let plan = Plan {
+    let plan = ClusterPlan {
         nats: 3,
         nodes: 3,
         partitions: 6,
@@ -467,7 +470,7 @@ fn nothing_acknowledged_is_lost_whatever_one_fault_after_the_other_does() {
             ^ std::time::UNIX_EPOCH
                 .elapsed()
                 .map_or(0, |since| since.as_nanos() as u64);
-        Chance(bytes).below(1_000_000_000)
+        ReproducibleRandom(bytes).below(1_000_000_000)
     });
     let usual = if slow_tests() { SECONDS_SLOW } else { SECONDS };
     let seconds = given("POSTRIDER_JEPSEN_SECS").unwrap_or(usual);
@@ -476,10 +479,10 @@ fn nothing_acknowledged_is_lost_whatever_one_fault_after_the_other_does() {
     say(&format!(
         "POSTRIDER_JEPSEN_SEED={seed} POSTRIDER_JEPSEN_SECS={seconds} POSTRIDER_JEPSEN_FAULTS={faults}"
     ));
-    let Some(mut crew) = Crew::start(&plan) else {
+    let Some(mut crew) = TestCluster::start(&plan) else {
         return;
     };
-    let run = Arc::new(Run {
+    let run = Arc::new(JepsenRun {
         began: wait::now(),
         nodes: crew.nodes.iter().map(|node| node.http).collect(),
         stop: AtomicBool::new(false),
@@ -489,8 +492,8 @@ fn nothing_acknowledged_is_lost_whatever_one_fault_after_the_other_does() {
         managed: Mutex::default(),
     });
     let receiver = {
-        let (run, chance) = (run.clone(), Mutex::new(Chance(seed)));
-        Receiver::answering(move |delivery| run.receive(delivery, &chance))
+        let (run, chance) = (run.clone(), Mutex::new(ReproducibleRandom(seed)));
+        TestReceiver::answering(move |delivery| run.receive(delivery, &chance))
     };
     subscribe(&crew, &receiver);
     let kept = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!("jepsen-{seed}"));
@@ -510,7 +513,7 @@ fn nothing_acknowledged_is_lost_whatever_one_fault_after_the_other_does() {
         torment(
             &mut crew,
             &run,
-            Deck::new(seed, &faults),
+            FaultDraw::new(seed, &faults),
             Duration::from_secs(seconds),
         );
         run.stop.store(true, Relaxed);
@@ -545,7 +548,7 @@ fn say(what: &str) {
     let _ = writeln!(std::io::stderr(), "{what}");
 }
 
-fn subscribe(crew: &Crew, receiver: &Receiver) {
+fn subscribe(crew: &TestCluster, receiver: &TestReceiver) {
     let node = &crew.nodes[0];
     node.put_topic("orders");
     node.put_topic("managed");
@@ -573,8 +576,8 @@ fn subscribe(crew: &Crew, receiver: &Receiver) {
 }
 
 /// Injects one fault after the other.
-fn torment(crew: &mut Crew, run: &Run, mut deck: Deck, time: Duration) {
-    let look = |crew: &mut Crew| {
+fn torment(crew: &mut TestCluster, run: &JepsenRun, mut deck: FaultDraw, time: Duration) {
+    let look = |crew: &mut TestCluster| {
         for ended in revive(crew) {
             run.note(ended);
         }
@@ -593,7 +596,7 @@ fn torment(crew: &mut Crew, run: &Run, mut deck: Deck, time: Duration) {
             .lock()
             .expect("no panic holds it")
             .troubles
-            .push(Trouble {
+            .push(FaultPeriod {
                 what: format!("{fault:?}"),
                 began,
                 healed: run.now(),
@@ -612,7 +615,7 @@ fn for_a_while(time: Duration, mut look: impl FnMut()) {
 }
 
 /// Waits until everything is at rest, then returns all violations.
-fn settle(crew: &mut Crew, run: &Run, receiver: &Receiver, shelf: &Path) -> Vec<String> {
+fn settle(crew: &mut TestCluster, run: &JepsenRun, receiver: &TestReceiver, shelf: &Path) -> Vec<String> {
     let mut wrong = Vec::new();
     let well = wait::is_true_within(SETTLE, || {
         revive(crew);
@@ -667,7 +670,7 @@ fn settle(crew: &mut Crew, run: &Run, receiver: &Receiver, shelf: &Path) -> Vec<
 }
 
 /// Refusals that publishers got, without numbers that vary.
-fn refusals(history: &History) -> BTreeMap<String, usize> {
+fn refusals(history: &RunHistory) -> BTreeMap<String, usize> {
     let mut counted = BTreeMap::new();
     for one in &history.publishes {
         let answer: String = one.answer.chars().take(160).collect();
@@ -685,9 +688,9 @@ fn odd(answer: &str) -> bool {
 
 /// Every node must know the subscriptions whose creation was acknowledged, and none whose deletion
 /// was.
-fn check_managed(crew: &Crew, run: &Run, receiver: &Receiver, wrong: &mut Vec<String>) {
+fn check_managed(crew: &TestCluster, run: &JepsenRun, receiver: &TestReceiver, wrong: &mut Vec<String>) {
     let managed = run.managed.lock().expect("no panic holds it");
-    let Managed {
+    let ManagedSubscriptions {
         there, gone, refused, ..
     } = &*managed;
     let there: BTreeSet<String> = there.difference(gone).cloned().collect();
@@ -714,7 +717,7 @@ fn check_managed(crew: &Crew, run: &Run, receiver: &Receiver, wrong: &mut Vec<St
         }
         // These subscriptions must also get events.
         let number = SEEN_TO_ARRIVE + n as u64;
-        let events = json!([body(number, 1, Kind::Plain)]);
+        let events = json!([body(number, 1, SentKind::Plain)]);
         let taken =
             wait::is_true_in_time(|| node.edge("POST", "/topics/managed/events", &events).status == 200);
         if !taken {
@@ -725,7 +728,8 @@ fn check_managed(crew: &Crew, run: &Run, receiver: &Receiver, wrong: &mut Vec<St
         }
         let reached = |of: &String| {
             let history = run.history.lock().expect("no panic holds it");
-            let is = |attempt: &Attempt| attempt.subscription == *of && attempt.sending.event == number;
+            let is =
+                |attempt: &ObservedAttempt| attempt.subscription == *of && attempt.sending.event == number;
             history.attempts.iter().any(is)
         };
         if !wait::is_true_in_time(|| there.iter().all(reached)) {
@@ -737,14 +741,19 @@ fn check_managed(crew: &Crew, run: &Run, receiver: &Receiver, wrong: &mut Vec<St
             ));
         }
     }
-    drop(receiver.so_far());
+    drop(receiver.take_received());
     check_matched(run, &managed, &there, wrong);
     check_bounds(run, &managed, wrong);
 }
 
 /// Events acknowledged after a subscription's creation was answered must have reached it, at
 /// whichever nodes.
-fn check_matched(run: &Run, managed: &Managed, there: &BTreeSet<String>, wrong: &mut Vec<String>) {
+fn check_matched(
+    run: &JepsenRun,
+    managed: &ManagedSubscriptions,
+    there: &BTreeSet<String>,
+    wrong: &mut Vec<String>,
+) {
     let mut missing = Vec::new();
     let complete = wait::is_true_within(SETTLE, || {
         let history = run.history.lock().expect("no panic holds it");
@@ -777,7 +786,7 @@ fn check_matched(run: &Run, managed: &Managed, there: &BTreeSet<String>, wrong: 
 }
 
 /// After a change was answered, no node may act on the old state for longer than the bound.
-fn check_bounds(run: &Run, managed: &Managed, wrong: &mut Vec<String>) {
+fn check_bounds(run: &JepsenRun, managed: &ManagedSubscriptions, wrong: &mut Vec<String>) {
     let history = run.history.lock().expect("no panic holds it");
     println!(
         "{} endpoint changes and {} pauses audited",

@@ -1,8 +1,8 @@
 //! Anonymous clients, and clients with a single key, that use up shared resources.
 
-use crate::client::Connection;
-use crate::receiver::Receiver;
-use crate::server::{EDGE_VERSION, Setup, event};
+use crate::client::TestConnection;
+use crate::receiver::TestReceiver;
+use crate::server::{EDGE_VERSION, ServerSetup, event};
 use crate::wait;
 use serde_json::{Value, json};
 use std::io::{ErrorKind, Read};
@@ -22,7 +22,7 @@ fn is_closed(stream: &mut TcpStream) -> bool {
 #[test]
 fn a_newcomer_need_not_wait_for_idle_strangers() {
     let server =
-        Setup::config("limits.connections_max = 40\nlimits.connections_per_address_max = 30\n").start();
+        ServerSetup::config("limits.connections_max = 40\nlimits.connections_per_address_max = 30\n").start();
     let mut idle: Vec<_> = (0..60)
         .map(|_| TcpStream::connect(server.http).expect("the server listens"))
         .collect();
@@ -61,14 +61,14 @@ fn a_newcomer_need_not_wait_for_idle_strangers() {
 #[test]
 fn bodies_that_do_not_come_stop_nobody() {
     let config = "limits.body_stall_max = \"2s\"\nlimits.publish_body_bytes_max = 8000000\n";
-    let server = Setup::config(config).start();
+    let server = ServerSetup::config(config).start();
     server.put_topic("orders");
     server.put_topic("other");
     let head = format!(
         "POST /topics/orders/events?{EDGE_VERSION} HTTP/1.1\r\nhost: localhost\r\n\
          content-type: application/json\r\ncontent-length: 1500000\r\n\r\n"
     );
-    let mut stalled: Vec<Connection> = (0..135).map(|_| server.connect()).collect();
+    let mut stalled: Vec<TestConnection> = (0..135).map(|_| server.connect()).collect();
     for one in &mut stalled {
         one.write(head.as_bytes()).expect("the server reads");
     }
@@ -90,8 +90,8 @@ fn bodies_that_do_not_come_stop_nobody() {
 
 #[test]
 fn a_response_that_is_not_read_is_cut() {
-    let server = Setup::config("limits.response_stall_max = \"1s\"\n").start();
-    let mut streams: Vec<Connection> = (0..5).map(|_| server.connect()).collect();
+    let server = ServerSetup::config("limits.response_stall_max = \"1s\"\n").start();
+    let mut streams: Vec<TestConnection> = (0..5).map(|_| server.connect()).collect();
     let request = "GET /docs/api HTTP/1.1\r\nhost: localhost\r\n\r\n".repeat(400);
     for one in &mut streams {
         one.write(request.as_bytes()).expect("the server reads");
@@ -105,11 +105,11 @@ fn a_response_that_is_not_read_is_cut() {
 fn a_reader_does_not_take_the_streams_of_the_owner() {
     let clients = "[[client]]\nid = \"me\"\nsecret = \"hush\"\n\
                    [[client]]\nid = \"eye\"\nsecret = \"glance\"\nrole = \"reader\"\n";
-    let server = Setup::config(clients).start();
+    let server = ServerSetup::config(clients).start();
     let open = |secret: &str| {
         let address = server.http;
         let mut stream =
-            Connection::open_within(address, Duration::from_secs(60)).expect("the server listens");
+            TestConnection::open_within(address, Duration::from_secs(60)).expect("the server listens");
         let bearer = format!("Bearer {secret}");
         let answer = stream.send(
             "GET",
@@ -142,9 +142,9 @@ fn long_event(id: &str, length: usize) -> Value {
 
 #[test]
 fn events_that_cost_filters_too_much_are_refused_and_nothing_else_is() {
-    let receiver = Receiver::start();
+    let receiver = TestReceiver::start();
     // The smallest permitted budget: the largest event, once.
-    let server = Setup::config("limits.filter_bytes_per_event_max = 1049600\n").start();
+    let server = ServerSetup::config("limits.filter_bytes_per_event_max = 1049600\n").start();
     server.put_topic("orders");
     for n in 0..5 {
         server.subscribe("orders", &format!("all{n}"), &receiver.url("/"), costly_filter(5));
@@ -165,13 +165,18 @@ fn events_that_cost_filters_too_much_are_refused_and_nothing_else_is() {
     publish(&several[..2]).expect(200);
     publish(&several[2..4]).expect(200);
     server.counted("/deliveries/delivered", 4 * 5);
-    assert!(receiver.so_far().iter().all(|one| !one.text().contains("costly")));
+    assert!(
+        receiver
+            .take_received()
+            .iter()
+            .all(|one| !one.text().contains("costly"))
+    );
 }
 
 #[test]
 fn the_server_is_live_while_it_evaluates_costly_filters() {
-    let receiver = Receiver::start();
-    let server = Setup::config("threads = 1\n").start();
+    let receiver = TestReceiver::start();
+    let server = ServerSetup::config("threads = 1\n").start();
     server.put_topic("orders");
     // The event is small enough to be evaluated where it was read; its conditions are too many.
     server.subscribe("orders", "all", &receiver.url("/"), costly_filter(12));

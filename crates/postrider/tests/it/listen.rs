@@ -1,8 +1,8 @@
 //! `postrider listen`: a subscription that exists while the command runs.
 
-use crate::lab::UNANSWERED;
-use crate::receiver::{Receiver, Reply};
-use crate::server::{Server, Setup, event};
+use crate::clock_lab::UNANSWERED;
+use crate::receiver::{ScriptedReply, TestReceiver};
+use crate::server::{ServerSetup, TestServer, event};
 use crate::{signals, wait};
 use rustix::process::Signal;
 use serde_json::{Value, json};
@@ -13,7 +13,7 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 
-fn command(server: &Server, arguments: &[&str]) -> Command {
+fn command(server: &TestServer, arguments: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_postrider"));
     command
         .env_clear()
@@ -27,7 +27,7 @@ fn command(server: &Server, arguments: &[&str]) -> Command {
 
 /// Standard output of a command that must succeed.
 #[track_caller]
-fn ok(server: &Server, arguments: &[&str]) -> String {
+fn ok(server: &TestServer, arguments: &[&str]) -> String {
     let output = command(server, arguments).output().expect("it runs");
     let told = String::from_utf8_lossy(&output.stderr).into_owned();
     assert!(output.status.success(), "{arguments:?}: {told}");
@@ -36,7 +36,7 @@ fn ok(server: &Server, arguments: &[&str]) -> String {
 
 /// Names of all subscriptions.
 #[track_caller]
-fn subscriptions(server: &Server) -> Vec<String> {
+fn subscriptions(server: &TestServer) -> Vec<String> {
     let list = ok(server, &["subscription", "list", "--output", "json"]);
     let list: Value = serde_json::from_str(&list).expect("JSON");
     let names = list.as_array().expect("a list").iter();
@@ -45,37 +45,37 @@ fn subscriptions(server: &Server) -> Vec<String> {
         .collect()
 }
 
-type Lines = Arc<Mutex<Vec<String>>>;
+type OutputLines = Arc<Mutex<Vec<String>>>;
 
 /// A running `postrider listen`, killed on drop.
-pub struct Listener {
+pub struct ListenProcess {
     child: Child,
-    out: Lines,
-    err: Lines,
+    out: OutputLines,
+    err: OutputLines,
     reading: Vec<JoinHandle<()>>,
 }
 
-impl Listener {
+impl ListenProcess {
     /// Starts the command and waits until it listens.
     #[track_caller]
-    pub fn start(server: &Server, arguments: &[&str]) -> Listener {
-        let listener = Listener::begin(server, arguments);
+    pub fn start(server: &TestServer, arguments: &[&str]) -> ListenProcess {
+        let listener = ListenProcess::begin(server, arguments);
         listener.says("listening to");
         listener
     }
 
-    fn begin(server: &Server, arguments: &[&str]) -> Listener {
-        Listener::of(command(server, &["listen"]).args(arguments))
+    fn begin(server: &TestServer, arguments: &[&str]) -> ListenProcess {
+        ListenProcess::of(command(server, &["listen"]).args(arguments))
     }
 
-    fn of(command: &mut Command) -> Listener {
+    fn of(command: &mut Command) -> ListenProcess {
         command
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped());
         let mut child = command.spawn().expect("the program can be started");
         let read = |from: Box<dyn Read + Send>| {
-            let lines = Lines::default();
+            let lines = OutputLines::default();
             let into = lines.clone();
             let reading = std::thread::spawn(move || {
                 for line in BufReader::new(from).lines().map_while(Result::ok) {
@@ -86,7 +86,7 @@ impl Listener {
         };
         let (out, reading_out) = read(Box::new(child.stdout.take().expect("it is piped")));
         let (err, reading_err) = read(Box::new(child.stderr.take().expect("it is piped")));
-        Listener {
+        ListenProcess {
             child,
             out,
             err,
@@ -130,7 +130,7 @@ impl Listener {
     }
 }
 
-impl Drop for Listener {
+impl Drop for ListenProcess {
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
@@ -139,9 +139,9 @@ impl Drop for Listener {
 
 #[test]
 fn events_are_printed_while_somebody_listens() {
-    let server = Server::start_plain();
+    let server = TestServer::start_plain();
     server.put_topic("orders");
-    let mut listener = Listener::start(&server, &["--topic", "orders"]);
+    let mut listener = ListenProcess::start(&server, &["--topic", "orders"]);
     let [name] = subscriptions(&server).try_into().expect("the listener's");
     assert!(name.starts_with("listen-"), "{name}");
     listener.says(&name);
@@ -187,7 +187,7 @@ fn events_are_printed_while_somebody_listens() {
 
 #[test]
 fn only_what_is_wanted_comes_and_as_json_if_wanted() {
-    let server = Server::start_plain();
+    let server = TestServer::start_plain();
     ok(&server, &["domain", "create", "shop"]);
     ok(&server, &["domain", "topic", "create", "eu", "--domain", "shop"]);
     let arguments = [
@@ -212,7 +212,7 @@ fn only_what_is_wanted_comes_and_as_json_if_wanted() {
         "--output",
         "json",
     ];
-    let mut listener = Listener::start(&server, &arguments);
+    let mut listener = ListenProcess::start(&server, &arguments);
     listener.says("shop/eu as subscription mine");
     let send = |id: &str, topic: &str, kind: &str, subject: &str, n: u32| {
         let data = json!({ "n": n }).to_string();
@@ -269,15 +269,15 @@ fn only_what_is_wanted_comes_and_as_json_if_wanted() {
 
 #[test]
 fn a_local_port_answers_for_the_webhook() {
-    let server = Setup::test_clock("").start();
+    let server = ServerSetup::test_clock("").start();
     server.put_topic("orders");
     // The receiver is busy at first, then accepts the event.
-    let receiver = Receiver::answering(|delivery| match delivery.header("aeg-delivery-count") {
-        Some("0") => Reply::Status(503),
-        _ => Reply::Status(200),
+    let receiver = TestReceiver::answering(|delivery| match delivery.header("aeg-delivery-count") {
+        Some("0") => ScriptedReply::Status(503),
+        _ => ScriptedReply::Status(200),
     });
     let url = receiver.url("/hook?code=secret");
-    let listener = Listener::start(&server, &["--topic", "orders", "--forward", &url]);
+    let listener = ListenProcess::start(&server, &["--topic", "orders", "--forward", &url]);
     listener.says("/hook; Ctrl-C");
     assert!(!listener.err().contains("secret"), "{}", listener.err());
     server.publish("orders", &[event("e1")]);
@@ -314,12 +314,12 @@ fn a_local_port_answers_for_the_webhook() {
 
 #[test]
 fn a_port_that_nobody_is_at_is_a_webhook_that_nobody_is_at() {
-    let server = Server::start_plain();
+    let server = TestServer::start_plain();
     server.put_topic("orders");
     let closed = TcpListener::bind("127.0.0.1:0").expect("a port");
     let url = format!("http://{}/", closed.local_addr().expect("an address"));
     drop(closed);
-    let listener = Listener::start(
+    let listener = ListenProcess::start(
         &server,
         &["--topic", "orders", "--forward", &url, "--output", "json"],
     );
@@ -339,10 +339,10 @@ fn a_port_that_nobody_is_at_is_a_webhook_that_nobody_is_at() {
 /// printed.
 #[test]
 fn no_more_events_come_than_were_asked_for() {
-    let server = Server::start_plain();
+    let server = TestServer::start_plain();
     server.put_topic("orders");
     let all: Vec<Value> = (0..40).map(|n| event(format!("e{n}"))).collect();
-    let receiver = Receiver::start();
+    let receiver = TestReceiver::start();
     let url = receiver.url("/");
     for (count, more) in [
         ("3", &[][..]),
@@ -353,7 +353,7 @@ fn no_more_events_come_than_were_asked_for() {
         ("5", &["--max-events-per-batch", "4", "--forward", &url]),
     ] {
         let arguments = [&["--topic", "orders", "--output", "json", "--count", count], more].concat();
-        let mut listener = Listener::start(&server, &arguments);
+        let mut listener = ListenProcess::start(&server, &arguments);
         server.publish("orders", &all);
         assert_eq!(
             listener.ended().code(),
@@ -369,7 +369,7 @@ fn no_more_events_come_than_were_asked_for() {
         );
     }
     let forwarded: usize = receiver
-        .so_far()
+        .take_received()
         .iter()
         .map(|delivery| delivery.ids().len())
         .sum();
@@ -378,15 +378,15 @@ fn no_more_events_come_than_were_asked_for() {
 
 #[test]
 fn a_failed_forward_is_a_failure() {
-    let server = Server::start_plain();
+    let server = TestServer::start_plain();
     server.put_topic("orders");
-    let receiver = Receiver::answering(|delivery| match delivery.ids()[0].as_str() {
-        "bad" => Reply::Status(400),
-        _ => Reply::Status(200),
+    let receiver = TestReceiver::answering(|delivery| match delivery.ids()[0].as_str() {
+        "bad" => ScriptedReply::Status(400),
+        _ => ScriptedReply::Status(200),
     });
     let url = receiver.url("/");
     let arguments = ["--topic", "orders", "--forward", &url, "--count", "2"];
-    let mut listener = Listener::start(&server, &arguments);
+    let mut listener = ListenProcess::start(&server, &arguments);
     server.publish("orders", &[event("good"), event("bad")]);
     assert_eq!(listener.ended().code(), Some(1), "{}", listener.err());
     let told = "error: 1 of 2 deliveries could not be forwarded";
@@ -395,9 +395,9 @@ fn a_failed_forward_is_a_failure() {
 
 #[test]
 fn a_listener_that_is_killed_leaves_nothing_behind() {
-    let server = Server::start_plain();
+    let server = TestServer::start_plain();
     server.put_topic("orders");
-    let listener = Listener::start(&server, &["--topic", "orders"]);
+    let listener = ListenProcess::start(&server, &["--topic", "orders"]);
     assert_eq!(subscriptions(&server).len(), 1);
     signals::send(&listener.child, Signal::KILL);
     wait::until("the subscription has gone", || {
@@ -407,9 +407,9 @@ fn a_listener_that_is_killed_leaves_nothing_behind() {
 
 #[test]
 fn a_lost_server_is_found_again() {
-    let mut server = Server::start_plain();
+    let mut server = TestServer::start_plain();
     server.put_topic("orders");
-    let listener = Listener::start(&server, &["--topic", "orders"]);
+    let listener = ListenProcess::start(&server, &["--topic", "orders"]);
     let [first] = subscriptions(&server).try_into().expect("the listener's");
     server.kill();
     listener.says("the connection was lost");
@@ -428,9 +428,9 @@ fn a_lost_server_is_found_again() {
 
 #[test]
 fn a_subscription_that_somebody_deletes_is_not_made_again() {
-    let server = Server::start_plain();
+    let server = TestServer::start_plain();
     server.put_topic("orders");
-    let mut listener = Listener::start(&server, &["--topic", "orders", "--name", "mine"]);
+    let mut listener = ListenProcess::start(&server, &["--topic", "orders", "--name", "mine"]);
     // A second session cannot take the name.
     let second = command(&server, &["listen", "--topic", "orders", "--name", "MINE"])
         .output()
@@ -456,11 +456,11 @@ fn a_subscription_that_somebody_deletes_is_not_made_again() {
 
 #[test]
 fn a_slow_reader_slows_only_itself() {
-    let server = Server::start_plain();
+    let server = TestServer::start_plain();
     server.put_topic("orders");
-    let receiver = Receiver::start();
+    let receiver = TestReceiver::start();
     server.subscribe("orders", "quick", &receiver.url("/"), Value::Null);
-    let listener = Listener::start(&server, &["--topic", "orders", "--output", "json"]);
+    let listener = ListenProcess::start(&server, &["--topic", "orders", "--output", "json"]);
     signals::hold(&listener.child);
     // More events than sockets and queues can buffer.
     let ids: BTreeSet<String> = (0..200).map(|n| format!("e{n}")).collect();
@@ -485,9 +485,9 @@ fn a_slow_reader_slows_only_itself() {
 
 #[test]
 fn an_answer_that_does_not_come_in_time_is_that_of_a_slow_webhook() {
-    let server = Setup::test_clock("").profile("cloud-2021").start();
+    let server = ServerSetup::test_clock("").profile("cloud-2021").start();
     server.put_topic("orders");
-    let listener = Listener::start(&server, &["--topic", "orders"]);
+    let listener = ListenProcess::start(&server, &["--topic", "orders"]);
     signals::hold(&listener.child);
     server.publish("orders", &[event("e1")]);
     wait::until("the attempt is under way", || {
@@ -510,7 +510,7 @@ fn an_answer_that_does_not_come_in_time_is_that_of_a_slow_webhook() {
 
 #[test]
 fn events_are_listened_to_over_tls_from_elsewhere() {
-    let server = Server::start_plain();
+    let server = TestServer::start_plain();
     server.put_topic("orders");
     let url = format!("https://localhost:{}", server.https.port());
     // A client elsewhere that has only the server's certificate and a secret.
@@ -533,7 +533,7 @@ fn events_are_listened_to_over_tls_from_elsewhere() {
         .env("HOME", home.path())
         .env("POSTRIDER_CONTEXTS", &contexts);
     let arguments = ["listen", "--context", "far", "--topic", "orders", "--count", "50"];
-    let mut listener = Listener::of(command.args(arguments));
+    let mut listener = ListenProcess::of(command.args(arguments));
     listener.says("listening to orders");
     for n in 0..50 {
         server.publish("orders", &[event(format!("e{n}"))]);
@@ -545,19 +545,19 @@ fn events_are_listened_to_over_tls_from_elsewhere() {
 
 #[test]
 fn a_grid_file_does_not_prune_who_listens() {
-    let server = Server::start_plain();
+    let server = TestServer::start_plain();
     let file = server.data_dir().join("grid.toml");
     std::fs::write(&file, "[[topic]]\nname = \"orders\"\n").expect("it can be written");
     let file = file.to_str().expect("text");
     ok(&server, &["apply", "-f", file, "--yes"]);
-    let _listener = Listener::start(&server, &["--topic", "orders", "--name", "mine"]);
+    let _listener = ListenProcess::start(&server, &["--topic", "orders", "--name", "mine"]);
     let plan = ok(&server, &["apply", "-f", file, "--yes", "--prune"]);
     assert!(plan.contains("nothing to do"), "{plan}");
     assert_eq!(subscriptions(&server), ["mine"]);
 }
 
 #[track_caller]
-fn refused(server: &Server, arguments: &[&str], code: i32, expected: &str) {
+fn refused(server: &TestServer, arguments: &[&str], code: i32, expected: &str) {
     let output = command(server, &[&["listen"], arguments].concat())
         .output()
         .expect("it runs");
@@ -568,7 +568,7 @@ fn refused(server: &Server, arguments: &[&str], code: i32, expected: &str) {
 
 #[test]
 fn what_cannot_be_listened_to_is_said() {
-    let server = Server::start_plain();
+    let server = TestServer::start_plain();
     server.put_topic("orders");
     let check = |arguments: &[&str], code: i32, expected: &str| refused(&server, arguments, code, expected);
     check(&[], 2, "on what?");
@@ -584,9 +584,9 @@ fn what_cannot_be_listened_to_is_said() {
 fn who_may_only_look_does_not_listen() {
     let clients = "[[client]]\nid = \"me\"\nsecret = \"hush\"\n\
                    [[client]]\nid = \"eye\"\nsecret = \"glance\"\nrole = \"reader\"\n";
-    let server = Setup::config(clients).start();
+    let server = ServerSetup::config(clients).start();
     server.put_topic("orders");
     refused(&server, &["--topic", "orders", "--secret", "glance"], 1, "eye");
-    let listener = Listener::start(&server, &["--topic", "orders", "--secret", "hush"]);
+    let listener = ListenProcess::start(&server, &["--topic", "orders", "--secret", "hush"]);
     listener.says("listening to orders");
 }

@@ -1,7 +1,7 @@
 //! Logins as Azure's clients do them, and the rights of the tokens.
 
-use crate::client::{Answer, Connection};
-use crate::server::{EDGE_VERSION, JSON, Server, Setup, event};
+use crate::client::{HttpTestAnswer, TestConnection};
+use crate::server::{EDGE_VERSION, JSON, ServerSetup, TestServer, event};
 use base64::Engine as _;
 use base64::prelude::{BASE64_STANDARD, BASE64_URL_SAFE_NO_PAD};
 use serde_json::{Value, json};
@@ -17,8 +17,8 @@ const CLIENTS: &str = "\
 [[client]]\nid = \"eye\"\nsecret = \"eye-secret\"\nrole = \"reader\"\n\
 [[client]]\nid = \"mouth\"\nsecret = \"mouth-secret\"\nrole = \"data-sender\"\n";
 
-fn clients() -> Setup {
-    Setup::config(format!("edge.require_auth = true\n{CLIENTS}"))
+fn clients() -> ServerSetup {
+    ServerSetup::config(format!("edge.require_auth = true\n{CLIENTS}"))
 }
 
 fn form(client: &str) -> String {
@@ -28,18 +28,18 @@ fn form(client: &str) -> String {
     )
 }
 
-fn post(server: &Server, path: &str, form: &str) -> Answer {
+fn post(server: &TestServer, path: &str, form: &str) -> HttpTestAnswer {
     server.send("POST", path, &[FORM], form)
 }
 
 /// A token for a client whose secret is derived from its name.
 #[track_caller]
-fn token(server: &Server, client: &str) -> String {
+fn token(server: &TestServer, client: &str) -> String {
     let answer = post(server, &format!("/{TENANT}/oauth2/v2.0/token"), &form(client));
     access_token(&answer.expect(200))
 }
 
-fn access_token(answer: &Answer) -> String {
+fn access_token(answer: &HttpTestAnswer) -> String {
     answer.json()["access_token"].as_str().unwrap().to_owned()
 }
 
@@ -49,7 +49,7 @@ fn claims(token: &str) -> Value {
     serde_json::from_slice(&BASE64_URL_SAFE_NO_PAD.decode(part).unwrap()).unwrap()
 }
 
-fn with(server: &Server, method: &str, path: &str, token: &str, body: &Value) -> Answer {
+fn with(server: &TestServer, method: &str, path: &str, token: &str, body: &Value) -> HttpTestAnswer {
     let bearer = format!("Bearer {token}");
     let body = match body {
         Value::Null => String::new(),
@@ -176,7 +176,7 @@ fn a_login_that_fails_says_why_as_oauth_does() {
 #[test]
 fn the_way_to_log_in_is_told_on_both_listeners() {
     let server = clients().start();
-    let mut tls = Connection::open_tls(server.https, "127.0.0.1", &server.ca()).unwrap();
+    let mut tls = TestConnection::open_tls(server.https, "127.0.0.1", &server.ca()).unwrap();
     let mut plain = server.connect();
     for (connection, base) in [
         (&mut tls, format!("https://{}", server.https)),
@@ -214,7 +214,7 @@ fn the_way_to_log_in_is_told_on_both_listeners() {
     let refused = plain.send("GET", other, &[], b"").unwrap().expect(400).json();
     assert_eq!(refused["error"], "invalid_request");
 
-    let public = Setup::config("listen.public_url = \"https://grid.example\"").start();
+    let public = ServerSetup::config("listen.public_url = \"https://grid.example\"").start();
     let metadata = public
         .send("GET", "/metadata/endpoints", &[], "")
         .expect(200)
@@ -292,9 +292,10 @@ fn roles_decide_on_every_road() {
 fn tokens_are_listed_and_revoked_and_their_key_is_replaced_for_good() {
     let mut server = clients().start();
     let [boss, eye] = ["boss", "eye"].map(|client| token(&server, client));
-    let endpoints =
-        |server: &Server, token: &str| with(server, "GET", "/postrider/v1/endpoints", token, &Value::Null);
-    let listed = |server: &Server| {
+    let endpoints = |server: &TestServer, token: &str| {
+        with(server, "GET", "/postrider/v1/endpoints", token, &Value::Null)
+    };
+    let listed = |server: &TestServer| {
         let found = with(
             server,
             "GET",
@@ -304,7 +305,7 @@ fn tokens_are_listed_and_revoked_and_their_key_is_replaced_for_good() {
         );
         found.expect(200).json()["value"].as_array().unwrap().clone()
     };
-    let change = |server: &Server, verb: &str, body: Value| {
+    let change = |server: &TestServer, verb: &str, body: Value| {
         let path = format!("/postrider/v1/sessions/{verb}");
         with(server, "POST", &path, "eye-secret", &body).expect(403);
         with(server, "POST", &path, "boss-secret", &body)
@@ -370,7 +371,7 @@ fn tokens_are_listed_and_revoked_and_their_key_is_replaced_for_good() {
 #[test]
 fn an_address_that_guesses_keys_has_to_wait_and_is_logged() {
     let key = "AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8=";
-    let server = Setup::config(format!("topic = [{{ name = \"orders\", key1 = \"{key}\" }}]")).start();
+    let server = ServerSetup::config(format!("topic = [{{ name = \"orders\", key1 = \"{key}\" }}]")).start();
     let publish = |key: &str| {
         let events = json!([event("e1")]).to_string();
         server.send(
@@ -407,7 +408,7 @@ fn an_address_that_guesses_keys_has_to_wait_and_is_logged() {
 
 #[test]
 fn nothing_but_the_edge_api_is_open_to_strangers() {
-    let server = Server::start_plain();
+    let server = TestServer::start_plain();
     server.put_topic("orders");
     let events = json!([event("e1")]).to_string();
     for (method, path) in [
@@ -434,8 +435,9 @@ fn tokens_outlive_the_process_but_not_their_client() {
     let [boss, eye] = ["boss", "eye"].map(|client| token(&server, client));
     server.kill();
     server.start();
-    let ours =
-        |server: &Server, token: &str| with(server, "GET", "/postrider/v1/endpoints", token, &Value::Null);
+    let ours = |server: &TestServer, token: &str| {
+        with(server, "GET", "/postrider/v1/endpoints", token, &Value::Null)
+    };
     ours(&server, &boss).expect(200);
     ours(&server, &eye).expect(200);
     server.stop();
@@ -454,7 +456,7 @@ fn tokens_outlive_the_process_but_not_their_client() {
 
 #[test]
 fn the_first_start_says_where_the_secret_is() {
-    let mut server = Server::start_plain();
+    let mut server = TestServer::start_plain();
     let path = server.data_dir().join("credentials.toml");
     let line = server.logged(&["client id and secret", path.to_str().unwrap()]);
     let credentials: toml::Table = toml::from_str(&std::fs::read_to_string(&path).unwrap()).unwrap();
@@ -476,24 +478,24 @@ fn the_first_start_says_where_the_secret_is() {
 }
 
 /// A browser that has signed in to the portal.
-struct Portal {
+struct PortalBrowser {
     cookie: String,
     token: String,
 }
 
-impl Portal {
+impl PortalBrowser {
     #[track_caller]
-    fn sign_in(server: &Server, client: &str) -> Portal {
+    fn sign_in(server: &TestServer, client: &str) -> PortalBrowser {
         let body = json!({"secret": format!("{client}-secret")}).to_string();
         let answer = server.send("POST", "/portal/session", &[JSON], body).expect(200);
         let cookie = answer.header("set-cookie").and_then(|set| set.split(';').next());
-        Portal {
+        PortalBrowser {
             cookie: cookie.expect("a session has a cookie").to_owned(),
             token: answer.json()["csrf"].as_str().unwrap().to_owned(),
         }
     }
 
-    fn send(&self, server: &Server, method: &str) -> Answer {
+    fn send(&self, server: &TestServer, method: &str) -> HttpTestAnswer {
         let headers = [
             ("cookie", self.cookie.as_str()),
             ("x-csrf-token", self.token.as_str()),
@@ -505,20 +507,20 @@ impl Portal {
 #[test]
 fn portal_sessions_outlive_the_process_unless_they_were_ended() {
     let mut server = clients().start();
-    let [stays, leaves] = [(); 2].map(|()| Portal::sign_in(&server, "boss"));
+    let [stays, leaves] = [(); 2].map(|()| PortalBrowser::sign_in(&server, "boss"));
     leaves.send(&server, "DELETE").expect(204);
     leaves.send(&server, "GET").expect(401);
     server.kill();
     server.start();
     stays.send(&server, "GET").expect(200);
     leaves.send(&server, "GET").expect(401);
-    let ask = |server: &Server, method: &str, verb: &str, body: &Value| {
+    let ask = |server: &TestServer, method: &str, verb: &str, body: &Value| {
         let path = format!("/postrider/v1/sessions{verb}");
         with(server, method, &path, "boss-secret", body)
             .expect(200)
             .json()
     };
-    let portal_sessions = |server: &Server| {
+    let portal_sessions = |server: &TestServer| {
         let listed = ask(server, "GET", "", &Value::Null);
         let kinds = listed["value"].as_array().unwrap().iter().map(|one| &one["kind"]);
         kinds.filter(|kind| **kind == "portal").count()
@@ -529,7 +531,7 @@ fn portal_sessions_outlive_the_process_unless_they_were_ended() {
     ask(&server, "POST", "/rotate-key", &json!({}));
     stays.send(&server, "GET").expect(401);
     assert_eq!(portal_sessions(&server), 0);
-    let again = Portal::sign_in(&server, "boss");
+    let again = PortalBrowser::sign_in(&server, "boss");
     server.kill();
     server.start();
     stays.send(&server, "GET").expect(401);
@@ -540,7 +542,7 @@ fn portal_sessions_outlive_the_process_unless_they_were_ended() {
 
 #[test]
 fn the_bare_address_leads_to_the_portal() {
-    let server = Server::start_plain();
+    let server = TestServer::start_plain();
     for method in ["GET", "HEAD"] {
         let answer = server.send(method, "/", &[], "").expect(303);
         assert_eq!(answer.header("location"), Some("/portal"));
@@ -554,9 +556,9 @@ fn the_bare_address_leads_to_the_portal() {
 /// The path is absolute; a relative one would not tell readers of the log where the file is.
 #[test]
 fn the_secrets_path_is_whole_though_the_directory_was_named_shortly() {
-    let server = Setup {
+    let server = ServerSetup {
         data_dir: Some("data".into()),
-        ..Setup::default()
+        ..ServerSetup::default()
     }
     .start();
     let line = server.logged(&["client id and secret"]);
@@ -578,7 +580,7 @@ fn a_managed_identity_is_there_only_if_it_is_asked_for_and_only_here() {
         off.send("GET", path, &[("metadata", "true")], "").expect(404);
     }
     let config = format!("azure.managed_identity = \"mouth\"\n{CLIENTS}");
-    let server = Setup::config(config.clone()).start();
+    let server = ServerSetup::config(config.clone()).start();
     for (path, header) in [(msi, ("x-identity-header", "x")), (imds, ("metadata", "true"))] {
         let body = server.send("GET", path, &[header], "").expect(200).json();
         let claims = claims(body["access_token"].as_str().unwrap());
@@ -601,12 +603,12 @@ fn a_managed_identity_is_there_only_if_it_is_asked_for_and_only_here() {
             .send("GET", &format!("{path}&client_id=boss"), &[header], "")
             .expect(400);
     }
-    let wide = Setup {
+    let wide = ServerSetup {
         config,
         flags: Some(["--http=0.0.0.0:0", "--https=off"].map(String::from).into()),
-        ..Setup::default()
+        ..ServerSetup::default()
     };
-    let wide = Setup {
+    let wide = ServerSetup {
         config: format!("edge.allow_open = true\n{}", wide.config),
         ..wide
     };
@@ -615,7 +617,7 @@ fn a_managed_identity_is_there_only_if_it_is_asked_for_and_only_here() {
         told.contains("azure.managed_identity") && told.contains("0.0.0.0:0"),
         "{told}"
     );
-    let told = Setup::config("azure.managed_identity = \"nobody\"").refusal();
+    let told = ServerSetup::config("azure.managed_identity = \"nobody\"").refusal();
     assert!(
         told.contains("azure.managed_identity") && told.contains("nobody"),
         "{told}"
@@ -633,9 +635,9 @@ fn tokens_of_an_external_issuer_are_taken() {
             issuer.ca()
         )
     };
-    let mut server = Setup::config(config("api://grid")).start();
+    let mut server = ServerSetup::config(config("api://grid")).start();
     let token_for = |client: &str| {
-        let mut tls = Connection::open_tls(issuer.https, "127.0.0.1", &issuer.ca()).unwrap();
+        let mut tls = TestConnection::open_tls(issuer.https, "127.0.0.1", &issuer.ca()).unwrap();
         let form = form(client).replace(
             "https%3A%2F%2Fmanagement.azure.com%2F%2F.default",
             "api://grid/.default",
@@ -644,8 +646,9 @@ fn tokens_of_an_external_issuer_are_taken() {
         let answer = tls.send("POST", &path, &[FORM], form.as_bytes()).unwrap();
         access_token(&answer.expect(200))
     };
-    let ours =
-        |server: &Server, token: &str| with(server, "GET", "/postrider/v1/endpoints", token, &Value::Null);
+    let ours = |server: &TestServer, token: &str| {
+        with(server, "GET", "/postrider/v1/endpoints", token, &Value::Null)
+    };
     let boss = token_for("boss");
     ours(&server, &boss).expect(200);
     // The roles are mapped: an owner at the issuer is a reader here, and a contributor has no role.
@@ -693,7 +696,7 @@ fn tokens_of_an_external_issuer_are_taken() {
 }
 
 /// Runs `postrider az-setup` for this server, with only `az` on its PATH.
-fn az_setup(server: &Server, az: Option<&Path>, more: &[&str]) -> Output {
+fn az_setup(server: &TestServer, az: Option<&Path>, more: &[&str]) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_postrider"));
     command
         .env_clear()
@@ -722,7 +725,7 @@ fn fake_az(directory: &Path, more: &str) -> std::path::PathBuf {
 
 #[test]
 fn az_setup_prints_or_does_what_az_needs() {
-    let server = Server::start_plain();
+    let server = TestServer::start_plain();
     let credentials = std::fs::read_to_string(server.data_dir().join("credentials.toml")).unwrap();
     let credentials: toml::Table = toml::from_str(&credentials).unwrap();
     let [id, secret] = ["client_id", "client_secret"].map(|name| credentials[name].as_str().unwrap());
@@ -789,7 +792,7 @@ fn az_setup_prints_or_does_what_az_needs() {
 
 #[test]
 fn az_setup_says_so_if_no_server_answers() {
-    let mut server = Server::start_plain();
+    let mut server = TestServer::start_plain();
     server.stop();
     let directory = tempfile::tempdir().unwrap();
     let az = fake_az(directory.path(), "");

@@ -1,7 +1,7 @@
 //! Log lines of failures: one for each, with all that is needed to investigate, and never a flood.
 
-use crate::receiver::{Receiver, Reply};
-use crate::server::{Setup, event};
+use crate::receiver::{ScriptedReply, TestReceiver};
+use crate::server::{ServerSetup, event};
 use serde_json::{Value, json};
 
 /// Number in a field of a text line.
@@ -16,8 +16,8 @@ fn number(line: &str, field: &str) -> u64 {
 
 #[test]
 fn a_failed_attempt_is_one_line_that_says_what_follows_and_nothing_secret() {
-    let receiver = Receiver::answering(|_| Reply::Status(503));
-    let server = Setup::test_clock("").start();
+    let receiver = TestReceiver::answering(|_| ScriptedReply::Status(503));
+    let server = ServerSetup::test_clock("").start();
     server.put_topic("orders");
     server.subscribe(
         "orders",
@@ -48,10 +48,10 @@ fn a_failed_attempt_is_one_line_that_says_what_follows_and_nothing_secret() {
 
 #[test]
 fn an_attempt_that_cannot_even_be_made_says_why() {
-    let server = Setup::test_clock("").start();
+    let server = ServerSetup::test_clock("").start();
     server.put_topic("orders");
     // Nobody listens there once the receiver is gone.
-    let url = Receiver::start().url("/");
+    let url = TestReceiver::start().url("/");
     server.subscribe(
         "orders",
         "billing",
@@ -80,9 +80,9 @@ fn an_attempt_that_cannot_even_be_made_says_why() {
 #[test]
 fn many_failures_are_some_lines_and_a_number() {
     const EVENTS: u64 = 200;
-    let receiver = Receiver::answering(|_| Reply::Status(500));
+    let receiver = TestReceiver::answering(|_| ScriptedReply::Status(500));
     // The clock stands still, so nothing is retried.
-    let mut server = Setup::test_clock("probation.failures = 10000\n").start();
+    let mut server = ServerSetup::test_clock("probation.failures = 10000\n").start();
     server.put_topic("orders");
     server.subscribe("orders", "billing", &receiver.url("/"), json!(null));
     let events: Vec<Value> = (0..EVENTS).map(|n| event(format!("e-{n}"))).collect();
@@ -109,8 +109,8 @@ fn many_failures_are_some_lines_and_a_number() {
 #[test]
 fn whoever_asks_for_more_than_warnings_gets_every_line() {
     const EVENTS: u64 = 50;
-    let receiver = Receiver::answering(|_| Reply::Status(500));
-    let mut server = Setup::test_clock("probation.failures = 10000\nlog.level = \"debug\"\n").start();
+    let receiver = TestReceiver::answering(|_| ScriptedReply::Status(500));
+    let mut server = ServerSetup::test_clock("probation.failures = 10000\nlog.level = \"debug\"\n").start();
     server.put_topic("orders");
     server.subscribe("orders", "billing", &receiver.url("/"), json!(null));
     let events: Vec<Value> = (0..EVENTS).map(|n| event(format!("e-{n}"))).collect();
@@ -124,8 +124,10 @@ fn whoever_asks_for_more_than_warnings_gets_every_line() {
 
 #[test]
 fn where_nobody_sits_at_a_terminal_every_line_is_json() {
-    let receiver = Receiver::answering(|_| Reply::Status(500));
-    let mut server = Setup::default().with("POSTRIDER_LOG__FORMAT", "auto").start();
+    let receiver = TestReceiver::answering(|_| ScriptedReply::Status(500));
+    let mut server = ServerSetup::default()
+        .with("POSTRIDER_LOG__FORMAT", "auto")
+        .start();
     server.put_topic("orders");
     server.subscribe("orders", "billing", &receiver.url("/"), json!(null));
     server.publish("orders", &[event("e-\u{1b}[31m\"1")]);
@@ -163,8 +165,8 @@ fn where_nobody_sits_at_a_terminal_every_line_is_json() {
 
 #[test]
 fn text_shows_no_escapes_of_publishers() {
-    let receiver = Receiver::answering(|_| Reply::Status(500));
-    let server = Setup::default().start();
+    let receiver = TestReceiver::answering(|_| ScriptedReply::Status(500));
+    let server = ServerSetup::default().start();
     server.put_topic("orders");
     server.subscribe("orders", "billing", &receiver.url("/"), json!(null));
     server.publish("orders", &[event("e-\u{1b}[31m\n1")]);

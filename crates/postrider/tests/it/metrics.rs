@@ -1,7 +1,7 @@
 //! Metrics for Prometheus, and the same numbers in our own API.
 
-use crate::receiver::{Receiver, Reply};
-use crate::server::{JSON, Server, Setup, event};
+use crate::receiver::{ScriptedReply, TestReceiver};
+use crate::server::{JSON, ServerSetup, TestServer, event};
 use serde_json::{Value, json};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -10,28 +10,28 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 const CLIENT: &str = "[[client]]\nid = \"boss\"\nsecret = \"hush\"\n";
 
-type Labels = BTreeMap<String, String>;
+type MetricLabels = BTreeMap<String, String>;
 
 /// A page of metrics, parsed as strictly as promtool does.
-struct Page {
+struct ParsedMetricsPage {
     /// Kind of each family.
     families: BTreeMap<String, String>,
-    samples: BTreeMap<(String, Labels), f64>,
+    samples: BTreeMap<(String, MetricLabels), f64>,
 }
 
-impl Page {
+impl ParsedMetricsPage {
     #[track_caller]
-    fn get(server: &Server) -> Page {
+    fn get(server: &TestServer) -> ParsedMetricsPage {
         let answer = server.send("GET", "/metrics", &[], "").expect(200);
         let content_type = answer.header("content-type").expect("it says what it is");
         assert_eq!(content_type, "text/plain; version=0.0.4; charset=utf-8");
-        Page::parse(answer.text())
+        ParsedMetricsPage::parse(answer.text())
     }
 
     #[track_caller]
-    fn parse(text: &str) -> Page {
+    fn parse(text: &str) -> ParsedMetricsPage {
         assert!(text.ends_with('\n') && !text.contains('\r'));
-        let mut page = Page {
+        let mut page = ParsedMetricsPage {
             families: BTreeMap::new(),
             samples: BTreeMap::new(),
         };
@@ -89,7 +89,7 @@ impl Page {
             if kind != "histogram" {
                 continue;
             }
-            let mut buckets: BTreeMap<Labels, Vec<(f64, f64)>> = BTreeMap::new();
+            let mut buckets: BTreeMap<MetricLabels, Vec<(f64, f64)>> = BTreeMap::new();
             for ((name, labels), value) in &self.samples {
                 if *name == format!("{family}_bucket") {
                     let mut labels = labels.clone();
@@ -114,7 +114,7 @@ impl Page {
     #[track_caller]
     fn value(&self, name: &str, labels: &[(&str, &str)]) -> f64 {
         let labels = labels.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned()));
-        let labels: Labels = labels.collect();
+        let labels: MetricLabels = labels.collect();
         let found = self.samples.get(&(name.to_owned(), labels.clone()));
         *found.unwrap_or_else(|| {
             let near: Vec<_> = self.samples.iter().filter(|(key, _)| key.0 == name).collect();
@@ -139,11 +139,11 @@ fn is_name(name: &str) -> bool {
 
 /// `name{label="value",…} 1.5`
 #[track_caller]
-fn sample(line: &str) -> (String, Labels, f64) {
+fn sample(line: &str) -> (String, MetricLabels, f64) {
     let at = line.find(['{', ' ']).unwrap_or_else(|| panic!("{line}"));
     let (name, mut rest) = line.split_at(at);
     assert!(is_name(name), "{line}");
-    let mut labels = Labels::new();
+    let mut labels = MetricLabels::new();
     if let Some(inside) = rest.strip_prefix('{') {
         rest = inside;
         loop {
@@ -184,7 +184,7 @@ fn sample(line: &str) -> (String, Labels, f64) {
 }
 
 #[track_caller]
-fn ours(server: &Server, path: &str) -> Value {
+fn ours(server: &TestServer, path: &str) -> Value {
     let path = format!("/postrider/v1/{path}");
     let answer = server.send("GET", &path, &[("authorization", "Bearer hush")], "");
     answer.expect(200).json()
@@ -192,9 +192,9 @@ fn ours(server: &Server, path: &str) -> Value {
 
 #[test]
 fn counters_of_topics_and_subscriptions() {
-    let receiver = Receiver::start();
-    let refusing = Receiver::answering(|_| Reply::Status(400));
-    let server = Setup::config(CLIENT).start();
+    let receiver = TestReceiver::start();
+    let refusing = TestReceiver::answering(|_| ScriptedReply::Status(400));
+    let server = ServerSetup::config(CLIENT).start();
     server.put_topic("orders");
     server.subscribe("orders", "billing", &receiver.url("/"), json!(null));
     server.subscribe("orders", "never", &refusing.url("/"), json!(null));
@@ -206,7 +206,7 @@ fn counters_of_topics_and_subscriptions() {
     server.counted("/deliveries/delivered", 3);
     server.counted("/deliveries/attemptsFailed", 3);
 
-    let page = Page::get(&server);
+    let page = ParsedMetricsPage::get(&server);
     assert_eq!(page.value("postrider_up", &[]), 1.0);
     let topic = [("topic", "orders")];
     let of = |name: &str, subscription: &str| {
@@ -286,7 +286,7 @@ fn refused_publishes_are_counted_by_reason_and_logged_with_their_target_whatever
     let config = "[limits]\nrequest_bytes_max = 2000\n[[topic]]\nname = \"orders\"\n\
                   key1 = \"a-key-of-the-topic-orders-0123456789\"\n[[domain]]\nname = \"tenants\"\n\
                   key1 = \"a-key-of-the-domain-tenants-01234567\"\n";
-    let server = Setup::config(config).start();
+    let server = ServerSetup::config(config).start();
     let key = |key: &'static str| ("aeg-sas-key", key);
     let good = key("a-key-of-the-topic-orders-0123456789");
     let post = |target: &str, headers: &[(&str, &str)], body: &str, status: u16| {
@@ -343,7 +343,7 @@ fn refused_publishes_are_counted_by_reason_and_logged_with_their_target_whatever
     post("/wp-login.php", &[JSON], "[]", 404);
     post("/topics/orders/api/events/more", &[JSON], "[]", 404);
 
-    let page = Page::get(&server);
+    let page = ParsedMetricsPage::get(&server);
     let of = |reason: &str| page.value("postrider_publish_refused_by_reason_total", &[("reason", reason)]);
     let expected = [
         ("unauthorized", 4.0),
@@ -393,18 +393,22 @@ fn refused_publishes_are_counted_by_reason_and_logged_with_their_target_whatever
 fn the_oldest_event_grows_older_until_it_arrives() {
     let well = Arc::new(AtomicBool::new(false));
     let answers = well.clone();
-    let receiver = Receiver::answering(move |_| Reply::Status(if answers.load(Relaxed) { 200 } else { 500 }));
-    let mut server = Setup::test_clock(CLIENT).start();
+    let receiver = TestReceiver::answering(move |_| {
+        ScriptedReply::Status(if answers.load(Relaxed) { 200 } else { 500 })
+    });
+    let mut server = ServerSetup::test_clock(CLIENT).start();
     server.put_topic("orders");
     server.subscribe("orders", "billing", &receiver.url("/"), json!(null));
     server.publish("orders", &[event("1")]);
     let of = [("topic", "orders"), ("subscription", "billing")];
-    let age = |server: &Server| Page::get(server).value("postrider_oldest_undelivered_seconds", &of);
+    let age = |server: &TestServer| {
+        ParsedMetricsPage::get(server).value("postrider_oldest_undelivered_seconds", &of)
+    };
     server.advance(&json!({"by": "1h"}));
     // The age of a waiting retry is known to the second.
     let an_hour = 3600.0..3601.0;
     assert!(an_hour.contains(&age(&server)), "{}", age(&server));
-    let page = Page::get(&server);
+    let page = ParsedMetricsPage::get(&server);
     assert_eq!(page.value("postrider_retrying_events", &of), 1.0);
     let tried = page.value("postrider_delivery_attempts_total", &of);
     assert!(tried > 3.0);
@@ -425,7 +429,7 @@ fn the_oldest_event_grows_older_until_it_arrives() {
     assert_eq!(attempts, 1);
     assert_eq!(age(&server), 0.0);
     let took = accepted + arrived.since(before).as_secs_f64();
-    let page = Page::get(&server);
+    let page = ParsedMetricsPage::get(&server);
     let sum = page.value("postrider_delivery_latency_seconds_sum", &[("topic", "orders")]);
     assert!((sum - took).abs() < 1.5, "{sum} s, not {took} s");
     let one = &ours(&server, "subscriptions")["value"][0];
@@ -436,11 +440,11 @@ fn the_oldest_event_grows_older_until_it_arrives() {
 
 #[test]
 fn what_happened_minute_by_minute() {
-    let receiver = Receiver::answering(|one| match one.path.as_str() {
-        "/sick" => Reply::Status(500),
-        _ => Reply::Status(200),
+    let receiver = TestReceiver::answering(|one| match one.path.as_str() {
+        "/sick" => ScriptedReply::Status(500),
+        _ => ScriptedReply::Status(200),
     });
-    let server = Setup::test_clock(CLIENT).start();
+    let server = ServerSetup::test_clock(CLIENT).start();
     for topic in ["orders", "other"] {
         server.put_topic(topic);
     }
@@ -511,13 +515,13 @@ fn what_happened_minute_by_minute() {
 
 #[test]
 fn the_names_of_azure_monitor_and_of_the_edge_module() {
-    let receiver = Receiver::answering(|one| match one.path.as_str() {
-        "/never" => Reply::Status(400),
-        _ => Reply::Status(200),
+    let receiver = TestReceiver::answering(|one| match one.path.as_str() {
+        "/never" => ScriptedReply::Status(400),
+        _ => ScriptedReply::Status(200),
     });
     let config = "[metrics]\nazure_names = true\n\
                   [[topic]]\nname = \"same\"\n[[domain]]\nname = \"same\"\n";
-    let setup = Setup::config(config).with("metrics__reporterType", "prometheus");
+    let setup = ServerSetup::config(config).with("metrics__reporterType", "prometheus");
     let server = setup.start();
     server.put_topic("orders");
     server.subscribe("orders", "billing", &receiver.url("/"), json!(null));
@@ -526,7 +530,7 @@ fn the_names_of_azure_monitor_and_of_the_edge_module() {
     server.counted("/deliveries/delivered", 1);
     server.counted("/deliveries/attemptsFailed", 1);
 
-    let page = Page::get(&server);
+    let page = ParsedMetricsPage::get(&server);
     // Topics with equal names must not make two samples of the same name.
     for topic in ["same", "domains/same"] {
         assert_eq!(
@@ -582,18 +586,22 @@ fn the_names_of_azure_monitor_and_of_the_edge_module() {
     // Path and query in the module's own documentation.
     let path = "/metrics?api-version=2019-01-01-preview";
     let answer = server.send("GET", path, &[], "").expect(200);
-    assert!(Page::parse(answer.text()).families.contains_key("EventsReceived"));
+    assert!(
+        ParsedMetricsPage::parse(answer.text())
+            .families
+            .contains_key("EventsReceived")
+    );
 }
 
 #[test]
 fn what_dashboards_and_alerts_ask_for_is_there() {
-    let receiver = Receiver::start();
-    let server = Server::start_plain();
+    let receiver = TestReceiver::start();
+    let server = TestServer::start_plain();
     server.put_topic("orders");
     server.subscribe("orders", "billing", &receiver.url("/"), json!(null));
     server.publish("orders", &[event("1")]);
     server.counted("/deliveries/delivered", 1);
-    let page = Page::get(&server);
+    let page = ParsedMetricsPage::get(&server);
     let contrib = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../contrib");
     for file in ["grafana/postrider.json", "prometheus/alerts.yml"] {
         let text = std::fs::read_to_string(contrib.join(file)).expect("it is in the repository");

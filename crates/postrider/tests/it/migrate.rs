@@ -1,11 +1,11 @@
 //! All data of a stopped server, moved to JetStream and back: nothing is lost or duplicated, and
 //! everything continues where it was.
 
-use crate::cluster::link::Roads;
+use crate::cluster::link::LinkRuntime;
 use crate::cluster::nats::{self, NatsServers, USER};
 use crate::dead_letters::letter_counts;
-use crate::receiver::{Receiver, Reply};
-use crate::server::{JSON, Server, Setup, event};
+use crate::receiver::{ScriptedReply, TestReceiver};
+use crate::server::{JSON, ServerSetup, TestServer, event};
 use crate::wait;
 use serde_json::{Value, json};
 use std::collections::{BTreeMap, BTreeSet};
@@ -20,16 +20,16 @@ const SUBSCRIPTION: &str = "/subscriptions/00000000-0000-0000-0000-000000000001/
 const PATIENCE: Duration = Duration::from_secs(120);
 
 /// A NATS server for one test.
-struct Ground {
+struct MigrationSetup {
     nats: NatsServers,
-    _roads: Roads,
+    _roads: LinkRuntime,
 }
 
-impl Ground {
-    fn start() -> Option<Ground> {
+impl MigrationSetup {
+    fn start() -> Option<MigrationSetup> {
         let program = nats::installed()?;
-        let roads = Roads::new();
-        Some(Ground {
+        let roads = LinkRuntime::new();
+        Some(MigrationSetup {
             nats: NatsServers::start(&program, 1, &roads),
             _roads: roads,
         })
@@ -103,11 +103,11 @@ impl Ground {
 
 /// A receiver with one path whose status can be changed, one that always fails, and the rest
 /// succeeding.
-fn receiver() -> (Receiver, Arc<AtomicU16>) {
+fn receiver() -> (TestReceiver, Arc<AtomicU16>) {
     let mood = Arc::new(AtomicU16::new(500));
     let said = mood.clone();
-    let receiver = Receiver::answering(move |delivery| {
-        Reply::Status(match delivery.path.as_str() {
+    let receiver = TestReceiver::answering(move |delivery| {
+        ScriptedReply::Status(match delivery.path.as_str() {
             "/billing" => said.load(Relaxed),
             "/refusing" => 400,
             _ => 200,
@@ -116,7 +116,7 @@ fn receiver() -> (Receiver, Arc<AtomicU16>) {
     (receiver, mood)
 }
 
-fn control(server: &Server, verb: &str, id: &str) {
+fn control(server: &TestServer, verb: &str, id: &str) {
     let path = format!("/postrider/v1/subscriptions/{verb}");
     let body = json!({ "id": id }).to_string();
     server
@@ -125,7 +125,7 @@ fn control(server: &Server, verb: &str, id: &str) {
 }
 
 /// Authorization header of the generated client.
-fn authorization(server: &Server) -> (&'static str, &'static str) {
+fn authorization(server: &TestServer) -> (&'static str, &'static str) {
     let text = std::fs::read_to_string(server.data_dir().join("credentials.toml")).expect("credentials");
     let secret = text
         .lines()
@@ -138,7 +138,7 @@ fn authorization(server: &Server) -> (&'static str, &'static str) {
     )
 }
 
-fn shown(server: &Server, id: &str) -> Value {
+fn shown(server: &TestServer, id: &str) -> Value {
     let path = format!("/postrider/v1/subscription?id={id}");
     server
         .send("GET", &path, &[authorization(server)], "")
@@ -146,14 +146,14 @@ fn shown(server: &Server, id: &str) -> Value {
         .json()
 }
 
-fn publish(server: &Server, ids: &[&str]) {
+fn publish(server: &TestServer, ids: &[&str]) {
     for id in ids {
         server.publish("orders", &[event(*id)]);
     }
 }
 
 /// Deliveries to one path: event and number of earlier attempts.
-fn arrived(receiver: &Receiver, path: &str, count: usize) -> Vec<(String, String)> {
+fn arrived(receiver: &TestReceiver, path: &str, count: usize) -> Vec<(String, String)> {
     let mut all = Vec::new();
     while all.len() < count {
         let delivery = receiver.next();
@@ -171,7 +171,7 @@ fn pairs(all: &[(&str, &str)]) -> Vec<(String, String)> {
         .collect()
 }
 
-fn waits(server: &Server, id: &str, waiting: u64, retrying: u64) {
+fn waits(server: &TestServer, id: &str, waiting: u64, retrying: u64) {
     let mut last = Value::Null;
     let so = wait::is_true_in_time(|| {
         last = shown(server, id);
@@ -185,7 +185,7 @@ fn waits(server: &Server, id: &str, waiting: u64, retrying: u64) {
 
 /// Secrets that clients rely on: their credentials, the CA, and the public half of the key that
 /// signs tokens. The key's file is sealed under a key of each node's own.
-fn shared_secrets(server: &Server) -> [String; 3] {
+fn shared_secrets(server: &TestServer) -> [String; 3] {
     let file = |name: &str| std::fs::read_to_string(server.data_dir().join(name)).expect(name);
     let keys = server.send("GET", "/common/discovery/v2.0/keys", &[], "");
     let keys = keys.expect(200).json().to_string();
@@ -194,9 +194,11 @@ fn shared_secrets(server: &Server) -> [String; 3] {
 
 #[test]
 fn a_server_moves_to_jetstream_and_back() {
-    let Some(ground) = Ground::start() else { return };
+    let Some(ground) = MigrationSetup::start() else {
+        return;
+    };
     let (receiver, mood) = receiver();
-    let mut server = Setup::config(ground.config("embedded")).start();
+    let mut server = ServerSetup::config(ground.config("embedded")).start();
     let data_dir = server.data_dir();
     server.put_topic("orders");
     server.subscribe("orders", "billing", &receiver.url("/billing"), json!(null));
@@ -218,7 +220,7 @@ fn a_server_moves_to_jetstream_and_back() {
         .into();
     let before = shared_secrets(&server);
     server.kill();
-    receiver.so_far();
+    receiver.take_received();
 
     let report = ground.moved(&data_dir, "jetstream");
     let counts = [
@@ -264,7 +266,7 @@ fn a_server_moves_to_jetstream_and_back() {
     assert_eq!(same, ids);
     assert_eq!(shared_secrets(&server), before);
     // A node added later accepts the same tokens.
-    let second = Setup::config(ground.config("jetstream").replace("the-node", "another")).start();
+    let second = ServerSetup::config(ground.config("jetstream").replace("the-node", "another")).start();
     assert_eq!(shared_secrets(&second), before);
     drop(second);
     mood.store(500, Relaxed);
@@ -281,7 +283,7 @@ fn a_server_moves_to_jetstream_and_back() {
     let told = ground.refused(&elsewhere, &["--to", "embedded"]);
     assert!(told.contains("the-node") && told.contains("Stop them"), "{told}");
     server.kill();
-    receiver.so_far();
+    receiver.take_received();
 
     let report = ground.moved(&data_dir, "embedded");
     assert_eq!(
@@ -311,7 +313,7 @@ fn a_server_moves_to_jetstream_and_back() {
     let all = ["a", "b", "c", "d", "e"].map(|id| (id, "0"));
     assert_eq!(arrived(&receiver, "/paused", 5), pairs(&all));
     waits(&server, "orders/paused", 0, 0);
-    assert!(receiver.so_far().is_empty());
+    assert!(receiver.take_received().is_empty());
     assert_eq!(shared_secrets(&server), before);
 
     // A store that was moved from the cluster can be moved back to it.
@@ -324,18 +326,18 @@ fn a_server_moves_to_jetstream_and_back() {
 }
 
 /// A server with many open deliveries.
-struct Load {
-    server: Server,
-    receiver: Receiver,
+struct BusyServer {
+    server: TestServer,
+    receiver: TestReceiver,
     expected: BTreeSet<String>,
 }
 
 /// Many events wait for two paused subscriptions.
-fn loaded(ground: &Ground) -> Load {
+fn loaded(ground: &MigrationSetup) -> BusyServer {
     const REQUESTS: usize = 60;
     const EVENTS: usize = 50;
     let (receiver, _) = receiver();
-    let server = Setup::config(ground.config("embedded")).start();
+    let server = ServerSetup::config(ground.config("embedded")).start();
     server.put_topic("orders");
     for name in ["one", "two"] {
         server.subscribe("orders", name, &receiver.url(&format!("/{name}")), json!(null));
@@ -348,7 +350,7 @@ fn loaded(ground: &Ground) -> Load {
         server.publish("orders", &events);
         expected.extend(ids);
     }
-    Load {
+    BusyServer {
         server,
         receiver,
         expected,
@@ -357,7 +359,7 @@ fn loaded(ground: &Ground) -> Load {
 
 /// Runs a migration that is killed again and again, a little later each time, until one completes.
 /// Returns its report and the number of kills.
-fn harried(ground: &Ground, data_dir: &Path, to: &str) -> (Value, usize) {
+fn run_with_kills(ground: &MigrationSetup, data_dir: &Path, to: &str) -> (Value, usize) {
     let mut killed = 0;
     let mut after = Duration::from_millis(20);
     loop {
@@ -386,15 +388,17 @@ fn harried(ground: &Ground, data_dir: &Path, to: &str) -> (Value, usize) {
 // After kills at many points in each direction, all data is there exactly once.
 #[test]
 fn an_interrupted_migration_is_run_again() {
-    let Some(ground) = Ground::start() else { return };
-    let Load {
+    let Some(ground) = MigrationSetup::start() else {
+        return;
+    };
+    let BusyServer {
         mut server,
         receiver,
         expected,
     } = loaded(&ground);
     let data_dir = server.data_dir();
     server.kill();
-    let (report, killed) = harried(&ground, &data_dir, "jetstream");
+    let (report, killed) = run_with_kills(&ground, &data_dir, "jetstream");
     assert!(killed >= 5, "{killed} are not enough to mean anything");
     // The last run may have found everything done.
     if report["events"].is_u64() {
@@ -402,15 +406,15 @@ fn an_interrupted_migration_is_run_again() {
     }
     let elsewhere = data_dir.parent().unwrap().join("elsewhere");
     std::fs::create_dir(&elsewhere).unwrap();
-    let (report, killed) = harried(&ground, &elsewhere, "embedded");
+    let (report, killed) = run_with_kills(&ground, &elsewhere, "embedded");
     assert!(killed >= 5, "{killed} are not enough to mean anything");
     if report["events"].is_u64() {
         assert_eq!(report["waiting"], 2 * expected.len());
     }
-    let mut moved = Setup {
+    let mut moved = ServerSetup {
         config: ground.config("embedded"),
         data_dir: Some(elsewhere),
-        ..Setup::default()
+        ..ServerSetup::default()
     }
     .start();
     for name in ["one", "two"] {
@@ -423,7 +427,11 @@ fn an_interrupted_migration_is_run_again() {
             }
         }
         waits(&moved, &format!("orders/{name}"), 0, 0);
-        let late: Vec<String> = receiver.so_far().iter().flat_map(|one| one.ids()).collect();
+        let late: Vec<String> = receiver
+            .take_received()
+            .iter()
+            .flat_map(|one| one.ids())
+            .collect();
         assert!(late.is_empty(), "{late:?}");
         assert!(counts.values().all(|count| *count == 1), "something came twice");
         assert_eq!(counts.into_keys().collect::<BTreeSet<_>>(), expected);
@@ -433,8 +441,10 @@ fn an_interrupted_migration_is_run_again() {
 
 #[test]
 fn a_migration_can_be_taken_back() {
-    let Some(ground) = Ground::start() else { return };
-    let mut server = Setup::config(ground.config("embedded")).start();
+    let Some(ground) = MigrationSetup::start() else {
+        return;
+    };
+    let mut server = ServerSetup::config(ground.config("embedded")).start();
     let data_dir = server.data_dir();
     server.put_topic("orders");
     server.kill();
@@ -461,8 +471,10 @@ fn a_migration_can_be_taken_back() {
 
 #[test]
 fn what_cannot_be_moved_is_refused_and_stays_as_it_is() {
-    let Some(ground) = Ground::start() else { return };
-    let mut server = Setup::config(ground.config("embedded")).start();
+    let Some(ground) = MigrationSetup::start() else {
+        return;
+    };
+    let mut server = ServerSetup::config(ground.config("embedded")).start();
     let data_dir = server.data_dir();
     server.put_topic("orders");
     let told = ground.refused(&data_dir, &["--to", "jetstream"]);
@@ -474,7 +486,7 @@ fn what_cannot_be_moved_is_refused_and_stays_as_it_is() {
     let told = ground.refused(&empty, &["--to", "embedded"]);
     assert!(told.contains("holds nothing to be moved"), "{told}");
     // A cluster with another server's data.
-    let theirs = Setup::config(ground.config("jetstream")).start();
+    let theirs = ServerSetup::config(ground.config("jetstream")).start();
     theirs.put_topic("theirs");
     server.kill();
     let told = ground.refused(&data_dir, &["--to", "jetstream"]);

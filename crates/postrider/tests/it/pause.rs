@@ -1,8 +1,8 @@
 //! Paused subscriptions: events are accepted and held, nothing is sent and nothing ages.
 
-use crate::lab::{Arrival, Lab, seconds_and_counts};
-use crate::receiver::{Receiver, Reply};
-use crate::server::{JSON, Server, Setup, event};
+use crate::clock_lab::{ClockLab, TimedDelivery, seconds_and_counts};
+use crate::receiver::{ScriptedReply, TestReceiver};
+use crate::server::{JSON, ServerSetup, TestServer, event};
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
 use std::process::Command;
@@ -12,23 +12,23 @@ use std::sync::atomic::{AtomicU16, Ordering::Relaxed};
 const CLIENT: &str = "[[client]]\nid = \"me\"\nsecret = \"hush\"\n";
 const AUTHORIZATION: (&str, &str) = ("authorization", "Bearer hush");
 
-fn setup() -> Setup {
-    Setup::test_clock(CLIENT)
+fn setup() -> ServerSetup {
+    ServerSetup::test_clock(CLIENT)
 }
 
 /// A receiver whose status can be changed.
-fn moody() -> (Receiver, Arc<AtomicU16>) {
+fn receiver_with_status() -> (TestReceiver, Arc<AtomicU16>) {
     let mood = Arc::new(AtomicU16::new(500));
     let said = mood.clone();
     (
-        Receiver::answering(move |_| Reply::Status(said.load(Relaxed))),
+        TestReceiver::answering(move |_| ScriptedReply::Status(said.load(Relaxed))),
         mood,
     )
 }
 
 /// Pauses, resumes or probes the subscription `billing` of the topic `orders`.
 #[track_caller]
-fn control(server: &Server, verb: &str) -> Value {
+fn control(server: &TestServer, verb: &str) -> Value {
     let path = format!("/postrider/v1/subscriptions/{verb}");
     let body = json!({"id": "orders/billing"}).to_string();
     server
@@ -38,19 +38,19 @@ fn control(server: &Server, verb: &str) -> Value {
 }
 
 #[track_caller]
-fn shown(server: &Server) -> Value {
+fn shown(server: &TestServer) -> Value {
     let path = "/postrider/v1/subscription?id=orders/billing";
     server.send("GET", path, &[AUTHORIZATION], "").expect(200).json()
 }
 
 #[track_caller]
-fn publish(server: &Server, ids: &[&str]) {
+fn publish(server: &TestServer, ids: &[&str]) {
     let events: Vec<Value> = ids.iter().map(|id| event(*id)).collect();
     server.publish("orders", &events);
 }
 
-fn ids(arrivals: &[Arrival]) -> BTreeSet<String> {
-    arrivals.iter().map(Arrival::id).collect()
+fn ids(arrivals: &[TimedDelivery]) -> BTreeSet<String> {
+    arrivals.iter().map(TimedDelivery::id).collect()
 }
 
 fn set(ids: &[&str]) -> BTreeSet<String> {
@@ -60,8 +60,8 @@ fn set(ids: &[&str]) -> BTreeSet<String> {
 // The machine's own clock and a real kill: the pause is as durable as the events that it holds.
 #[test]
 fn what_is_published_in_a_pause_survives_a_kill_and_arrives_when_it_ends() {
-    let mut server = Setup::config(CLIENT).start();
-    let receiver = Receiver::start();
+    let mut server = ServerSetup::config(CLIENT).start();
+    let receiver = TestReceiver::start();
     server.put_topic("orders");
     server.subscribe("orders", "billing", &receiver.url("/"), json!(null));
     let paused = control(&server, "pause");
@@ -84,7 +84,7 @@ fn what_is_published_in_a_pause_survives_a_kill_and_arrives_when_it_ends() {
         (witness.path.as_str(), witness.ids()),
         ("/witness", vec!["d".to_owned()])
     );
-    assert!(receiver.so_far().is_empty());
+    assert!(receiver.take_received().is_empty());
     // A change of the subscription does not end the pause.
     server.subscribe("orders", "billing", &receiver.url("/moved"), json!(null));
     assert_eq!(shown(&server)["state"], "paused");
@@ -107,23 +107,23 @@ fn what_is_published_in_a_pause_survives_a_kill_and_arrives_when_it_ends() {
 
 #[test]
 fn time_in_a_pause_does_not_count() {
-    let (receiver, mood) = moody();
-    let mut lab = Lab::subscribed(
+    let (receiver, mood) = receiver_with_status();
+    let mut lab = ClockLab::subscribed(
         setup(),
         receiver,
         json!({"retryPolicy": {"eventExpiryInMinutes": 10, "maxDeliveryAttempts": 30}}),
     );
     publish(&lab.server, &["old"]);
     assert_eq!(lab.at_once().len(), 1);
-    assert_eq!(lab.pass_to(100), 3, "at 10, 40 and 100");
+    assert_eq!(lab.advance_to_second(100), 3, "at 10, 40 and 100");
     control(&lab.server, "pause");
     publish(&lab.server, &["new"]);
     // Without the pause the next attempt would be due at 400; the events would expire at 600 and
     // 700.
-    assert_eq!(lab.pass_to(3_600), 0);
+    assert_eq!(lab.advance_to_second(3_600), 0);
     lab.server.kill();
     lab.server.start();
-    assert_eq!(lab.pass_to(90_000), 0);
+    assert_eq!(lab.advance_to_second(90_000), 0);
     assert_eq!(
         (lab.dropped(), shown(&lab.server)["retrying"].clone()),
         (json!({}), json!(1))
@@ -152,8 +152,8 @@ fn time_in_a_pause_does_not_count() {
 
 #[test]
 fn an_event_that_waits_in_a_pause_says_so() {
-    let (receiver, mood) = moody();
-    let lab = Lab::subscribed(setup(), receiver, json!(null));
+    let (receiver, mood) = receiver_with_status();
+    let lab = ClockLab::subscribed(setup(), receiver, json!(null));
     let story = |id: &str| {
         let path = format!("/postrider/v1/events/{id}");
         let story = lab
@@ -196,8 +196,8 @@ fn an_event_that_waits_in_a_pause_says_so() {
 
 #[test]
 fn one_that_is_deleted_or_expires_while_paused_is_gone() {
-    let (receiver, _) = moody();
-    let lab = Lab::subscribed(setup(), receiver, json!(null));
+    let (receiver, _) = receiver_with_status();
+    let lab = ClockLab::subscribed(setup(), receiver, json!(null));
     control(&lab.server, "pause");
     publish(&lab.server, &["a", "b"]);
     lab.server.unsubscribe("orders", "billing");
@@ -213,13 +213,13 @@ fn one_that_is_deleted_or_expires_while_paused_is_gone() {
         lab.dropped(),
         json!({"SubscriptionDeleted": 2, "SubscriptionExpired": 1})
     );
-    assert!(lab.receiver.so_far().is_empty());
+    assert!(lab.receiver.take_received().is_empty());
 }
 
 #[test]
 fn whoever_asks_an_endpoint_that_is_left_alone_asks_it_once() {
-    let (receiver, mood) = moody();
-    let lab = Lab::subscribed(setup(), receiver, json!(null));
+    let (receiver, mood) = receiver_with_status();
+    let lab = ClockLab::subscribed(setup(), receiver, json!(null));
     let events: Vec<Value> = (0..10).map(|n| event(format!("e{n}"))).collect();
     lab.server.publish("orders", &events);
     assert_eq!(lab.at_once().len(), 10);
@@ -248,8 +248,8 @@ fn whoever_asks_an_endpoint_that_is_left_alone_asks_it_once() {
 
 #[test]
 fn the_command_line_pauses_and_resumes() {
-    let server = Setup::config("[validation]\nenabled = false\n").start();
-    let receiver = Receiver::start();
+    let server = ServerSetup::config("[validation]\nenabled = false\n").start();
+    let receiver = TestReceiver::start();
     server.put_topic("orders");
     server.subscribe("orders", "billing", &receiver.url("/"), json!(null));
     let run = |arguments: &[&str]| {
@@ -278,7 +278,7 @@ fn the_command_line_pauses_and_resumes() {
     let (code, out, err) = run(&["probe", "billing", "--topic", "orders"]);
     assert_eq!(code, Some(0), "{out}{err}");
     assert!(out.contains("1 event waits"), "{out}");
-    assert!(receiver.so_far().is_empty());
+    assert!(receiver.take_received().is_empty());
     let (code, out, err) = run(&["resume", "billing", "--topic", "orders"]);
     assert_eq!(code, Some(0), "{out}{err}");
     assert!(out.contains("billing is not held back"), "{out}");

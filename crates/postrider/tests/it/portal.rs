@@ -5,7 +5,7 @@
 //! test use it, and `POSTRIDER_SHOTS=DIR` keeps screenshots.
 
 use crate::azure_clients::{installed, scripts};
-use crate::server::Setup;
+use crate::server::ServerSetup;
 use crate::wait;
 use std::process::Command;
 
@@ -37,8 +37,8 @@ const HELD_MIN: usize = 70;
 #[test]
 fn the_portal_holds_in_a_real_browser() {
     let Some(directory) = installed() else { return };
-    let server = Setup::config(CONFIG).start();
-    let delayed = Setup::config(CONFIG_DELAYED).start();
+    let server = ServerSetup::config(CONFIG).start();
+    let delayed = ServerSetup::config(CONFIG_DELAYED).start();
     let begun = wait::now();
     let output = Command::new("node")
         .arg(scripts().join("js/portal.mjs"))

@@ -1,7 +1,7 @@
 //! Other users of the machine cannot read or change anything in the data directory.
 
-use crate::receiver::{Receiver, Reply};
-use crate::server::{Setup, event};
+use crate::receiver::{ScriptedReply, TestReceiver};
+use crate::server::{ServerSetup, event};
 use crate::wait;
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -31,15 +31,15 @@ fn assert_private(directory: &Path) -> usize {
 // The most permissive umask, a server that has used all its features, and a restart.
 #[test]
 fn every_file_is_private_whatever_the_umask() {
-    let receiver = Receiver::answering(|_| Reply::Status(400));
+    let receiver = TestReceiver::answering(|_| ScriptedReply::Status(400));
     let config = format!(
         "[dead_letter]\ndelay = 0\ndefault = \"local\"\n[[topic]]\nname = \"t\"\n[[topic.subscription]]\nname = \"s\"\n\
          destination = {{ endpoint_type = \"WebHook\", properties = {{ endpoint_url = \"{}\" }} }}\n",
         receiver.url("/in")
     );
-    let mut server = Setup {
+    let mut server = ServerSetup {
         umask: Some("000"),
-        ..Setup::config(config)
+        ..ServerSetup::config(config)
     }
     .start();
     server.publish("t", &[event("1")]);
@@ -60,7 +60,7 @@ fn every_file_is_private_whatever_the_umask() {
 
 #[test]
 fn a_directory_that_others_can_read_is_warned_of() {
-    let mut server = Setup::default().start();
+    let mut server = ServerSetup::default().start();
     server.stop();
     let lock = server.data_dir().join("lock");
     fs::set_permissions(&lock, fs::Permissions::from_mode(0o666)).unwrap();

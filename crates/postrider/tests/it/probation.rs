@@ -1,8 +1,8 @@
 //! Probation: an endpoint that keeps failing gets only probes for a while.
 
-use crate::lab::{Arrival, Lab, seconds, seconds_and_counts, timestamp, whole_seconds};
-use crate::receiver::{Gate, Receiver, Reply};
-use crate::server::{Server, Setup, event};
+use crate::clock_lab::{ClockLab, TimedDelivery, seconds, seconds_and_counts, timestamp, whole_seconds};
+use crate::receiver::{ReplyGate, ScriptedReply, TestReceiver};
+use crate::server::{ServerSetup, TestServer, event};
 use crate::wait;
 use serde_json::{Value, json};
 use std::sync::Arc;
@@ -11,32 +11,32 @@ use std::sync::atomic::{AtomicBool, AtomicU16, Ordering::Relaxed};
 const CLIENT: &str = "[[client]]\nid = \"me\"\nsecret = \"hush\"\n";
 const AUTHORIZATION: (&str, &str) = ("authorization", "Bearer hush");
 
-fn setup(config: &str) -> Setup {
-    Setup::test_clock(format!("{config}{CLIENT}"))
+fn setup(config: &str) -> ServerSetup {
+    ServerSetup::test_clock(format!("{config}{CLIENT}"))
 }
 
 /// The status that a receiver answers with.
 #[derive(Clone)]
-struct Mood(Arc<AtomicU16>);
+struct AnswerStatus(Arc<AtomicU16>);
 
-impl Mood {
-    fn new(status: u16) -> Mood {
-        Mood(Arc::new(AtomicU16::new(status)))
+impl AnswerStatus {
+    fn new(status: u16) -> AnswerStatus {
+        AnswerStatus(Arc::new(AtomicU16::new(status)))
     }
 
     fn set(&self, status: u16) {
         self.0.store(status, Relaxed);
     }
 
-    fn receiver(&self) -> Receiver {
+    fn receiver(&self) -> TestReceiver {
         let mood = self.clone();
-        Receiver::answering(move |_| Reply::Status(mood.0.load(Relaxed)))
+        TestReceiver::answering(move |_| ScriptedReply::Status(mood.0.load(Relaxed)))
     }
 }
 
 /// The API's report about an endpoint.
 #[track_caller]
-fn endpoint(server: &Server, url: &str) -> Value {
+fn endpoint(server: &TestServer, url: &str) -> Value {
     let answer = server
         .send("GET", "/postrider/v1/endpoints", &[AUTHORIZATION], "")
         .expect(200);
@@ -49,7 +49,7 @@ fn endpoint(server: &Server, url: &str) -> Value {
     found.unwrap_or_else(|| panic!("no {url} in {all}")).clone()
 }
 
-impl Lab {
+impl ClockLab {
     fn endpoint(&self) -> Value {
         endpoint(&self.server, &self.receiver.url("/"))
     }
@@ -66,7 +66,7 @@ impl Lab {
 
     /// Publishes that many events with this name prefix and waits for their attempts.
     #[track_caller]
-    fn publish(&self, name: &str, count: usize) -> Vec<Arrival> {
+    fn publish(&self, name: &str, count: usize) -> Vec<TimedDelivery> {
         let events: Vec<_> = (0..count).map(|n| event(format!("{name}{n}"))).collect();
         self.server.publish("orders", &events);
         self.at_once()
@@ -87,8 +87,8 @@ fn ten_different_failures_delay_all_deliveries_for_a_time_that_depends_on_the_ca
         ("cloud-2020", 403, "Forbidden", 300),
     ] {
         let context = format!("{profile} {status}");
-        let mood = Mood::new(status);
-        let lab = Lab::subscribed(setup("").profile(profile), mood.receiver(), json!(null));
+        let mood = AnswerStatus::new(status);
+        let lab = ClockLab::subscribed(setup("").profile(profile), mood.receiver(), json!(null));
         assert_eq!(lab.publish("early", 9).len(), 9);
         assert_eq!(lab.endpoint()["state"], "admitting", "{context}");
         assert_eq!(lab.publish("tenth", 1).len(), 1);
@@ -96,12 +96,12 @@ fn ten_different_failures_delay_all_deliveries_for_a_time_that_depends_on_the_ca
         assert_eq!(lab.endpoint()["waiting"], 10);
 
         // New events are held back like the others.
-        assert_eq!(lab.pass_to(2), 0);
+        assert_eq!(lab.advance_to_second(2), 0);
         assert_eq!(lab.publish("new", 1).len(), 0, "{context}");
         assert_eq!(lab.endpoint()["waiting"], 11);
-        assert_eq!(lab.pass_to(wait - 1), 0, "{context}");
+        assert_eq!(lab.advance_to_second(wait - 1), 0, "{context}");
         // At the end of the delay one delivery is tried.
-        assert_eq!(lab.pass_to(wait), 1, "{context}");
+        assert_eq!(lab.advance_to_second(wait), 1, "{context}");
         assert_eq!(lab.delay(), (cause.to_owned(), 0, wait + 2 * wait), "{context}");
         assert_eq!(lab.dropped(), json!({}));
     }
@@ -115,9 +115,9 @@ fn a_wrong_code_delays_only_the_subscriptions_that_send_it() {
 }
 
 fn wrong_code_answered_with(status: u16) {
-    let receiver = Receiver::answering(move |delivery| match delivery.path.ends_with("code=right") {
-        true => Reply::Status(200),
-        false => Reply::Status(status),
+    let receiver = TestReceiver::answering(move |delivery| match delivery.path.ends_with("code=right") {
+        true => ScriptedReply::Status(200),
+        false => ScriptedReply::Status(status),
     });
     let server = setup("").start();
     server.put_topic("orders");
@@ -140,7 +140,7 @@ fn wrong_code_answered_with(status: u16) {
     });
     server.publish("orders", &[event("after")]);
     wait::until("the right code gets everything", || {
-        let arrived = receiver.so_far();
+        let arrived = receiver.take_received();
         arrived
             .iter()
             .any(|one| one.path.ends_with("right") && one.ids() == ["after"])
@@ -176,28 +176,32 @@ fn a_refused_connection_is_a_cause_of_its_own() {
 
 #[test]
 fn no_answer_is_a_cause_of_its_own() {
-    let lab = Lab::subscribed(setup(""), Receiver::answering(|_| Reply::Silence), json!(null));
+    let lab = ClockLab::subscribed(
+        setup(""),
+        TestReceiver::answering(|_| ScriptedReply::Silence),
+        json!(null),
+    );
     let events: Vec<_> = (0..10).map(|n| event(n.to_string())).collect();
     lab.server.publish("orders", &events);
     events.iter().for_each(|_| drop(lab.receiver.next()));
-    assert_eq!(lab.pass_to_unanswered(30), 0);
+    assert_eq!(lab.advance_to_second_unanswered(30), 0);
     assert_eq!(lab.delay(), ("TimedOut".to_owned(), 30, 40));
     lab.server.publish("orders", &[event("new")]);
-    assert_eq!(lab.pass_to_unanswered(39), 0);
-    assert!(lab.receiver.so_far().is_empty());
-    assert_eq!(lab.pass_to_unanswered(40), 1);
+    assert_eq!(lab.advance_to_second_unanswered(39), 0);
+    assert!(lab.receiver.take_received().is_empty());
+    assert_eq!(lab.advance_to_second_unanswered(40), 1);
     // The other deliveries wait for the result of the probe.
     assert_eq!(lab.endpoint()["state"], "probing");
-    assert_eq!(lab.pass_to_unanswered(69), 0);
-    assert_eq!(lab.pass_to_unanswered(70), 0);
+    assert_eq!(lab.advance_to_second_unanswered(69), 0);
+    assert_eq!(lab.advance_to_second_unanswered(70), 0);
     assert_eq!(lab.delay(), ("TimedOut".to_owned(), 30, 90));
-    assert_eq!(lab.pass_to_unanswered(90), 1);
+    assert_eq!(lab.advance_to_second_unanswered(90), 1);
 }
 
 #[test]
 fn failed_probes_double_the_wait_up_to_a_maximum() {
     let config = "probation.max = \"1m\"\n";
-    let lab = Lab::subscribed(setup(config), Mood::new(503).receiver(), json!(null));
+    let lab = ClockLab::subscribed(setup(config), AnswerStatus::new(503).receiver(), json!(null));
     lab.publish("early", 10);
     let probes: Vec<_> = (0..7).map(|_| lab.next_arrival().seconds()).collect();
     assert_eq!(
@@ -211,9 +215,9 @@ fn failed_probes_double_the_wait_up_to_a_maximum() {
 
 #[test]
 fn the_wait_grows_to_hours_but_not_beyond_four() {
-    let lab = Lab::subscribed(
+    let lab = ClockLab::subscribed(
         setup("").profile("cloud-current"),
-        Mood::new(404).receiver(),
+        AnswerStatus::new(404).receiver(),
         json!(null),
     );
     lab.publish("early", 20);
@@ -223,10 +227,10 @@ fn the_wait_grows_to_hours_but_not_beyond_four() {
 
 #[test]
 fn a_probe_that_succeeds_lets_everything_go() {
-    let mood = Mood::new(503);
-    let lab = Lab::subscribed(setup(""), mood.receiver(), json!(null));
+    let mood = AnswerStatus::new(503);
+    let lab = ClockLab::subscribed(setup(""), mood.receiver(), json!(null));
     lab.publish("early", 10);
-    lab.pass_to(5);
+    lab.advance_to_second(5);
     assert_eq!(lab.publish("new", 5).len(), 0);
     let probe = lab.next_arrival();
     assert_eq!(
@@ -242,8 +246,8 @@ fn a_probe_that_succeeds_lets_everything_go() {
     assert_eq!(released.len(), 14);
     assert!(released.iter().all(|one| one.seconds() == 30));
     // A slot that was skipped does not count as an attempt.
-    released.sort_by_key(Arrival::id);
-    let counts: Vec<_> = released.iter().map(Arrival::count).collect();
+    released.sort_by_key(TimedDelivery::id);
+    let counts: Vec<_> = released.iter().map(TimedDelivery::count).collect();
     assert_eq!(counts, [[1; 10].as_slice(), &[0; 4]].concat());
     assert_eq!(lab.endpoint()["state"], "admitting");
     assert_eq!(lab.endpoint()["cause"], json!(null));
@@ -258,11 +262,11 @@ fn a_probe_that_succeeds_lets_everything_go() {
 
 #[test]
 fn a_slot_that_was_passed_over_does_not_count_as_an_attempt() {
-    let mood = Mood::new(404);
-    let lab = Lab::subscribed(setup("").profile("cloud-current"), mood.receiver(), json!(null));
+    let mood = AnswerStatus::new(404);
+    let lab = ClockLab::subscribed(setup("").profile("cloud-current"), mood.receiver(), json!(null));
     lab.publish("early", 10);
     // Retries due at 10 s are skipped; so would be those at 40, 100 and so on.
-    assert_eq!(lab.pass_to(299), 0);
+    assert_eq!(lab.advance_to_second(299), 0);
     mood.set(500);
     let probe = lab.next_arrival();
     assert_eq!((probe.seconds(), probe.count()), (300, 1));
@@ -278,15 +282,15 @@ fn a_slot_that_was_passed_over_does_not_count_as_an_attempt() {
 
 #[test]
 fn answers_that_are_final_delay_the_endpoint_too_but_nothing_is_dropped_unattempted() {
-    let mood = Mood::new(401);
-    let lab = Lab::subscribed(setup(""), mood.receiver(), json!(null));
+    let mood = AnswerStatus::new(401);
+    let lab = ClockLab::subscribed(setup(""), mood.receiver(), json!(null));
     lab.publish("early", 10);
     assert_eq!(lab.dropped(), json!({"UndeliverableDueToClientError": 10}));
     assert_eq!(lab.delay(), ("Unauthorized".to_owned(), 0, 300));
     lab.publish("new", 3);
-    assert_eq!(lab.pass_to(299), 0);
+    assert_eq!(lab.advance_to_second(299), 0);
     mood.set(200);
-    assert_eq!(lab.pass_to(300), 3);
+    assert_eq!(lab.advance_to_second(300), 3);
     assert_eq!(lab.count("delivered"), 3);
     assert_eq!(lab.dropped(), json!({"UndeliverableDueToClientError": 10}));
 }
@@ -295,28 +299,32 @@ fn answers_that_are_final_delay_the_endpoint_too_but_nothing_is_dropped_unattemp
 fn an_event_that_would_expire_during_the_delay_is_the_probe() {
     let minute = json!({"retryPolicy": {"eventExpiryInMinutes": 1}});
     for well in [true, false] {
-        let mood = Mood::new(404);
-        let lab = Lab::subscribed(
+        let mood = AnswerStatus::new(404);
+        let lab = ClockLab::subscribed(
             setup("").profile("cloud-current"),
             mood.receiver(),
             minute.clone(),
         );
         // The probe comes at most ten seconds before the expiry, which is known to within a second.
         lab.publish("early", 10);
-        assert_eq!(lab.pass_to(48), 0);
+        assert_eq!(lab.advance_to_second(48), 0);
         assert_eq!(lab.delay(), ("NotFound".to_owned(), 0, 300));
         if well {
             mood.set(200);
-            assert_eq!(lab.pass_to(50), 10, "the probe, and then the others in time");
+            assert_eq!(
+                lab.advance_to_second(50),
+                10,
+                "the probe, and then the others in time"
+            );
             assert_eq!((lab.count("delivered"), lab.dropped()), (10, json!({})));
             assert_eq!(lab.endpoint()["state"], "admitting");
             continue;
         }
-        assert_eq!(lab.pass_to(50), 1);
+        assert_eq!(lab.advance_to_second(50), 1);
         assert_eq!(lab.delay(), ("NotFound".to_owned(), 0, 300), "as long as it was");
         // No further probe before the first probation delay is over.
-        assert_eq!(lab.pass_to(299), 0);
-        assert_eq!(lab.pass_to(300), 0);
+        assert_eq!(lab.advance_to_second(299), 0);
+        assert_eq!(lab.advance_to_second(300), 0);
         assert_eq!(lab.dropped(), json!({"TimeToLiveExceeded": 10}));
         // No delivery was left to probe with: the next event is the probe.
         mood.set(200);
@@ -327,31 +335,31 @@ fn an_event_that_would_expire_during_the_delay_is_the_probe() {
 
 #[test]
 fn nothing_without_an_attempt_is_dropped_while_the_endpoint_may_be_well_again() {
-    let mood = Mood::new(404);
+    let mood = AnswerStatus::new(404);
     let properties = json!({"retryPolicy": {"eventExpiryInMinutes": 4}});
-    let lab = Lab::subscribed(setup("").profile("cloud-current"), mood.receiver(), properties);
+    let lab = ClockLab::subscribed(setup("").profile("cloud-current"), mood.receiver(), properties);
     lab.publish("early", 10);
-    lab.pass_to(5);
+    lab.advance_to_second(5);
     // The new event is not attempted while older ones are used as probes, and expires at 245
     // seconds.
     lab.publish("new", 1);
-    lab.pass_to(229);
+    lab.advance_to_second(229);
     mood.set(200);
-    lab.pass_to(245);
+    lab.advance_to_second(245);
     assert_eq!((lab.count("delivered"), lab.dropped()), (11, json!({})));
 }
 
 #[test]
 fn ten_failed_events_of_one_batch_start_the_delay() {
-    let mood = Mood::new(503);
+    let mood = AnswerStatus::new(503);
     let batches = json!({"destination": {"properties": {"maxEventsPerBatch": 10}}});
-    let lab = Lab::subscribed(setup(""), mood.receiver(), batches);
+    let lab = ClockLab::subscribed(setup(""), mood.receiver(), batches);
     assert_eq!(lab.publish("nine", 9).len(), 1);
     assert_eq!(lab.endpoint()["state"], "admitting");
     assert_eq!(lab.publish("tenth", 1).len(), 1);
     assert_eq!(lab.delay(), ("Busy".to_owned(), 0, 10));
 
-    let lab = Lab::subscribed(
+    let lab = ClockLab::subscribed(
         setup(""),
         mood.receiver(),
         json!({"destination": {"properties": {"maxEventsPerBatch": 10}}}),
@@ -363,10 +371,10 @@ fn ten_failed_events_of_one_batch_start_the_delay() {
 
 #[test]
 fn subscriptions_share_an_endpoint_by_its_path_and_not_by_its_query() {
-    let lab = Lab::start(
+    let lab = ClockLab::start(
         setup(""),
-        Receiver::answering(|delivery| {
-            Reply::Status(if delivery.path.starts_with("/sick") {
+        TestReceiver::answering(|delivery| {
+            ScriptedReply::Status(if delivery.path.starts_with("/sick") {
                 503
             } else {
                 200
@@ -404,10 +412,10 @@ fn subscriptions_share_an_endpoint_by_its_path_and_not_by_its_query() {
 
 #[test]
 fn a_restart_does_not_forget_a_delay() {
-    let mood = Mood::new(503);
-    let mut lab = Lab::subscribed(setup(""), mood.receiver(), json!(null));
+    let mood = AnswerStatus::new(503);
+    let mut lab = ClockLab::subscribed(setup(""), mood.receiver(), json!(null));
     lab.publish("early", 10);
-    lab.pass_to(5);
+    lab.advance_to_second(5);
     lab.publish("new", 1);
     // The last answer is known to the process that was answered; the delay and its cause to the next one.
     let delayed = |mut endpoint: Value| {
@@ -429,7 +437,7 @@ fn a_restart_does_not_forget_a_delay() {
     assert_eq!(lab.delay(), ("Busy".to_owned(), 0, 70));
     // A restart keeps the end of the delay.
     mood.set(200);
-    assert_eq!(lab.pass_to(70), 11);
+    assert_eq!(lab.advance_to_second(70), 11);
     lab.server.kill();
     lab.server.start();
     assert_eq!(lab.endpoint()["state"], "admitting");
@@ -438,12 +446,12 @@ fn a_restart_does_not_forget_a_delay() {
 
 #[test]
 fn a_delay_can_be_ended_by_hand() {
-    let mood = Mood::new(503);
-    let mut lab = Lab::subscribed(setup(""), mood.receiver(), json!(null));
+    let mood = AnswerStatus::new(503);
+    let mut lab = ClockLab::subscribed(setup(""), mood.receiver(), json!(null));
     lab.publish("early", 10);
-    lab.pass_to(5);
+    lab.advance_to_second(5);
     lab.publish("new", 1);
-    let admit = |lab: &Lab, body: Value| {
+    let admit = |lab: &ClockLab, body: Value| {
         let path = "/postrider/v1/endpoints/admit";
         lab.server.send("POST", path, &[AUTHORIZATION], body.to_string())
     };
@@ -484,9 +492,9 @@ fn a_delay_can_be_ended_by_hand() {
 
 #[test]
 fn one_event_that_keeps_failing_says_nothing_about_the_endpoint() {
-    let lab = Lab::subscribed(
+    let lab = ClockLab::subscribed(
         setup("").profile("cloud-2020"),
-        Mood::new(500).receiver(),
+        AnswerStatus::new(500).receiver(),
         json!(null),
     );
     // Nine failing events are not enough either.
@@ -507,8 +515,8 @@ fn one_event_that_keeps_failing_says_nothing_about_the_endpoint() {
 #[test]
 fn a_success_in_between_or_an_answer_about_the_event_starts_the_count_again() {
     for between in [200, 400, 413] {
-        let mood = Mood::new(500);
-        let lab = Lab::subscribed(setup(""), mood.receiver(), json!(null));
+        let mood = AnswerStatus::new(500);
+        let lab = ClockLab::subscribed(setup(""), mood.receiver(), json!(null));
         for (name, status, count) in [("early", 500, 9), ("between", between, 1), ("late", 500, 9)] {
             mood.set(status);
             lab.publish(name, count);
@@ -523,7 +531,7 @@ fn a_success_in_between_or_an_answer_about_the_event_starts_the_count_again() {
 #[test]
 fn answers_about_events_delay_nothing() {
     for status in [400, 413] {
-        let lab = Lab::subscribed(setup(""), Mood::new(status).receiver(), json!(null));
+        let lab = ClockLab::subscribed(setup(""), AnswerStatus::new(status).receiver(), json!(null));
         lab.publish("early", 20);
         assert_eq!(lab.endpoint()["state"], "admitting");
         assert_eq!(lab.publish("new", 1).len(), 1);
@@ -533,7 +541,11 @@ fn answers_about_events_delay_nothing() {
 #[test]
 fn profiles_that_know_no_delay_never_delay() {
     for (profile, retry) in [("cloud-2018", 10), ("cloud-2019", 10), ("edge", 60)] {
-        let lab = Lab::subscribed(setup("").profile(profile), Mood::new(503).receiver(), json!(null));
+        let lab = ClockLab::subscribed(
+            setup("").profile(profile),
+            AnswerStatus::new(503).receiver(),
+            json!(null),
+        );
         assert_eq!(lab.publish("early", 30).len(), 30);
         assert_eq!(lab.endpoint()["state"], "admitting", "{profile}");
         assert_eq!(lab.publish("new", 1).len(), 1);
@@ -543,8 +555,8 @@ fn profiles_that_know_no_delay_never_delay() {
 
 #[test]
 fn who_knows_no_delay_is_not_held_by_one() {
-    let mood = Mood::new(503);
-    let lab = Lab::subscribed(setup(""), mood.receiver(), json!(null));
+    let mood = AnswerStatus::new(503);
+    let lab = ClockLab::subscribed(setup(""), mood.receiver(), json!(null));
     let old = json!({"postrider": {"profile": "cloud-2018"}, "filter": {"subjectBeginsWith": "/old"}});
     lab.subscribe("old", "/", old);
     lab.publish("early", 10);
@@ -559,15 +571,15 @@ fn who_knows_no_delay_is_not_held_by_one() {
     // probation.
     assert_eq!(lab.delay(), ("Busy".to_owned(), 0, 10));
     mood.set(200);
-    lab.pass_to(10);
+    lab.advance_to_second(10);
     assert_eq!(lab.endpoint()["state"], "admitting");
 }
 
 #[test]
 fn how_many_failures_it_takes_can_be_set() {
-    let lab = Lab::subscribed(
+    let lab = ClockLab::subscribed(
         setup("probation.failures = 3\n"),
-        Mood::new(503).receiver(),
+        AnswerStatus::new(503).receiver(),
         json!(null),
     );
     lab.publish("early", 2);
@@ -578,20 +590,20 @@ fn how_many_failures_it_takes_can_be_set() {
 
 #[test]
 fn a_late_success_ends_a_delay() {
-    let gate = Arc::new(Gate::default());
+    let gate = Arc::new(ReplyGate::default());
     let first = AtomicBool::new(true);
-    let lab = Lab::subscribed(
+    let lab = ClockLab::subscribed(
         setup(""),
-        Receiver::answering({
+        TestReceiver::answering({
             let gate = gate.clone();
             move |delivery| {
                 if first.swap(false, Relaxed) {
                     gate.wait();
-                    return Reply::Status(200);
+                    return ScriptedReply::Status(200);
                 }
                 match delivery.header("aeg-delivery-count") {
-                    Some("0") => Reply::Silence,
-                    _ => Reply::Status(200),
+                    Some("0") => ScriptedReply::Silence,
+                    _ => ScriptedReply::Status(200),
                 }
             }
         }),
@@ -600,7 +612,7 @@ fn a_late_success_ends_a_delay() {
     let events: Vec<_> = (0..10).map(|n| event(n.to_string())).collect();
     lab.server.publish("orders", &events);
     events.iter().for_each(|_| drop(lab.receiver.next()));
-    lab.pass_to_unanswered(31);
+    lab.advance_to_second_unanswered(31);
     assert_eq!(lab.delay(), ("TimedOut".to_owned(), 30, 40));
     gate.open();
     lab.server.counted("/deliveries/deliveredLate", 1);
@@ -611,13 +623,15 @@ fn a_late_success_ends_a_delay() {
 
 #[test]
 fn moving_to_another_endpoint_leaves_the_delay_behind() {
-    let lab = Lab::subscribed(
+    let lab = ClockLab::subscribed(
         setup(""),
-        Receiver::answering(|delivery| Reply::Status(if delivery.path == "/" { 503 } else { 200 })),
+        TestReceiver::answering(|delivery| {
+            ScriptedReply::Status(if delivery.path == "/" { 503 } else { 200 })
+        }),
         json!(null),
     );
     lab.publish("early", 10);
-    lab.pass_to(5);
+    lab.advance_to_second(5);
     lab.publish("new", 2);
     lab.subscribe("billing", "/well", json!(null));
     let released = lab.at_once();
@@ -632,11 +646,11 @@ fn moving_to_another_endpoint_leaves_the_delay_behind() {
 
 #[test]
 fn a_probe_whose_subscription_goes_makes_room_for_the_next() {
-    let lab = Lab::start(
+    let lab = ClockLab::start(
         setup(""),
-        Receiver::answering(|delivery| match delivery.header("aeg-subscription-name") {
-            Some("SILENT") => Reply::Silence,
-            _ => Reply::Status(503),
+        TestReceiver::answering(|delivery| match delivery.header("aeg-subscription-name") {
+            Some("SILENT") => ScriptedReply::Silence,
+            _ => ScriptedReply::Status(503),
         }),
     );
     for (topic, name) in [("orders", "busy"), ("silent", "silent")] {
@@ -646,7 +660,7 @@ fn a_probe_whose_subscription_goes_makes_room_for_the_next() {
     }
     lab.publish("early", 10);
     lab.server.publish("silent", &[event("probe")]);
-    assert_eq!(lab.pass_to_unanswered(10), 1);
+    assert_eq!(lab.advance_to_second_unanswered(10), 1);
     assert_eq!(lab.endpoint()["state"], "probing");
     lab.server.unsubscribe("silent", "silent");
     // The attempt ends in any case, at the latest when the timeout is over at 40 s.
@@ -657,15 +671,15 @@ fn a_probe_whose_subscription_goes_makes_room_for_the_next() {
 
 #[test]
 fn of_a_batch_that_was_held_back_only_what_is_in_time_is_sent() {
-    let mood = Mood::new(404);
+    let mood = AnswerStatus::new(404);
     let properties = json!({
         "retryPolicy": {"eventExpiryInMinutes": 4},
         "destination": {"properties": {"maxEventsPerBatch": 10}},
     });
     let setup = setup("probation.failures = 1\n").profile("cloud-current");
-    let lab = Lab::subscribed(setup, mood.receiver(), properties);
+    let lab = ClockLab::subscribed(setup, mood.receiver(), properties);
     assert_eq!(lab.publish("old", 3).len(), 1);
-    assert_eq!(lab.pass_to(200), 0);
+    assert_eq!(lab.advance_to_second(200), 0);
     assert_eq!(lab.publish("new", 2).len(), 0);
     // Deliveries about to expire are the probe, and take the others of their batch along.
     let probe = lab.next_arrival();
@@ -683,8 +697,8 @@ fn of_a_batch_that_was_held_back_only_what_is_in_time_is_sent() {
 
 #[test]
 fn a_sick_endpoint_names_its_subscriptions_and_what_it_last_answered() {
-    let mood = Mood::new(500);
-    let lab = Lab::subscribed(setup(""), mood.receiver(), json!(null));
+    let mood = AnswerStatus::new(500);
+    let lab = ClockLab::subscribed(setup(""), mood.receiver(), json!(null));
     assert_eq!(lab.endpoint().get("last"), None, "nothing was sent there yet");
     let own = |path: &str| {
         let path = format!("/postrider/v1/{path}");

@@ -2,52 +2,52 @@
 //!
 //! The tables here are typed from the documents, not taken from the program.
 
-use crate::lab::Lab;
-use crate::receiver::{Receiver, Reply};
-use crate::server::{Setup, event};
+use crate::clock_lab::ClockLab;
+use crate::receiver::{ScriptedReply, TestReceiver};
+use crate::server::{ServerSetup, event};
 use serde_json::{Map, Value, json};
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 /// End of a delivery.
 #[derive(Clone, Copy, Debug, PartialEq)]
-enum End {
+enum DeliveryEnd {
     Delivered,
     /// Dropped or, with a dead-letter destination, dead-lettered.
     GivenUp(&'static str),
 }
 
-const BAD_REQUEST: End = End::GivenUp("UndeliverableDueToHttpBadRequest");
-const CLIENT_ERROR: End = End::GivenUp("UndeliverableDueToClientError");
-const ATTEMPTS: End = End::GivenUp("MaxDeliveryAttemptsExceeded");
-const TIME_TO_LIVE: End = End::GivenUp("TimeToLiveExceeded");
+const BAD_REQUEST: DeliveryEnd = DeliveryEnd::GivenUp("UndeliverableDueToHttpBadRequest");
+const CLIENT_ERROR: DeliveryEnd = DeliveryEnd::GivenUp("UndeliverableDueToClientError");
+const ATTEMPTS: DeliveryEnd = DeliveryEnd::GivenUp("MaxDeliveryAttemptsExceeded");
+const TIME_TO_LIVE: DeliveryEnd = DeliveryEnd::GivenUp("TimeToLiveExceeded");
 
 /// Times of all attempts in seconds, and the end.
-type Fate = (Vec<u64>, End);
+type ExpectedCourse = (Vec<u64>, DeliveryEnd);
 
-fn once(end: End) -> Fate {
+fn once(end: DeliveryEnd) -> ExpectedCourse {
     (vec![0], end)
 }
 
 /// Attempts at these seconds, then every hour: thirty in all.
-fn hourly(first: [u64; 8]) -> Fate {
+fn hourly(first: [u64; 8]) -> ExpectedCourse {
     let more = (1..=22).map(|hour| first[7] + hour * 3600);
     (first.into_iter().chain(more).collect(), ATTEMPTS)
 }
 
 /// 2018 and 2019 have no floors: every failure is retried alike.
-fn cloud_2018(status: u16, dead_letter: bool) -> Fate {
+fn cloud_2018(status: u16, dead_letter: bool) -> ExpectedCourse {
     match status {
-        200 | 202 => once(End::Delivered),
+        200 | 202 => once(DeliveryEnd::Delivered),
         400 if dead_letter => once(BAD_REQUEST),
         413 if dead_letter => once(CLIENT_ERROR),
         _ => hourly([0, 10, 40, 100, 400, 1000, 2800, 6400]),
     }
 }
 
-fn cloud_2020(status: u16, dead_letter: bool) -> Fate {
+fn cloud_2020(status: u16, dead_letter: bool) -> ExpectedCourse {
     match status {
-        200..=204 => once(End::Delivered),
+        200..=204 => once(DeliveryEnd::Delivered),
         400 if dead_letter => once(BAD_REQUEST),
         413 if dead_letter => once(CLIENT_ERROR),
         // A floor of five minutes applies. The thirtieth attempt would come when the day is over.
@@ -62,9 +62,9 @@ fn cloud_2020(status: u16, dead_letter: bool) -> Fate {
     }
 }
 
-fn cloud_2021(status: u16, _dead_letter: bool) -> Fate {
+fn cloud_2021(status: u16, _dead_letter: bool) -> ExpectedCourse {
     match status {
-        200..=204 => once(End::Delivered),
+        200..=204 => once(DeliveryEnd::Delivered),
         400 => once(BAD_REQUEST),
         401 | 403 | 404 | 413 => once(CLIENT_ERROR),
         408 => day(&[0, 120, 240, 360, 660, 1260, 3060, 6660, 17_460, 39_060, 82_260]),
@@ -74,20 +74,20 @@ fn cloud_2021(status: u16, _dead_letter: bool) -> Fate {
 }
 
 /// Attempts that fit into the time to live of a day.
-fn day(attempts: &[u64]) -> Fate {
+fn day(attempts: &[u64]) -> ExpectedCourse {
     (attempts.to_vec(), TIME_TO_LIVE)
 }
 
-fn cloud_current(status: u16, dead_letter: bool) -> Fate {
+fn cloud_current(status: u16, dead_letter: bool) -> ExpectedCourse {
     match status {
         404 => cloud_2021(500, dead_letter),
         _ => cloud_2021(status, dead_letter),
     }
 }
 
-fn edge(status: u16, _dead_letter: bool) -> Fate {
+fn edge(status: u16, _dead_letter: bool) -> ExpectedCourse {
     match status {
-        200..=204 => once(End::Delivered),
+        200..=204 => once(DeliveryEnd::Delivered),
         _ => day(&[
             0, 60, 660, 1260, 1860, 2460, 3060, 3660, 4260, 4860, 5460, 6060, 6660,
         ]),
@@ -98,7 +98,7 @@ fn edge(status: u16, _dead_letter: bool) -> Fate {
 const DEAD_LETTERED: [u16; 9] = [200, 204, 302, 400, 401, 404, 413, 500, 503];
 
 /// A subscription for every status, and for some of them one with a dead-letter destination.
-fn every_status(receiver: &Receiver) -> String {
+fn every_status(receiver: &TestReceiver) -> String {
     let plain = (200..600).map(|status| (status, false));
     let dead_lettered = DEAD_LETTERED.map(|status| (status, true));
     let subscription = |(status, dead_letter): (u16, bool)| {
@@ -123,10 +123,10 @@ fn path(status: u16, dead_letter: bool) -> String {
 
 /// Publishes one event for every status and follows each to its end, the last of which is at
 /// `last`.
-fn check(profile: &'static str, expected: fn(u16, bool) -> Fate, last: u64) {
-    let receiver = Receiver::by_path();
-    let setup = Setup::test_clock(every_status(&receiver)).profile(profile);
-    let lab = Lab::start(setup, receiver);
+fn check(profile: &'static str, expected: fn(u16, bool) -> ExpectedCourse, last: u64) {
+    let receiver = TestReceiver::by_path();
+    let setup = ServerSetup::test_clock(every_status(&receiver)).profile(profile);
+    let lab = ClockLab::start(setup, receiver);
     lab.server.publish("orders", &[event("a")]);
     let mut attempts: BTreeMap<String, Vec<u64>> = BTreeMap::new();
     for arrival in lab.all_arrivals() {
@@ -143,9 +143,9 @@ fn check(profile: &'static str, expected: fn(u16, bool) -> Fate, last: u64) {
         let (expected, end) = expected(status, dead_letter);
         assert_eq!(attempts[&path], expected, "{profile} {path}");
         match end {
-            End::Delivered => delivered += 1,
-            End::GivenUp(_) if dead_letter => dead_lettered += 1,
-            End::GivenUp(reason) => {
+            DeliveryEnd::Delivered => delivered += 1,
+            DeliveryEnd::GivenUp(_) if dead_letter => dead_lettered += 1,
+            DeliveryEnd::GivenUp(reason) => {
                 let count = dropped.entry(reason).or_insert(json!(0));
                 *count = json!(count.as_u64().expect("a count") + 1);
             }
@@ -160,7 +160,7 @@ fn check(profile: &'static str, expected: fn(u16, bool) -> Fate, last: u64) {
 
     // Nothing comes after that.
     assert_eq!(lab.pass(12 * 3600), 0);
-    assert!(lab.receiver.so_far().is_empty());
+    assert!(lab.receiver.take_received().is_empty());
     assert_eq!(
         lab.count("deadLettered"),
         dead_lettered,
@@ -200,12 +200,16 @@ fn every_status_under_edge() {
 
 /// Times of four attempts for each of a hundred failing events, with jitter.
 fn spread(config: &str, profile: &'static str) -> BTreeMap<String, Vec<Duration>> {
-    let setup = Setup {
+    let setup = ServerSetup {
         config: config.to_owned(),
-        ..Setup::test_clock("").profile(profile)
+        ..ServerSetup::test_clock("").profile(profile)
     };
     let four = json!({"retryPolicy": {"maxDeliveryAttempts": 4}});
-    let lab = Lab::subscribed(setup, Receiver::answering(|_| Reply::Status(500)), four);
+    let lab = ClockLab::subscribed(
+        setup,
+        TestReceiver::answering(|_| ScriptedReply::Status(500)),
+        four,
+    );
     let events: Vec<_> = (0..100).map(|n| event(format!("e{n}"))).collect();
     lab.server.publish("orders", &events);
     let mut attempts: BTreeMap<String, Vec<Duration>> = BTreeMap::new();
@@ -275,7 +279,7 @@ fn the_share_of_chance_can_be_set_and_edge_has_none() {
 #[test]
 fn a_start_says_which_floors_overrule_a_written_schedule() {
     let overruled = |custom: &str| -> Vec<String> {
-        let server = Setup::config(format!("profile = \"custom\"\n[profile_custom]\n{custom}")).start();
+        let server = ServerSetup::config(format!("profile = \"custom\"\n[profile_custom]\n{custom}")).start();
         server.logged(&["ready"]);
         let lines = server.log().into_iter();
         lines.filter(|line| line.contains("a retry after")).collect()

@@ -1,8 +1,8 @@
 //! The cloud's publish contract: who may publish what, and all refusals.
 
-use crate::client::{Answer, Connection};
-use crate::receiver::Receiver;
-use crate::server::{JSON, Server, Setup, event};
+use crate::client::{HttpTestAnswer, TestConnection};
+use crate::receiver::TestReceiver;
+use crate::server::{JSON, ServerSetup, TestServer, event};
 use crate::wait;
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
@@ -24,7 +24,7 @@ const THINGS: &str = "/topics/things/api/events?api-version=2018-01-01";
 const TENANTS: &str = "/domains/tenants/api/events?api-version=2018-01-01";
 
 /// A topic of each schema, a domain, and one subscription of each to one receiver.
-fn setup(receiver: &Receiver) -> Setup {
+fn setup(receiver: &TestReceiver) -> ServerSetup {
     let mut config = String::from("client = [{ id = \"me\", secret = \"client-secret\" }]\n");
     for (topic, schema) in [
         ("orders", "EventGridSchema"),
@@ -60,11 +60,11 @@ fn setup(receiver: &Receiver) -> Setup {
          destination = {{ endpoint_type = \"WebHook\", properties = {{ endpoint_url = \"{}\" }} }}\n",
         receiver.url("/tenants")
     );
-    Setup::config(config)
+    ServerSetup::config(config)
 }
 
-fn started() -> (Receiver, Server) {
-    let receiver = Receiver::start();
+fn started() -> (TestReceiver, TestServer) {
+    let receiver = TestReceiver::start();
     let server = setup(&receiver).start();
     (receiver, server)
 }
@@ -89,7 +89,7 @@ fn with(mut event: Value, name: &str, value: Value) -> Value {
 
 /// An error in the cloud's format: status, code, detail and the beginning of the message.
 #[track_caller]
-fn refused(answer: Answer, status: u16, code: &str, detail: &str, message: &str) {
+fn refused(answer: HttpTestAnswer, status: u16, code: &str, detail: &str, message: &str) {
     let answer = answer.expect(status);
     assert_eq!(
         answer.header("content-type"),
@@ -463,7 +463,7 @@ fn a_request_is_bounded_in_bytes_and_in_events() {
 
 #[test]
 fn a_publish_without_room_for_its_body_is_told_to_come_back() {
-    let receiver = Receiver::start();
+    let receiver = TestReceiver::start();
     let mut setup = setup(&receiver);
     setup.config.insert_str(
         0,
@@ -693,7 +693,7 @@ fn the_host_may_name_the_topic() {
 
 #[test]
 fn the_public_url_is_good_for_signatures_too() {
-    let receiver = Receiver::start();
+    let receiver = TestReceiver::start();
     let mut setup = setup(&receiver);
     setup.config = format!("listen.public_url = \"https://events.example\"\n{}", setup.config);
     let server = setup.start();
@@ -760,7 +760,7 @@ fn what_is_not_http_is_answered_with_400_or_nothing_and_hurts_nobody() {
         .expect(200);
     assert_eq!(receiver.next().ids(), ["e2"]);
     // Pipelined requests are answered in order.
-    let mut connection: Connection = server.connect();
+    let mut connection: TestConnection = server.connect();
     let one = |id: &str| {
         let body = json!([event(id)]).to_string();
         format!(

@@ -1,7 +1,7 @@
 //! The README's quick start, from nothing to a delivered event.
 
-use crate::receiver::Receiver;
-use crate::server::{Server, Setup, event};
+use crate::receiver::TestReceiver;
+use crate::server::{ServerSetup, TestServer, event};
 use crate::{ports, wait};
 use serde_json::json;
 use std::io::{BufRead, BufReader};
@@ -11,8 +11,8 @@ use std::sync::{Arc, Mutex};
 
 #[test]
 fn an_event_published_by_the_edge_api_arrives_at_the_webhook() {
-    let receiver = Receiver::start();
-    let server = Server::start_plain();
+    let receiver = TestReceiver::start();
+    let server = TestServer::start_plain();
     server.put_topic("orders");
     server.subscribe(
         "orders",
@@ -119,9 +119,9 @@ fn the_readmes_commands_do_what_it_says() {
     assert_eq!(demo, "cargo run --release -- demo\n");
     assert_eq!(test, "cargo xtask test\n");
 
-    let mut server = Setup::test_clock("").start();
+    let mut server = ServerSetup::test_clock("").start();
     let hook = ports::own();
-    let run = |block: &str, server: &Server| {
+    let run = |block: &str, server: &TestServer| {
         let script = block
             .replace("127.0.0.1:5888", &server.http.to_string())
             .replace("127.0.0.1:9000", &hook.to_string())

@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 /// A request that was received.
 #[derive(Clone, Debug)]
-pub struct Delivery {
+pub struct ReceivedDelivery {
     pub method: String,
     pub path: String,
     headers: Vec<(String, String)>,
@@ -22,7 +22,7 @@ pub struct Delivery {
     pub at: Instant,
 }
 
-impl Delivery {
+impl ReceivedDelivery {
     pub fn header(&self, name: &str) -> Option<&str> {
         find(&self.headers, name)
     }
@@ -47,7 +47,7 @@ impl Delivery {
 }
 
 /// Reaction of a receiver to a request.
-pub enum Reply {
+pub enum ScriptedReply {
     Status(u16),
     /// Never answers while the connection lasts.
     Silence,
@@ -62,31 +62,33 @@ pub enum Reply {
     },
 }
 
-type Script = dyn Fn(&Delivery) -> Reply + Send + Sync;
+type ReplyScript = dyn Fn(&ReceivedDelivery) -> ScriptedReply + Send + Sync;
 
-pub struct Receiver {
+pub struct TestReceiver {
     pub address: SocketAddr,
-    deliveries: mpsc::Receiver<Delivery>,
+    deliveries: mpsc::Receiver<ReceivedDelivery>,
     stop: Arc<AtomicBool>,
     streams: Arc<Mutex<Vec<TcpStream>>>,
     accepting: Option<JoinHandle<()>>,
 }
 
-impl Receiver {
+impl TestReceiver {
     /// A receiver that answers 200 to everything.
-    pub fn start() -> Receiver {
-        Receiver::answering(|_| Reply::Status(200))
+    pub fn start() -> TestReceiver {
+        TestReceiver::answering(|_| ScriptedReply::Status(200))
     }
 
     /// A receiver that answers with the status at the start of the path.
-    pub fn by_path() -> Receiver {
-        Receiver::answering(|delivery| {
+    pub fn by_path() -> TestReceiver {
+        TestReceiver::answering(|delivery| {
             let status = delivery.path[1..].split(['/', '?']).next().unwrap_or_default();
-            Reply::Status(status.parse().expect("paths begin with a status"))
+            ScriptedReply::Status(status.parse().expect("paths begin with a status"))
         })
     }
 
-    pub fn answering(script: impl Fn(&Delivery) -> Reply + Send + Sync + 'static) -> Receiver {
+    pub fn answering(
+        script: impl Fn(&ReceivedDelivery) -> ScriptedReply + Send + Sync + 'static,
+    ) -> TestReceiver {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
         let address = listener.local_addr().expect("it is bound");
         let (sender, deliveries) = mpsc::channel();
@@ -96,7 +98,7 @@ impl Receiver {
             let (stop, streams, script) = (stop.clone(), streams.clone(), Arc::new(script));
             std::thread::spawn(move || accept(&listener, &stop, &streams, &script, &sender))
         };
-        Receiver {
+        TestReceiver {
             address,
             deliveries,
             stop,
@@ -111,7 +113,7 @@ impl Receiver {
 
     /// The next request; panics if none comes in time.
     #[track_caller]
-    pub fn next(&self) -> Delivery {
+    pub fn next(&self) -> ReceivedDelivery {
         self.deliveries
             .recv_timeout(PATIENCE)
             .expect("a delivery arrives")
@@ -127,7 +129,7 @@ impl Receiver {
     }
 
     /// All received requests that were not taken yet.
-    pub fn so_far(&self) -> Vec<Delivery> {
+    pub fn take_received(&self) -> Vec<ReceivedDelivery> {
         self.deliveries.try_iter().collect()
     }
 
@@ -152,7 +154,7 @@ impl Receiver {
     }
 }
 
-impl Drop for Receiver {
+impl Drop for TestReceiver {
     fn drop(&mut self) {
         self.stop.store(true, Relaxed);
         let _ = TcpStream::connect(self.address);
@@ -169,8 +171,8 @@ fn accept(
     listener: &TcpListener,
     stop: &AtomicBool,
     streams: &Mutex<Vec<TcpStream>>,
-    script: &Arc<impl Fn(&Delivery) -> Reply + Send + Sync + 'static>,
-    sender: &mpsc::Sender<Delivery>,
+    script: &Arc<impl Fn(&ReceivedDelivery) -> ScriptedReply + Send + Sync + 'static>,
+    sender: &mpsc::Sender<ReceivedDelivery>,
 ) {
     for stream in listener.incoming() {
         if stop.load(Relaxed) {
@@ -189,7 +191,11 @@ fn accept(
     }
 }
 
-fn converse(stream: TcpStream, script: &Script, sender: &mpsc::Sender<Delivery>) -> io::Result<()> {
+fn converse(
+    stream: TcpStream,
+    script: &ReplyScript,
+    sender: &mpsc::Sender<ReceivedDelivery>,
+) -> io::Result<()> {
     stream.set_nodelay(true)?;
     let mut out = stream.try_clone()?;
     let mut stream = BufReader::new(stream);
@@ -200,7 +206,7 @@ fn converse(stream: TcpStream, script: &Script, sender: &mpsc::Sender<Delivery>)
             .unwrap_or(0);
         let mut body = vec![0; length];
         stream.read_exact(&mut body)?;
-        let delivery = Delivery {
+        let delivery = ReceivedDelivery {
             method: first.split(' ').next().unwrap_or_default().to_owned(),
             path: first.split(' ').nth(1).unwrap_or_default().to_owned(),
             headers,
@@ -210,18 +216,20 @@ fn converse(stream: TcpStream, script: &Script, sender: &mpsc::Sender<Delivery>)
         let _ = sender.send(delivery.clone());
         match script(&delivery) {
             // These statuses have neither a body nor a content length.
-            Reply::Status(status @ (204 | 304)) => write!(out, "HTTP/1.1 {status} Scripted\r\n\r\n")?,
-            Reply::Status(status) => write!(out, "HTTP/1.1 {status} Scripted\r\ncontent-length: 0\r\n\r\n")?,
-            Reply::Silence => {
+            ScriptedReply::Status(status @ (204 | 304)) => write!(out, "HTTP/1.1 {status} Scripted\r\n\r\n")?,
+            ScriptedReply::Status(status) => {
+                write!(out, "HTTP/1.1 {status} Scripted\r\ncontent-length: 0\r\n\r\n")?
+            }
+            ScriptedReply::Silence => {
                 io::copy(&mut stream, &mut io::sink())?;
                 return Ok(());
             }
-            Reply::Reset => return out.shutdown(Shutdown::Both),
-            Reply::Bytes(bytes) => {
+            ScriptedReply::Reset => return out.shutdown(Shutdown::Both),
+            ScriptedReply::Bytes(bytes) => {
                 out.write_all(&bytes)?;
                 return out.shutdown(Shutdown::Both);
             }
-            Reply::Endless { head, piece } => {
+            ScriptedReply::Endless { head, piece } => {
                 out.write_all(&head)?;
                 loop {
                     out.write_all(&piece)?;
@@ -233,12 +241,12 @@ fn converse(stream: TcpStream, script: &Script, sender: &mpsc::Sender<Delivery>)
 
 /// Blocks threads until it is opened, once and for all.
 #[derive(Default)]
-pub struct Gate {
+pub struct ReplyGate {
     open: Mutex<bool>,
     opened: Condvar,
 }
 
-impl Gate {
+impl ReplyGate {
     pub fn wait(&self) {
         let open = self.open.lock().expect("no panic holds it");
         drop(

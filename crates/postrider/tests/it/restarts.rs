@@ -1,10 +1,10 @@
 //! `kill -9` in the middle of a schedule, by the test clock: due attempts stay due, settled ones
 //! stay settled.
 
+use crate::clock_lab::{ClockLab, TimedDelivery, seconds_and_counts};
 use crate::docs::SECRET;
-use crate::lab::{Arrival, Lab, seconds_and_counts};
-use crate::receiver::{Delivery, Gate, Receiver, Reply};
-use crate::server::{Server, Setup, event};
+use crate::receiver::{ReceivedDelivery, ReplyGate, ScriptedReply, TestReceiver};
+use crate::server::{ServerSetup, TestServer, event};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -27,11 +27,11 @@ const SCHEDULE: [(u64, u64); 11] = [
     (82_000, 10),
 ];
 
-fn failing() -> Receiver {
-    Receiver::answering(|_| Reply::Status(500))
+fn failing() -> TestReceiver {
+    TestReceiver::answering(|_| ScriptedReply::Status(500))
 }
 
-impl Lab {
+impl ClockLab {
     /// Kills and restarts the server, and continues from the same clock time.
     #[track_caller]
     fn restart(&mut self) {
@@ -45,22 +45,22 @@ impl Lab {
 #[test]
 fn a_restart_anywhere_changes_neither_times_nor_counts() {
     // Restarts between every two attempts, right after one and just before the next.
-    let mut lab = Lab::subscribed(Setup::test_clock(""), failing(), json!(null));
+    let mut lab = ClockLab::subscribed(ServerSetup::test_clock(""), failing(), json!(null));
     lab.server.publish("orders", &[event("a")]);
     let mut made = lab.at_once();
     for (next, _) in &SCHEDULE[1..] {
         lab.restart();
         assert!(lab.at_once().is_empty(), "nothing is attempted twice");
-        assert_eq!(lab.pass_to(next - 1), 0);
+        assert_eq!(lab.advance_to_second(next - 1), 0);
         lab.restart();
         made.push(lab.next_arrival());
     }
     assert_eq!(seconds_and_counts(&made), SCHEDULE);
     lab.restart();
-    assert_eq!(lab.pass_to(125_199), 0);
+    assert_eq!(lab.advance_to_second(125_199), 0);
     lab.restart();
     assert_eq!(lab.dropped(), json!({}));
-    assert_eq!(lab.pass_to(125_200), 0);
+    assert_eq!(lab.advance_to_second(125_200), 0);
     assert_eq!(lab.dropped(), json!({"TimeToLiveExceeded": 1}));
     lab.restart();
     assert!(lab.all_arrivals().is_empty(), "it stays dropped");
@@ -69,17 +69,17 @@ fn a_restart_anywhere_changes_neither_times_nor_counts() {
 #[test]
 fn one_restart_in_the_middle_changes_nothing_for_events_of_all_kinds() {
     for at in [0, 5, 10, 400, 3000] {
-        let receiver = Receiver::answering(|delivery| {
+        let receiver = TestReceiver::answering(|delivery| {
             let id = delivery.ids().concat();
             let count = delivery.header("aeg-delivery-count").unwrap_or_default();
-            Reply::Status(match (id.as_str(), count) {
+            ScriptedReply::Status(match (id.as_str(), count) {
                 ("good", _) | ("recovering", "3") => 200,
                 ("bad", _) => 400,
                 ("busy", _) => 503,
                 _ => 500,
             })
         });
-        let mut lab = Lab::subscribed(Setup::test_clock(""), receiver, json!(null));
+        let mut lab = ClockLab::subscribed(ServerSetup::test_clock(""), receiver, json!(null));
         let ids = ["good", "bad", "busy", "failing", "recovering"];
         lab.server.publish("orders", &ids.map(event));
         let mut arrivals = lab.at_once();
@@ -96,7 +96,7 @@ fn one_restart_in_the_middle_changes_nothing_for_events_of_all_kinds() {
             arrivals.extend(next);
         }
         assert!(restarted);
-        let mut by_id: BTreeMap<String, Vec<Arrival>> = BTreeMap::new();
+        let mut by_id: BTreeMap<String, Vec<TimedDelivery>> = BTreeMap::new();
         for arrival in arrivals {
             by_id.entry(arrival.id()).or_default().push(arrival);
         }
@@ -113,11 +113,11 @@ fn one_restart_in_the_middle_changes_nothing_for_events_of_all_kinds() {
 
 #[test]
 fn waits_that_chance_has_lengthened_stay_as_they_are() {
-    let setup = Setup {
+    let setup = ServerSetup {
         config: String::new(),
-        ..Setup::test_clock("")
+        ..ServerSetup::test_clock("")
     };
-    let mut lab = Lab::subscribed(setup, failing(), json!(null));
+    let mut lab = ClockLab::subscribed(setup, failing(), json!(null));
     let events: Vec<_> = (0..5).map(|n| event(n.to_string())).collect();
     lab.server.publish("orders", &events);
     assert_eq!(lab.at_once().len(), 5);
@@ -151,17 +151,17 @@ fn an_attempt_that_was_under_way_is_made_again_at_once() {
     // The first attempt, or the second, is not answered when the server is killed.
     for (silent, sent_at, killed_at, more) in [(0, 0, 15, [25, 55, 115]), (1, 10, 20, [50, 110, 410])] {
         let number = AtomicUsize::new(0);
-        let receiver = Receiver::answering(move |_| match number.fetch_add(1, Relaxed) == silent {
-            true => Reply::Silence,
-            false => Reply::Status(500),
+        let receiver = TestReceiver::answering(move |_| match number.fetch_add(1, Relaxed) == silent {
+            true => ScriptedReply::Silence,
+            false => ScriptedReply::Status(500),
         });
-        let mut lab = Lab::subscribed(Setup::test_clock(""), receiver, json!(null));
+        let mut lab = ClockLab::subscribed(ServerSetup::test_clock(""), receiver, json!(null));
         lab.server.publish("orders", &[event("a")]);
         lab.receiver.next();
         if sent_at > 0 {
-            assert_eq!(lab.pass_to_unanswered(sent_at), 1);
+            assert_eq!(lab.advance_to_second_unanswered(sent_at), 1);
         }
-        assert_eq!(lab.pass_to_unanswered(killed_at), 0);
+        assert_eq!(lab.advance_to_second_unanswered(killed_at), 0);
         lab.restart();
         // The result of the attempt is unknown: it does not count, and is made again.
         let again = lab.at_once();
@@ -179,23 +179,27 @@ const HELD: usize = 110;
 #[test]
 fn a_restart_while_time_is_moving_loses_no_attempt_that_was_made() {
     // An attempt in the middle of the schedule is held up until the server is killed.
-    let gate = Arc::new(Gate::default());
+    let gate = Arc::new(ReplyGate::default());
     let number = AtomicUsize::new(0);
-    let receiver = Receiver::answering({
+    let receiver = TestReceiver::answering({
         let gate = gate.clone();
         move |_| {
             if number.fetch_add(1, Relaxed) == 20 + HELD {
                 gate.wait();
             }
-            Reply::Status(500)
+            ScriptedReply::Status(500)
         }
     });
-    let mut lab = Lab::subscribed(Setup::test_clock("").profile("cloud-2018"), receiver, json!(null));
+    let mut lab = ClockLab::subscribed(
+        ServerSetup::test_clock("").profile("cloud-2018"),
+        receiver,
+        json!(null),
+    );
     let events: Vec<_> = (0..20).map(|n| event(n.to_string())).collect();
     lab.server.publish("orders", &events);
     assert_eq!(lab.at_once().len(), 20);
     let mut arrived: BTreeMap<String, Vec<u64>> = BTreeMap::new();
-    let mut note = |delivery: &Delivery| {
+    let mut note = |delivery: &ReceivedDelivery| {
         let count = delivery.header("aeg-delivery-count").expect("a count");
         let counts = arrived.entry(delivery.ids().concat()).or_default();
         counts.push(count.parse().expect("a number"));
@@ -213,7 +217,7 @@ fn a_restart_while_time_is_moving_loses_no_attempt_that_was_made() {
     lab.server.kill();
     gate.open();
     assert!(moving.join().expect("no panic"), "it was killed on the way");
-    lab.receiver.so_far().iter().for_each(&mut note);
+    lab.receiver.take_received().iter().for_each(&mut note);
     lab.server.start();
     for arrival in lab.all_arrivals() {
         note(&arrival.delivery);
@@ -230,10 +234,10 @@ fn a_restart_while_time_is_moving_loses_no_attempt_that_was_made() {
 
 #[test]
 fn what_a_test_clock_has_touched_is_not_gone_on_with_in_real_time() {
-    let mut lab = Lab::subscribed(Setup::test_clock(""), failing(), json!(null));
+    let mut lab = ClockLab::subscribed(ServerSetup::test_clock(""), failing(), json!(null));
     lab.server.publish("orders", &[event("a")]);
     lab.at_once();
-    lab.pass_to(3600);
+    lab.advance_to_second(3600);
     lab.server.kill();
     let refused = lab.server.start_second("127.0.0.1:0", "127.0.0.1:0");
     let told = String::from_utf8_lossy(&refused.stderr).into_owned();
@@ -250,13 +254,13 @@ fn what_a_test_clock_has_touched_is_not_gone_on_with_in_real_time() {
 
 /// An answer of the server's own API.
 #[track_caller]
-fn own(server: &Server, path: &str) -> Value {
+fn own(server: &TestServer, path: &str) -> Value {
     let path = format!("/postrider/v1/{path}");
     server.send("GET", &path, &[SECRET], "").expect(200).json()
 }
 
 /// Numbers that people see: totals, the verdict, charts, the subscription.
-fn seen(server: &Server) -> Value {
+fn seen(server: &TestServer) -> Value {
     let stats = own(server, "stats");
     let lossy = own(server, "subscription?id=orders/lossy");
     let series = |of: &str| own(server, &format!("stats/series?minutes=30{of}"));
@@ -288,13 +292,13 @@ fn seen(server: &Server) -> Value {
 }
 
 /// A server whose subscriptions deliver, drop and dead-letter.
-fn with_losses() -> Lab {
-    let receiver = Receiver::answering(|delivery| {
+fn with_losses() -> ClockLab {
+    let receiver = TestReceiver::answering(|delivery| {
         let refused = delivery.path.starts_with("/refuse");
-        Reply::Status(if refused { 400 } else { 200 })
+        ScriptedReply::Status(if refused { 400 } else { 200 })
     });
     let client = "client = [{ id = \"me\", secret = \"hush\" }]\n";
-    let lab = Lab::subscribed(Setup::test_clock(client), receiver, json!(null));
+    let lab = ClockLab::subscribed(ServerSetup::test_clock(client), receiver, json!(null));
     lab.subscribe("lossy", "/refuse", json!(null));
     let place = json!({"deadLetterDestination": {
         "endpointType": "StorageBlob",
@@ -360,7 +364,7 @@ fn totals_charts_and_the_verdict_are_the_same_after_a_restart() {
 #[test]
 fn dead_letters_are_counted_as_their_summary_counts_them() {
     let mut lab = with_losses();
-    let check = |server: &Server, written: u64, pending: u64| {
+    let check = |server: &TestServer, written: u64, pending: u64| {
         let summary = own(server, "deadletters/summary");
         let all = summary["value"].as_array().expect("a list");
         let sum = |member: &str| all.iter().map(|one| one[member].as_u64().unwrap()).sum::<u64>();

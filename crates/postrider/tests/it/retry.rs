@@ -1,8 +1,8 @@
 //! Retries after failed attempts.
 
-use crate::lab::Lab;
-use crate::receiver::{Delivery, Receiver, Reply};
-use crate::server::{Server, Setup, event};
+use crate::clock_lab::ClockLab;
+use crate::receiver::{ReceivedDelivery, ScriptedReply, TestReceiver};
+use crate::server::{ServerSetup, TestServer, event};
 use serde_json::json;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
 use std::time::Duration;
@@ -11,7 +11,7 @@ use std::time::Duration;
 /// notice a retry that comes too early.
 const MOMENT: Duration = Duration::from_millis(400);
 
-fn is(delivery: &Delivery, id: &str) -> bool {
+fn is(delivery: &ReceivedDelivery, id: &str) -> bool {
     delivery.ids() == [id]
 }
 
@@ -19,11 +19,11 @@ fn is(delivery: &Delivery, id: &str) -> bool {
 fn a_retry_comes_when_it_is_due_with_its_count_even_if_the_server_was_killed_meanwhile() {
     // The first attempt of "a" fails; everything else succeeds.
     let failed = AtomicBool::new(false);
-    let receiver = Receiver::answering(move |delivery| {
+    let receiver = TestReceiver::answering(move |delivery| {
         let fail = is(delivery, "a") && !failed.swap(true, Relaxed);
-        Reply::Status(if fail { 500 } else { 200 })
+        ScriptedReply::Status(if fail { 500 } else { 200 })
     });
-    let mut server = Server::start_plain();
+    let mut server = TestServer::start_plain();
     server.put_topic("orders");
     server.subscribe("orders", "billing", &receiver.url("/"), json!(null));
     server.publish("orders", &[event("a")]);
@@ -60,8 +60,8 @@ fn a_retry_comes_when_it_is_due_with_its_count_even_if_the_server_was_killed_mea
 
 #[test]
 fn a_busy_endpoint_is_not_asked_again_at_once() {
-    let receiver = Receiver::answering(|_| Reply::Status(503));
-    let server = Server::start_plain();
+    let receiver = TestReceiver::answering(|_| ScriptedReply::Status(503));
+    let server = TestServer::start_plain();
     server.put_topic("orders");
     server.subscribe("orders", "billing", &receiver.url("/"), json!(null));
     server.publish("orders", &[event("a")]);
@@ -78,8 +78,9 @@ fn a_busy_endpoint_is_not_asked_again_at_once() {
 
 #[test]
 fn events_that_cannot_succeed_are_dropped_and_counted_by_reason() {
-    let receiver = Receiver::answering(|delivery| Reply::Status(delivery.path[1..].parse().unwrap()));
-    let server = Server::start_plain();
+    let receiver =
+        TestReceiver::answering(|delivery| ScriptedReply::Status(delivery.path[1..].parse().unwrap()));
+    let server = TestServer::start_plain();
     for status in [400, 401, 403, 404, 413] {
         let topic = format!("t{status}");
         server.put_topic(&topic);
@@ -106,8 +107,8 @@ fn events_that_cannot_succeed_are_dropped_and_counted_by_reason() {
 
 #[test]
 fn the_last_attempt_that_the_policy_allows_is_the_last() {
-    let receiver = Receiver::answering(|_| Reply::Status(500));
-    let mut server = Server::start_plain();
+    let receiver = TestReceiver::answering(|_| ScriptedReply::Status(500));
+    let mut server = TestServer::start_plain();
     server.put_topic("orders");
     server.subscribe(
         "orders",
@@ -119,20 +120,20 @@ fn the_last_attempt_that_the_policy_allows_is_the_last() {
     server.counted("/deliveries/dropped/MaxDeliveryAttemptsExceeded", 2);
     server.stop();
     server.start();
-    assert_eq!(receiver.so_far().len(), 2);
+    assert_eq!(receiver.take_received().len(), 2);
     receiver.nothing_within(Duration::from_millis(100));
     assert_eq!(server.health()["deliveries"]["attempts"], 0);
 }
 
 #[test]
 fn every_success_status_ends_it_and_a_broken_connection_does_not() {
-    let receiver = Receiver::answering(|delivery| match delivery.path.as_str() {
-        "/reset" => Reply::Reset,
-        "/garbage" => Reply::Bytes(b"SSH-2.0-OpenSSH\r\n".to_vec()),
-        "/half" => Reply::Bytes(b"HTTP/1.1 200 OK\r\ncontent-le".to_vec()),
-        status => Reply::Status(status[1..].parse().unwrap()),
+    let receiver = TestReceiver::answering(|delivery| match delivery.path.as_str() {
+        "/reset" => ScriptedReply::Reset,
+        "/garbage" => ScriptedReply::Bytes(b"SSH-2.0-OpenSSH\r\n".to_vec()),
+        "/half" => ScriptedReply::Bytes(b"HTTP/1.1 200 OK\r\ncontent-le".to_vec()),
+        status => ScriptedReply::Status(status[1..].parse().unwrap()),
     });
-    let server = Server::start_plain();
+    let server = TestServer::start_plain();
     server.put_topic("orders");
     for path in [
         "/200", "/201", "/202", "/203", "/204", "/205", "/301", "/500", "/reset", "/garbage", "/half",
@@ -154,11 +155,11 @@ fn every_success_status_ends_it_and_a_broken_connection_does_not() {
 fn a_connection_that_is_closed_between_two_deliveries_costs_nothing() {
     // The receiver promises to keep the connection open, and closes it.
     let count = AtomicU32::new(0);
-    let receiver = Receiver::answering(move |_| {
+    let receiver = TestReceiver::answering(move |_| {
         count.fetch_add(1, Relaxed);
-        Reply::Bytes(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n".to_vec())
+        ScriptedReply::Bytes(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n".to_vec())
     });
-    let server = Server::start_plain();
+    let server = TestServer::start_plain();
     server.put_topic("orders");
     server.subscribe("orders", "billing", &receiver.url("/"), json!(null));
     for n in 0..20 {
@@ -172,16 +173,20 @@ fn a_connection_that_is_closed_between_two_deliveries_costs_nothing() {
 #[test]
 fn a_batch_answered_413_comes_again_at_once_in_halves() {
     // The receiver accepts at most two events at once, and one of them never.
-    let receiver = Receiver::answering(|delivery| {
+    let receiver = TestReceiver::answering(|delivery| {
         let ids = delivery.ids();
-        Reply::Status(if ids.len() > 2 || ids.contains(&"e4".to_owned()) {
+        ScriptedReply::Status(if ids.len() > 2 || ids.contains(&"e4".to_owned()) {
             413
         } else {
             200
         })
     });
     let batches = json!({"destination": {"properties": {"maxEventsPerBatch": 10}}});
-    let lab = Lab::subscribed(Setup::test_clock("").profile("cloud-2021"), receiver, batches);
+    let lab = ClockLab::subscribed(
+        ServerSetup::test_clock("").profile("cloud-2021"),
+        receiver,
+        batches,
+    );
     let events: Vec<_> = (0..8).map(|n| event(format!("e{n}"))).collect();
     lab.server.publish("orders", &events);
     let arrivals = lab.at_once();

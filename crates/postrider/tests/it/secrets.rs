@@ -1,7 +1,7 @@
 //! Secrets in the data directory are sealed: its files are useless without the key.
 
-use crate::receiver::{Receiver, Reply};
-use crate::server::{Server, Setup, event};
+use crate::receiver::{ScriptedReply, TestReceiver};
+use crate::server::{ServerSetup, TestServer, event};
 use std::fs;
 use std::path::Path;
 use std::process::Command;
@@ -21,7 +21,7 @@ const SECRETS: [&str; 5] = [
     "BEGIN PRIVATE KEY",
 ];
 
-fn config(receiver: &Receiver) -> String {
+fn config(receiver: &TestReceiver) -> String {
     format!(
         "[[topic]]\nname = \"t\"\nkey1 = \"{TOPIC_KEY}\"\n[[topic.subscription]]\nname = \"s\"\n\
          destination = {{ endpoint_type = \"WebHook\", properties = {{ \
@@ -56,7 +56,7 @@ fn leaks(directory: &Path) -> Vec<String> {
     found
 }
 
-fn run(server: &Server, command: &[&str], key: Option<&str>) -> String {
+fn run(server: &TestServer, command: &[&str], key: Option<&str>) -> String {
     let output = Command::new(env!("CARGO_BIN_EXE_postrider"))
         .env_clear()
         .envs(key.map(|key| ("POSTRIDER_SECRETS__KEY", key)))
@@ -71,7 +71,7 @@ fn run(server: &Server, command: &[&str], key: Option<&str>) -> String {
 }
 
 /// Asserts that an event is delivered with the header that the catalog keeps.
-fn delivers(server: &Server, receiver: &Receiver, id: &str) {
+fn delivers(server: &TestServer, receiver: &TestReceiver, id: &str) {
     server.publish("t", &[event(id)]);
     let delivery = receiver.next();
     assert_eq!(delivery.header("X-Secret"), Some("value-of-the-header"));
@@ -80,8 +80,8 @@ fn delivers(server: &Server, receiver: &Receiver, id: &str) {
 
 #[test]
 fn no_secret_is_in_any_file_and_the_key_is_changed_by_a_command() {
-    let receiver = Receiver::answering(|_| Reply::Status(200));
-    let mut server = Setup::config(config(&receiver)).start();
+    let receiver = TestReceiver::answering(|_| ScriptedReply::Status(200));
+    let mut server = ServerSetup::config(config(&receiver)).start();
     delivers(&server, &receiver, "1");
     assert_eq!(leaks(&server.data_dir()), [""; 0]);
     server.kill();
@@ -118,8 +118,8 @@ fn no_secret_is_in_any_file_and_the_key_is_changed_by_a_command() {
 
 #[test]
 fn a_key_of_the_environment_is_used_refused_and_replaced() {
-    let receiver = Receiver::answering(|_| Reply::Status(200));
-    let mut server = Setup::config(config(&receiver))
+    let receiver = TestReceiver::answering(|_| ScriptedReply::Status(200));
+    let mut server = ServerSetup::config(config(&receiver))
         .with("POSTRIDER_SECRETS__KEY", KEY_A)
         .start();
     delivers(&server, &receiver, "1");
@@ -127,9 +127,9 @@ fn a_key_of_the_environment_is_used_refused_and_replaced() {
     assert!(!server.data_dir().join("secret-key").exists());
     assert_eq!(leaks(&server.data_dir()), [""; 0]);
 
-    let refusal = Setup {
+    let refusal = ServerSetup {
         data_dir: Some(server.data_dir()),
-        ..Setup::config(config(&receiver)).with("POSTRIDER_SECRETS__KEY", KEY_B)
+        ..ServerSetup::config(config(&receiver)).with("POSTRIDER_SECRETS__KEY", KEY_B)
     }
     .refusal();
     assert!(
@@ -140,9 +140,9 @@ fn a_key_of_the_environment_is_used_refused_and_replaced() {
     let told = run(&server, &["secrets", "rotate"], Some(&format!("{KEY_B},{KEY_A}")));
     assert!(told.contains("no longer needed"), "{told}");
 
-    let second = Setup {
+    let second = ServerSetup {
         data_dir: Some(server.data_dir()),
-        ..Setup::config(config(&receiver)).with("POSTRIDER_SECRETS__KEY", KEY_B)
+        ..ServerSetup::config(config(&receiver)).with("POSTRIDER_SECRETS__KEY", KEY_B)
     }
     .start();
     delivers(&second, &receiver, "2");
@@ -151,7 +151,7 @@ fn a_key_of_the_environment_is_used_refused_and_replaced() {
 
 #[test]
 fn what_is_no_key_is_refused_without_being_shown() {
-    let refusal = Setup::default()
+    let refusal = ServerSetup::default()
         .with("POSTRIDER_SECRETS__KEY", "hunter2")
         .refusal();
     assert!(
@@ -159,7 +159,7 @@ fn what_is_no_key_is_refused_without_being_shown() {
         "{refusal}"
     );
     assert!(!refusal.contains("hunter2"), "{refusal}");
-    let refusal = Setup::config("[secrets]\nkey_file = \"/nowhere/key\"\n").refusal();
+    let refusal = ServerSetup::config("[secrets]\nkey_file = \"/nowhere/key\"\n").refusal();
     assert!(
         refusal.contains("/nowhere/key") && refusal.contains("openssl rand"),
         "{refusal}"

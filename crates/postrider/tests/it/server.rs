@@ -1,6 +1,6 @@
 //! The program under test, as a child process in a directory of its own.
 
-use crate::client::{Answer, Connection, Headers};
+use crate::client::{HeaderPairs, HttpTestAnswer, TestConnection};
 use crate::{ports, signals, wait};
 use rustix::process::Signal;
 use serde_json::{Value, json};
@@ -17,7 +17,7 @@ pub const JSON: (&str, &str) = ("content-type", "application/json");
 
 /// Settings with which a server is started.
 #[derive(Default)]
-pub struct Setup {
+pub struct ServerSetup {
     pub config: String,
     pub env: Vec<(&'static str, String)>,
     /// Flags that replace the default ones, which make it listen on its own ports.
@@ -46,32 +46,32 @@ fn with_edge_topics(config: &str) -> String {
     written
 }
 
-impl Setup {
-    pub fn config(text: impl Into<String>) -> Setup {
-        Setup {
+impl ServerSetup {
+    pub fn config(text: impl Into<String>) -> ServerSetup {
+        ServerSetup {
             config: text.into(),
-            ..Setup::default()
+            ..ServerSetup::default()
         }
     }
 
     /// A setup with a clock that moves only on request, and no jitter.
-    pub fn test_clock(config: impl Into<String>) -> Setup {
+    pub fn test_clock(config: impl Into<String>) -> ServerSetup {
         let config = config.into();
-        Setup {
+        ServerSetup {
             config: format!("retry.jitter_percent = 0\n{config}"),
             more: vec!["--test-clock"],
-            ..Setup::default()
+            ..ServerSetup::default()
         }
     }
 
     /// Sets the profile.
-    pub fn profile(mut self, name: &'static str) -> Setup {
+    pub fn profile(mut self, name: &'static str) -> ServerSetup {
         self.more.extend(["--profile", name]);
         self
     }
 
     /// Sets an environment variable.
-    pub fn with(mut self, name: &'static str, value: &str) -> Setup {
+    pub fn with(mut self, name: &'static str, value: &str) -> ServerSetup {
         self.env.push((name, value.to_owned()));
         self
     }
@@ -122,9 +122,9 @@ impl Setup {
         command
     }
 
-    pub fn start(self) -> Server {
+    pub fn start(self) -> TestServer {
         let directory = TempDir::new().expect("a temporary directory");
-        let mut server = Server {
+        let mut server = TestServer {
             setup: self,
             directory,
             http: ports::own(),
@@ -168,8 +168,8 @@ fn finish(mut child: Child) -> Output {
 }
 
 /// A server in its own directory, killed on drop.
-pub struct Server {
-    setup: Setup,
+pub struct TestServer {
+    setup: ServerSetup,
     directory: TempDir,
     pub http: SocketAddr,
     pub https: SocketAddr,
@@ -179,10 +179,10 @@ pub struct Server {
     log_from: usize,
 }
 
-impl Server {
+impl TestServer {
     /// A server with the default configuration.
-    pub fn start_plain() -> Server {
-        Setup::default().start()
+    pub fn start_plain() -> TestServer {
+        ServerSetup::default().start()
     }
 
     /// Starts the server, or starts it again in the same place and on the same ports. Returns when
@@ -249,10 +249,10 @@ impl Server {
     /// Runs a second server on the same data directory, which must end by itself.
     pub fn start_second(&self, http: &str, https: &str) -> Output {
         let elsewhere = TempDir::new().expect("a temporary directory");
-        let setup = Setup {
+        let setup = ServerSetup {
             config: self.setup.config.clone(),
             data_dir: Some(self.data_dir()),
-            ..Setup::default()
+            ..ServerSetup::default()
         };
         finish(
             setup
@@ -359,17 +359,23 @@ impl Server {
         kilobytes * 1024
     }
 
-    pub fn connect(&self) -> Connection {
-        Connection::open(self.http).expect("the server listens")
+    pub fn connect(&self) -> TestConnection {
+        TestConnection::open(self.http).expect("the server listens")
     }
 
-    pub fn send(&self, method: &str, target: &str, headers: Headers<'_>, body: impl AsRef<[u8]>) -> Answer {
+    pub fn send(
+        &self,
+        method: &str,
+        target: &str,
+        headers: HeaderPairs<'_>,
+        body: impl AsRef<[u8]>,
+    ) -> HttpTestAnswer {
         let answer = self.connect().send(method, target, headers, body.as_ref());
         answer.unwrap_or_else(|e| panic!("{method} {target}: {e}"))
     }
 
     /// Sends a request to the edge API.
-    pub fn edge(&self, method: &str, path: &str, body: &Value) -> Answer {
+    pub fn edge(&self, method: &str, path: &str, body: &Value) -> HttpTestAnswer {
         let body = if body.is_null() {
             String::new()
         } else {
@@ -423,7 +429,7 @@ impl Server {
     }
 }
 
-impl Drop for Server {
+impl Drop for TestServer {
     fn drop(&mut self) {
         if let Some((mut child, reading)) = self.running.take() {
             let _ = child.kill();

@@ -1,28 +1,28 @@
 //! Stopping: acknowledged events are not lost, deliveries are not repeated.
 
-use crate::client::Connection;
-use crate::durability::{Chance, Load};
-use crate::receiver::{Gate, Receiver, Reply};
-use crate::server::{EDGE_VERSION, JSON, Server, Setup, event, slow_tests};
+use crate::client::TestConnection;
+use crate::durability::{DurabilityLoad, ReproducibleRandom};
+use crate::receiver::{ReplyGate, ScriptedReply, TestReceiver};
+use crate::server::{EDGE_VERSION, JSON, ServerSetup, TestServer, event, slow_tests};
 use crate::wait;
 use serde_json::json;
 use std::net::{SocketAddr, TcpListener};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
-fn held_up(gate: &Arc<Gate>) -> Receiver {
+fn held_up(gate: &Arc<ReplyGate>) -> TestReceiver {
     let gate = gate.clone();
-    Receiver::answering(move |_| {
+    TestReceiver::answering(move |_| {
         gate.wait();
-        Reply::Status(200)
+        ScriptedReply::Status(200)
     })
 }
 
 #[test]
 fn an_attempt_under_way_may_end_and_is_not_repeated() {
-    let gate = Arc::new(Gate::default());
+    let gate = Arc::new(ReplyGate::default());
     let receiver = held_up(&gate);
-    let mut server = Server::start_plain();
+    let mut server = TestServer::start_plain();
     server.put_topic("orders");
     server.subscribe("orders", "billing", &receiver.url("/"), json!(null));
     server.publish("orders", &[event("slow")]);
@@ -32,7 +32,7 @@ fn an_attempt_under_way_may_end_and_is_not_repeated() {
     server.terminate();
     server.logged(&["shutting down"]);
     wait::until("no new connections", || {
-        crate::client::Connection::open(server.http)
+        crate::client::TestConnection::open(server.http)
             .is_err()
             .then_some(())
     });
@@ -58,9 +58,9 @@ fn an_attempt_under_way_may_end_and_is_not_repeated() {
 
 #[test]
 fn an_attempt_that_outlasts_the_grace_is_made_again() {
-    let gate = Arc::new(Gate::default());
+    let gate = Arc::new(ReplyGate::default());
     let receiver = held_up(&gate);
-    let mut server = Setup::config("shutdown.grace = \"100ms\"").start();
+    let mut server = ServerSetup::config("shutdown.grace = \"100ms\"").start();
     server.put_topic("orders");
     server.subscribe("orders", "billing", &receiver.url("/"), json!(null));
     server.publish("orders", &[event("slow")]);
@@ -77,11 +77,11 @@ fn an_attempt_that_outlasts_the_grace_is_made_again() {
 
 #[test]
 fn nothing_acknowledged_is_lost_when_the_server_is_stopped_under_load() {
-    let receiver = Receiver::start();
-    let mut server = Server::start_plain();
+    let receiver = TestReceiver::start();
+    let mut server = TestServer::start_plain();
     server.put_topic("orders");
     server.subscribe("orders", "billing", &receiver.url("/"), json!(null));
-    let load = Load::new(&server);
+    let load = DurabilityLoad::new(&server);
     std::thread::scope(|scope| {
         for publisher in 0..4 {
             let load = &load;
@@ -103,16 +103,16 @@ fn nothing_acknowledged_is_lost_when_the_server_is_stopped_under_load() {
 /// the server is told to stop.
 #[test]
 fn a_stop_ends_while_subscriptions_are_made_and_deleted_under_load() {
-    let gate = Arc::new(Gate::default());
+    let gate = Arc::new(ReplyGate::default());
     let receivers = [
-        Receiver::start(),
-        Receiver::answering(|_| Reply::Status(500)),
+        TestReceiver::start(),
+        TestReceiver::answering(|_| ScriptedReply::Status(500)),
         held_up(&gate),
     ];
     let urls: Vec<String> = receivers.iter().map(|receiver| receiver.url("/")).collect();
-    let mut server = Setup::config("shutdown.grace = \"100ms\"").start();
+    let mut server = ServerSetup::config("shutdown.grace = \"100ms\"").start();
     server.put_topic("orders");
-    let load = Load::new(&server);
+    let load = DurabilityLoad::new(&server);
     let stop = AtomicBool::new(false);
     std::thread::scope(|scope| {
         for publisher in 0..2 {
@@ -136,9 +136,9 @@ fn a_stop_ends_while_subscriptions_are_made_and_deleted_under_load() {
 }
 
 fn churn(address: SocketAddr, churner: u64, urls: &[String], stop: &AtomicBool) {
-    let mut chance = Chance(churner);
+    let mut chance = ReproducibleRandom(churner);
     while !stop.load(Relaxed) {
-        let Ok(mut connection) = Connection::open(address) else {
+        let Ok(mut connection) = TestConnection::open(address) else {
             std::thread::yield_now();
             continue;
         };
@@ -162,7 +162,7 @@ fn churn(address: SocketAddr, churner: u64, urls: &[String], stop: &AtomicBool) 
 #[test]
 fn an_interrupt_from_the_keyboard_stops_it_too_and_idle_connections_do_not_hold_it_up() {
     // Waiting for the end of the grace period would take longer than the test.
-    let mut server = Setup::config("shutdown.grace = \"10m\"").start();
+    let mut server = ServerSetup::config("shutdown.grace = \"10m\"").start();
     let _idle: Vec<_> = (0..5).map(|_| server.connect()).collect();
     let mut used = server.connect();
     used.send("GET", "/healthz", &[], b"").unwrap().expect(200);
@@ -175,7 +175,7 @@ fn an_interrupt_from_the_keyboard_stops_it_too_and_idle_connections_do_not_hold_
 fn a_server_that_is_still_starting_can_be_stopped() {
     let nats = TcpListener::bind("127.0.0.1:0").expect("a free port");
     let address = nats.local_addr().expect("it is bound");
-    let mut server = Server::start_plain();
+    let mut server = TestServer::start_plain();
     server.stop();
     server.configure(format!(
         "[store]\nkind = \"jetstream\"\n[store.jetstream]\nurls = [\"nats://{address}\"]\n"
@@ -190,7 +190,7 @@ fn a_server_that_is_still_starting_can_be_stopped() {
 
 #[test]
 fn a_second_server_on_the_same_data_or_port_refuses_to_start() {
-    let server = Server::start_plain();
+    let server = TestServer::start_plain();
     server.put_topic("orders");
     let before = std::fs::read(server.ca()).unwrap();
     let second = server.start_second("127.0.0.1:0", "127.0.0.1:0");
@@ -199,9 +199,9 @@ fn a_second_server_on_the_same_data_or_port_refuses_to_start() {
     assert!(told.contains(server.data_dir().to_str().unwrap()), "{told}");
     assert!(told.contains("in use"), "{told}");
 
-    let setup = Setup {
+    let setup = ServerSetup {
         flags: Some(vec![format!("--http={}", server.http), "--https=off".into()]),
-        ..Setup::default()
+        ..ServerSetup::default()
     };
     let told = setup.refusal();
     assert!(

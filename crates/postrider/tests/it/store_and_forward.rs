@@ -1,7 +1,7 @@
 //! Two servers: one forwards its events to the other, which may be away for hours.
 
-use crate::receiver::Receiver;
-use crate::server::{JSON, Server, Setup, event};
+use crate::receiver::TestReceiver;
+use crate::server::{JSON, ServerSetup, TestServer, event};
 use crate::wait;
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
@@ -17,14 +17,14 @@ fn event_grid(url: &str) -> Value {
 }
 
 /// Publish URL of a topic, for a destination of type EventGrid.
-fn publish_url(server: &Server, topic: &str) -> String {
+fn publish_url(server: &TestServer, topic: &str) -> String {
     format!(
         "http://{}/topics/{topic}/api/events?api-version=2018-01-01",
         server.http
     )
 }
 
-fn forward(from: &Server, topic: &str, url: &str) {
+fn forward(from: &TestServer, topic: &str, url: &str) {
     let path = format!("/topics/{topic}/eventSubscriptions/up");
     let body = json!({"properties": {"destination": event_grid(url)}});
     from.edge("PUT", &path, &body).expect(200);
@@ -36,10 +36,10 @@ fn topic_with_key(name: &str) -> String {
 
 #[test]
 fn everything_arrives_after_hours_without_the_upper_server_and_a_crash_of_both() {
-    let receiver = Receiver::start();
-    let mut upper = Setup::config(topic_with_key("central")).start();
+    let receiver = TestReceiver::start();
+    let mut upper = ServerSetup::config(topic_with_key("central")).start();
     upper.subscribe("central", "archive", &receiver.url("/"), json!(null));
-    let mut lower = Setup::test_clock("").start();
+    let mut lower = ServerSetup::test_clock("").start();
     lower.put_topic("orders");
     forward(&lower, "orders", &publish_url(&upper, "central"));
 
@@ -64,7 +64,7 @@ fn everything_arrives_after_hours_without_the_upper_server_and_a_crash_of_both()
             lower.start();
         }
     }
-    assert_eq!(receiver.so_far().len(), 0);
+    assert_eq!(receiver.take_received().len(), 0);
     lower.kill();
     upper.start();
     lower.start();
@@ -72,7 +72,7 @@ fn everything_arrives_after_hours_without_the_upper_server_and_a_crash_of_both()
     lower.advance(&json!({"by": "8h"}));
     let mut arrived = BTreeSet::new();
     wait::until("everything has arrived", || {
-        arrived.extend(receiver.so_far().iter().flat_map(|one| one.ids()));
+        arrived.extend(receiver.take_received().iter().flat_map(|one| one.ids()));
         published.is_subset(&arrived).then_some(())
     });
     // A crash may repeat the last delivery.
@@ -83,10 +83,10 @@ fn everything_arrives_after_hours_without_the_upper_server_and_a_crash_of_both()
 
 #[test]
 fn two_servers_that_forward_to_each_other_come_to_an_end() {
-    let receiver = Receiver::start();
+    let receiver = TestReceiver::start();
     let config = |name: &str| format!("[limits]\nhops_max = 3\n{}", topic_with_key(name));
-    let east = Setup::config(config("orders")).start();
-    let west = Setup::config(config("orders")).start();
+    let east = ServerSetup::config(config("orders")).start();
+    let west = ServerSetup::config(config("orders")).start();
     forward(&east, "orders", &publish_url(&west, "orders"));
     forward(&west, "orders", &publish_url(&east, "orders"));
     west.subscribe("orders", "archive", &receiver.url("/"), json!(null));
@@ -95,15 +95,15 @@ fn two_servers_that_forward_to_each_other_come_to_an_end() {
     east.counted("/deliveries/dropped/TooManyHops", 1);
     let hops = [receiver.next(), receiver.next()].map(|one| one.header("postrider-hops").map(str::to_owned));
     assert_eq!(hops, [Some("2".into()), Some("4".into())]);
-    assert!(receiver.so_far().is_empty());
+    assert!(receiver.take_received().is_empty());
 }
 
 // Without a topic name an Event Grid event is forwarded without a topic, which the upper server
 // sets. A CloudEvent needs a source all the same, or the upper server refuses it and it is lost.
 #[test]
 fn every_schema_is_taken_by_the_upper_server() {
-    let receiver = Receiver::start();
-    let upper = Setup::config(format!(
+    let receiver = TestReceiver::start();
+    let upper = ServerSetup::config(format!(
         "[[topic]]\nname = \"cloud\"\ninput_schema = \"CloudEventSchemaV1_0\"\nkey1 = \"{KEY}\"\n\
          [[domain]]\nname = \"plants\"\nkey1 = \"{KEY}\"\n\
          [[domain.subscription]]\nname = \"archive\"\n\
@@ -122,7 +122,7 @@ fn every_schema_is_taken_by_the_upper_server() {
     let cloud = publish_url(&upper, "cloud");
     let domain = publish_url(&upper, "plants").replace("/topics/", "/domains/");
     let named = ", topic_name = \"plant-7\"";
-    let lower = Setup::config(format!(
+    let lower = ServerSetup::config(format!(
         "[[topic]]\nname = \"orders\"\n{}{}{}",
         subscription("cloud", &cloud, "", "CloudEventSchemaV1_0"),
         subscription("named", &cloud, named, "CloudEventSchemaV1_0"),
@@ -167,11 +167,11 @@ fn documented() -> [String; 2] {
 // Over https, with the upper server's own CA; only names and ports differ from the document.
 #[test]
 fn the_documented_example_works_as_it_stands() {
-    let receiver = Receiver::start();
+    let receiver = TestReceiver::start();
     let [upper, lower] = documented();
-    let managed = |config: String| Setup {
+    let managed = |config: String| ServerSetup {
         managed_topics: true,
-        ..Setup::config(config)
+        ..ServerSetup::config(config)
     };
     let upper = managed(upper.replace("http://127.0.0.1:9000", &receiver.url(""))).start();
     let at = format!("localhost:{}", upper.https.port());
@@ -199,7 +199,7 @@ fn the_documented_example_works_as_it_stands() {
 
 #[test]
 fn hosts_that_nobody_allowed_are_refused_by_name() {
-    let server = Setup::config("[edge]\nevent_grid_hosts = [\"grid.example\"]\n").start();
+    let server = ServerSetup::config("[edge]\nevent_grid_hosts = [\"grid.example\"]\n").start();
     server.put_topic("orders");
     let put = |url: &str| {
         let body = json!({"properties": {"destination": event_grid(url)}});

@@ -1,8 +1,8 @@
 //! The API that moves a test clock.
 
-use crate::lab::{Lab, seconds_and_counts, timestamp};
-use crate::receiver::{Gate, Receiver, Reply};
-use crate::server::{Server, Setup, event};
+use crate::clock_lab::{ClockLab, seconds_and_counts, timestamp};
+use crate::receiver::{ReplyGate, ScriptedReply, TestReceiver};
+use crate::server::{ServerSetup, TestServer, event};
 use crate::wait;
 use serde_json::{Value, json};
 use std::sync::Arc;
@@ -14,7 +14,7 @@ const CLIENT: &str = "[[client]]\nid = \"me\"\nsecret = \"hush\"\n";
 
 #[test]
 fn it_stands_still_and_goes_where_it_is_told() {
-    let server = Setup::test_clock("").start();
+    let server = ServerSetup::test_clock("").start();
     let start = server.now();
     assert_eq!(server.now(), start);
     assert_eq!(
@@ -50,9 +50,9 @@ fn it_stands_still_and_goes_where_it_is_told() {
 
 #[test]
 fn it_counts_the_attempts_on_its_way() {
-    let lab = Lab::subscribed(
-        Setup::test_clock(""),
-        Receiver::answering(|_| Reply::Status(500)),
+    let lab = ClockLab::subscribed(
+        ServerSetup::test_clock(""),
+        TestReceiver::answering(|_| ScriptedReply::Status(500)),
         json!(null),
     );
     lab.server.publish("orders", &[event("a"), event("b")]);
@@ -69,14 +69,14 @@ fn it_counts_the_attempts_on_its_way() {
     let (_, attempts) = lab.server.advance(&json!({"toNextAttempt": true}));
     assert_eq!(attempts, 0);
     assert_eq!(lab.dropped(), json!({"TimeToLiveExceeded": 2}));
-    assert_eq!(lab.receiver.so_far().len(), 20);
+    assert_eq!(lab.receiver.take_received().len(), 20);
 }
 
 #[test]
 fn nonsense_is_refused_by_name_and_nothing_moves() {
-    let lab = Lab::subscribed(
-        Setup::test_clock(""),
-        Receiver::answering(|_| Reply::Status(500)),
+    let lab = ClockLab::subscribed(
+        ServerSetup::test_clock(""),
+        TestReceiver::answering(|_| ScriptedReply::Status(500)),
         json!(null),
     );
     lab.server.publish("orders", &[event("a")]);
@@ -137,7 +137,7 @@ fn nonsense_is_refused_by_name_and_nothing_moves() {
 
 #[test]
 fn only_the_right_methods_and_paths_exist() {
-    let server = Setup::test_clock(CLIENT).start();
+    let server = ServerSetup::test_clock(CLIENT).start();
     for (method, path, allow) in [
         ("POST", CLOCK, "GET"),
         ("DELETE", CLOCK, "GET"),
@@ -161,7 +161,7 @@ fn only_the_right_methods_and_paths_exist() {
 
 #[test]
 fn without_a_test_clock_there_is_none_to_move() {
-    let server = Server::start_plain();
+    let server = TestServer::start_plain();
     for (method, path) in [("GET", CLOCK), ("POST", ADVANCE)] {
         let answer = server.send(method, path, &[], r#"{"by":"1m"}"#).expect(404);
         assert_eq!(answer.header("content-type"), Some("application/problem+json"));
@@ -172,7 +172,7 @@ fn without_a_test_clock_there_is_none_to_move() {
 
 #[test]
 fn strangers_may_not_move_it() {
-    let server = Setup::test_clock(CLIENT).start();
+    let server = ServerSetup::test_clock(CLIENT).start();
     let start = server.now();
     let by = r#"{"by":"1m"}"#;
     let send = |header: (&str, &str)| {
@@ -199,14 +199,14 @@ fn strangers_may_not_move_it() {
 
 #[test]
 fn where_others_can_reach_it_a_secret_is_asked_for() {
-    let setup = Setup {
+    let setup = ServerSetup {
         flags: Some(["--http=0.0.0.0:0", "--https=off"].map(String::from).into()),
-        ..Setup::test_clock(format!("edge.allow_open = true\n{CLIENT}"))
+        ..ServerSetup::test_clock(format!("edge.allow_open = true\n{CLIENT}"))
     };
     let server = setup.start();
     let local = std::net::SocketAddr::from(([127, 0, 0, 1], server.http.port()));
     let send = |headers: &[(&str, &str)]| {
-        let mut connection = crate::client::Connection::open(local).expect("the server listens");
+        let mut connection = crate::client::TestConnection::open(local).expect("the server listens");
         connection
             .send("POST", ADVANCE, headers, br#"{"by":"1m"}"#)
             .expect("an answer")
@@ -218,9 +218,9 @@ fn where_others_can_reach_it_a_secret_is_asked_for() {
 
 #[test]
 fn two_who_move_it_do_so_one_after_the_other() {
-    let lab = Lab::subscribed(
-        Setup::test_clock(""),
-        Receiver::answering(|_| Reply::Status(500)),
+    let lab = ClockLab::subscribed(
+        ServerSetup::test_clock(""),
+        TestReceiver::answering(|_| ScriptedReply::Status(500)),
         json!(null),
     );
     lab.server.publish("orders", &[event("a")]);
@@ -236,10 +236,10 @@ fn two_who_move_it_do_so_one_after_the_other() {
 
 #[test]
 fn an_event_published_later_has_its_own_time() {
-    let receiver = Receiver::answering(|_| Reply::Status(500));
-    let lab = Lab::subscribed(Setup::test_clock(""), receiver, json!(null));
+    let receiver = TestReceiver::answering(|_| ScriptedReply::Status(500));
+    let lab = ClockLab::subscribed(ServerSetup::test_clock(""), receiver, json!(null));
     for (id, at) in [("a", 0), ("b", 7), ("c", 25)] {
-        lab.pass_to(at);
+        lab.advance_to_second(at);
         lab.server.publish("orders", &[event(id)]);
         lab.at_once();
     }
@@ -264,8 +264,8 @@ fn an_event_published_later_has_its_own_time() {
 #[test]
 fn attempts_that_wait_for_each_other_are_made_at_the_same_instant() {
     let config = "limits.in_flight_per_endpoint_max = 1\nprobation.failures = 10000\n";
-    let receiver = Receiver::answering(|_| Reply::Status(503));
-    let lab = Lab::subscribed(Setup::test_clock(config), receiver, json!(null));
+    let receiver = TestReceiver::answering(|_| ScriptedReply::Status(503));
+    let lab = ClockLab::subscribed(ServerSetup::test_clock(config), receiver, json!(null));
     let events: Vec<_> = (0..50).map(|n| event(n.to_string())).collect();
     lab.server.publish("orders", &events);
     assert_eq!(lab.at_once().len(), 50);
@@ -278,9 +278,9 @@ fn attempts_that_wait_for_each_other_are_made_at_the_same_instant() {
 
 #[test]
 fn the_end_of_time_is_an_end_and_not_a_crash() {
-    let lab = Lab::subscribed(
-        Setup::test_clock(""),
-        Receiver::answering(|_| Reply::Status(500)),
+    let lab = ClockLab::subscribed(
+        ServerSetup::test_clock(""),
+        TestReceiver::answering(|_| ScriptedReply::Status(500)),
         json!(null),
     );
     lab.server.publish("orders", &[event("a")]);
@@ -296,9 +296,9 @@ fn the_end_of_time_is_an_end_and_not_a_crash() {
 
 #[test]
 fn whoever_goes_away_while_it_moves_leaves_it_to_others() {
-    let lab = Lab::subscribed(
-        Setup::test_clock(""),
-        Receiver::answering(|_| Reply::Silence),
+    let lab = ClockLab::subscribed(
+        ServerSetup::test_clock(""),
+        TestReceiver::answering(|_| ScriptedReply::Silence),
         json!(null),
     );
     lab.server.publish("orders", &[event("a")]);
@@ -321,9 +321,9 @@ fn whoever_goes_away_while_it_moves_leaves_it_to_others() {
 
 #[test]
 fn a_server_whose_time_stands_still_can_be_stopped() {
-    let mut lab = Lab::subscribed(
-        Setup::test_clock("shutdown.grace = \"1s\"\n"),
-        Receiver::answering(|_| Reply::Silence),
+    let mut lab = ClockLab::subscribed(
+        ServerSetup::test_clock("shutdown.grace = \"1s\"\n"),
+        TestReceiver::answering(|_| ScriptedReply::Silence),
         json!(null),
     );
     lab.server.publish("orders", &[event("a")]);
@@ -339,21 +339,21 @@ fn a_server_whose_time_stands_still_can_be_stopped() {
 fn time_does_not_go_on_while_the_server_stops() {
     // The silent receiver never answers, so that stopping takes a while; the third attempt at the
     // other one is held up until stopping has begun.
-    let gate = Arc::new(Gate::default());
-    let receiver = Receiver::answering({
+    let gate = Arc::new(ReplyGate::default());
+    let receiver = TestReceiver::answering({
         let gate = gate.clone();
         move |delivery| match (delivery.path.as_str(), delivery.header("aeg-delivery-count")) {
-            ("/silent", _) => Reply::Silence,
+            ("/silent", _) => ScriptedReply::Silence,
             (_, count) => {
                 if count == Some("2") {
                     gate.wait();
                 }
-                Reply::Status(500)
+                ScriptedReply::Status(500)
             }
         }
     });
     let config = "shutdown.grace = \"2s\"\n";
-    let mut lab = Lab::subscribed(Setup::test_clock(config), receiver, json!(null));
+    let mut lab = ClockLab::subscribed(ServerSetup::test_clock(config), receiver, json!(null));
     // A profile with a response timeout of a minute.
     let patient = json!({"postrider": {"profile": "cloud-2018"}});
     lab.subscribe("silent", "/silent", patient);

@@ -1,12 +1,12 @@
 //! Expiry of events, and receivers that ask for more time.
 
-use crate::lab::{Lab, seconds, seconds_and_counts, timestamp};
-use crate::receiver::{Receiver, Reply};
-use crate::server::{Setup, event};
+use crate::clock_lab::{ClockLab, seconds, seconds_and_counts, timestamp};
+use crate::receiver::{ScriptedReply, TestReceiver};
+use crate::server::{ServerSetup, event};
 use serde_json::{Value, json};
 
-fn failing(status: u16) -> Receiver {
-    Receiver::answering(move |_| Reply::Status(status))
+fn failing(status: u16) -> TestReceiver {
+    TestReceiver::answering(move |_| ScriptedReply::Status(status))
 }
 
 fn retry_policy(attempts_max: u32, minutes: u32) -> Value {
@@ -20,9 +20,9 @@ fn expiry_between_two_slots_is_noticed_at_the_slot() {
         ("cloud-2021", vec![0, 10, 40, 100, 400, 1000], 2800),
         ("edge", vec![0, 60, 660, 1260], 1860),
     ] {
-        let setup = Setup::test_clock("").profile(profile);
+        let setup = ServerSetup::test_clock("").profile(profile);
         // The documents' own example: of ten attempts six fit into half an hour.
-        let lab = Lab::subscribed(setup, failing(500), retry_policy(10, 30));
+        let lab = ClockLab::subscribed(setup, failing(500), retry_policy(10, 30));
         lab.server.publish("orders", &[event("a")]);
         let mut made = seconds(&lab.at_once());
         while made.len() < attempts.len() {
@@ -30,10 +30,10 @@ fn expiry_between_two_slots_is_noticed_at_the_slot() {
         }
         assert_eq!(made, attempts, "{profile}");
         for waiting in [1800, slot - 1] {
-            assert_eq!(lab.pass_to(waiting), 0, "{profile}");
+            assert_eq!(lab.advance_to_second(waiting), 0, "{profile}");
             assert_eq!(lab.dropped(), json!({}), "{profile} at {waiting}");
         }
-        assert_eq!(lab.pass_to(slot), 0, "{profile}");
+        assert_eq!(lab.advance_to_second(slot), 0, "{profile}");
         assert_eq!(lab.dropped(), json!({"TimeToLiveExceeded": 1}), "{profile}");
         assert_eq!(lab.count("attempts"), attempts.len() as u64);
     }
@@ -48,8 +48,8 @@ fn whichever_limit_is_reached_first_ends_it() {
         (30, 1, vec![0, 10, 40], "TimeToLiveExceeded"),
         (1, 1, vec![0], "MaxDeliveryAttemptsExceeded"),
     ] {
-        let lab = Lab::subscribed(
-            Setup::test_clock(""),
+        let lab = ClockLab::subscribed(
+            ServerSetup::test_clock(""),
             failing(500),
             retry_policy(attempts_max, minutes),
         );
@@ -61,44 +61,44 @@ fn whichever_limit_is_reached_first_ends_it() {
 
 #[test]
 fn the_last_attempt_ends_it_at_once() {
-    let lab = Lab::subscribed(Setup::test_clock(""), failing(500), retry_policy(3, 1440));
+    let lab = ClockLab::subscribed(ServerSetup::test_clock(""), failing(500), retry_policy(3, 1440));
     lab.server.publish("orders", &[event("a")]);
     lab.at_once();
-    assert_eq!(lab.pass_to(39), 1);
+    assert_eq!(lab.advance_to_second(39), 1);
     assert_eq!(lab.dropped(), json!({}));
-    assert_eq!(lab.pass_to(40), 1);
+    assert_eq!(lab.advance_to_second(40), 1);
     assert_eq!(lab.dropped(), json!({"MaxDeliveryAttemptsExceeded": 1}));
 }
 
 #[test]
 fn time_counts_from_publishing_for_each_event() {
-    let lab = Lab::subscribed(Setup::test_clock(""), failing(500), retry_policy(30, 1));
+    let lab = ClockLab::subscribed(ServerSetup::test_clock(""), failing(500), retry_policy(30, 1));
     lab.server.publish("orders", &[event("a")]);
     lab.at_once();
-    lab.pass_to(35);
+    lab.advance_to_second(35);
     lab.server.publish("orders", &[event("b")]);
     lab.at_once();
-    lab.pass_to(99);
+    lab.advance_to_second(99);
     assert_eq!(lab.dropped(), json!({}));
-    lab.pass_to(100);
+    lab.advance_to_second(100);
     assert_eq!(
         lab.dropped(),
         json!({"TimeToLiveExceeded": 1}),
         "a, whose fourth slot this is"
     );
-    lab.pass_to(134);
+    lab.advance_to_second(134);
     assert_eq!(lab.dropped(), json!({"TimeToLiveExceeded": 1}));
-    lab.pass_to(135);
+    lab.advance_to_second(135);
     assert_eq!(lab.dropped(), json!({"TimeToLiveExceeded": 2}));
     assert_eq!(lab.count("attempts"), 6);
 }
 
 /// A receiver that answers with this status and `Retry-After`.
-fn asking(status: u16, retry_after: &'static str) -> Receiver {
-    Receiver::answering(move |_| {
+fn asking(status: u16, retry_after: &'static str) -> TestReceiver {
+    TestReceiver::answering(move |_| {
         let head =
             format!("HTTP/1.1 {status} Later\r\nretry-after: {retry_after}\r\ncontent-length: 0\r\n\r\n");
-        Reply::Bytes(head.into_bytes())
+        ScriptedReply::Bytes(head.into_bytes())
     })
 }
 
@@ -120,8 +120,8 @@ fn a_busy_receiver_may_ask_for_more_time_but_not_for_less() {
         (502, "600", [0, 10, 40]),
         (429, "Fri, 31 Feb 2031 25:00:00 GMT", [0, 10, 40]),
     ] {
-        let lab = Lab::subscribed(
-            Setup::test_clock(""),
+        let lab = ClockLab::subscribed(
+            ServerSetup::test_clock(""),
             asking(status, retry_after),
             retry_policy(3, 1440),
         );
@@ -136,7 +136,7 @@ fn a_busy_receiver_may_ask_for_more_time_but_not_for_less() {
 fn a_date_to_come_back_at_is_one_by_the_test_clock() {
     for status in [429, 503] {
         let receiver = asking(status, "Tue, 01 Jan 2030 00:05:00 GMT");
-        let mut lab = Lab::subscribed(Setup::test_clock(""), receiver, retry_policy(3, 1440));
+        let mut lab = ClockLab::subscribed(ServerSetup::test_clock(""), receiver, retry_policy(3, 1440));
         let new_year = json!("2030-01-01T00:00:00Z");
         assert_eq!(lab.server.advance(&json!({"to": new_year})).1, 0);
         lab.start = timestamp(&new_year);
@@ -159,12 +159,12 @@ fn who_asks_for_more_time_than_an_event_has_is_not_heard_past_its_end() {
     ] {
         for status in [429, 503] {
             let receiver = asking(status, retry_after);
-            let lab = Lab::subscribed(Setup::test_clock(""), receiver, retry_policy(30, 30));
+            let lab = ClockLab::subscribed(ServerSetup::test_clock(""), receiver, retry_policy(30, 30));
             lab.server.publish("orders", &[event("a")]);
             assert_eq!(seconds(&lab.at_once()), [0]);
-            assert_eq!(lab.pass_to(1799), 0, "{status} {retry_after}");
+            assert_eq!(lab.advance_to_second(1799), 0, "{status} {retry_after}");
             assert_eq!(lab.dropped(), json!({}));
-            assert_eq!(lab.pass_to(1800), 0);
+            assert_eq!(lab.advance_to_second(1800), 0);
             assert_eq!(
                 lab.dropped(),
                 json!({"TimeToLiveExceeded": 1}),

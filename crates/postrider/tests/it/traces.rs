@@ -1,10 +1,10 @@
 //! Traces: the trace context that receivers get, and the spans that a collector gets.
 
 use crate::azure_clients::{installed, scripts};
-use crate::client::Headers;
-use crate::lab::Lab;
-use crate::receiver::{Delivery, Receiver, Reply};
-use crate::server::{JSON, Server, Setup, event};
+use crate::client::HeaderPairs;
+use crate::clock_lab::ClockLab;
+use crate::receiver::{ReceivedDelivery, ScriptedReply, TestReceiver};
+use crate::server::{JSON, ServerSetup, TestServer, event};
 use crate::wait;
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
@@ -21,7 +21,7 @@ const UNSAMPLED: &str = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-00
 const KEY: &str = "AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8=";
 
 /// A topic `clouds` for CloudEvents with a subscription `all` that has the further lines `more`.
-fn clouds(receiver: &Receiver, more: &str) -> String {
+fn clouds(receiver: &TestReceiver, more: &str) -> String {
     let url = receiver.url("/");
     format!(
         "[[topic]]\nname = \"clouds\"\nkey1 = \"{KEY}\"\ninput_schema = \"CloudEventSchemaV1_0\"\n\
@@ -40,7 +40,7 @@ fn cloud_event(id: &str, trace: Option<&str>) -> Value {
 }
 
 #[track_caller]
-fn publish_clouds(server: &Server, events: &[Value], headers: Headers<'_>) {
+fn publish_clouds(server: &TestServer, events: &[Value], headers: HeaderPairs<'_>) {
     let batch = ("content-type", "application/cloudevents-batch+json");
     let headers = [headers, &[batch, ("aeg-sas-key", KEY)]].concat();
     let body = json!(events).to_string();
@@ -50,7 +50,7 @@ fn publish_clouds(server: &Server, events: &[Value], headers: Headers<'_>) {
 }
 
 #[track_caller]
-fn publish(server: &Server, id: &str, headers: Headers<'_>) {
+fn publish(server: &TestServer, id: &str, headers: HeaderPairs<'_>) {
     let path = "/topics/orders/events?api-version=2019-01-01-preview";
     let body = json!([event(id)]).to_string();
     server
@@ -58,18 +58,18 @@ fn publish(server: &Server, id: &str, headers: Headers<'_>) {
         .expect(200);
 }
 
-fn told(delivery: &Delivery) -> (Option<&str>, Option<&str>) {
+fn told(delivery: &ReceivedDelivery) -> (Option<&str>, Option<&str>) {
     (delivery.header("traceparent"), delivery.header("tracestate"))
 }
 
 #[test]
 fn without_a_collector_a_producer_s_trace_is_passed_on_as_it_came() {
     for profile in ["cloud-2018", "cloud-2021", "cloud-current", "edge"] {
-        let receiver = Receiver::start();
-        let server = Setup::default().profile(profile).start();
+        let receiver = TestReceiver::start();
+        let server = ServerSetup::default().profile(profile).start();
         server.put_topic("orders");
         server.subscribe("orders", "billing", &receiver.url("/"), json!(null));
-        let check = |headers: Headers<'_>, expected| {
+        let check = |headers: HeaderPairs<'_>, expected| {
             publish(&server, "1", headers);
             assert_eq!(told(&receiver.next()), expected, "{profile} {headers:?}");
         };
@@ -92,10 +92,10 @@ fn without_a_collector_a_producer_s_trace_is_passed_on_as_it_came() {
 
 #[test]
 fn an_event_s_own_trace_wins_and_different_ones_are_not_mixed_up() {
-    let receiver = Receiver::start();
+    let receiver = TestReceiver::start();
     let config = clouds(&receiver, ", max_events_per_batch = 10");
-    let server = Setup::config(config).start();
-    let check = |events: &[Value], headers: Headers<'_>, expected| {
+    let server = ServerSetup::config(config).start();
+    let check = |events: &[Value], headers: HeaderPairs<'_>, expected| {
         publish_clouds(&server, events, headers);
         let delivery = receiver.next();
         assert_eq!(delivery.ids().len(), events.len());
@@ -140,21 +140,21 @@ fn an_event_s_own_trace_wins_and_different_ones_are_not_mixed_up() {
 
 #[test]
 fn a_subscription_s_own_header_wins() {
-    let receiver = Receiver::start();
+    let receiver = TestReceiver::start();
     let mapping = ", delivery_attribute_mappings = [{ name = \"traceparent\", type = \"Static\", \
                    properties = { value = \"mine\" } }]";
-    let server = Setup::config(clouds(&receiver, mapping)).start();
+    let server = ServerSetup::config(clouds(&receiver, mapping)).start();
     let headers = [("traceparent", PARENT), ("tracestate", "a=1")];
     publish_clouds(&server, &[cloud_event("1", None)], &headers);
     assert_eq!(told(&receiver.next()), (Some("mine"), None));
 }
 
 /// A stand-in for a collector that speaks JSON.
-struct Collector(Receiver);
+struct JsonCollector(TestReceiver);
 
-impl Collector {
-    fn start() -> Collector {
-        Collector(Receiver::start())
+impl JsonCollector {
+    fn start() -> JsonCollector {
+        JsonCollector(TestReceiver::start())
     }
 
     fn config(&self) -> String {
@@ -221,7 +221,7 @@ fn named<'s>(spans: &'s [Value], name: &str) -> Vec<&'s Value> {
 
 /// `(trace, span, flags)` of a header.
 #[track_caller]
-fn context(delivery: &Delivery) -> (String, String, String) {
+fn context(delivery: &ReceivedDelivery) -> (String, String, String) {
     let header = delivery.header("traceparent").expect("a traceparent");
     let parts: Vec<&str> = header.split('-').collect();
     assert_eq!((parts.len(), parts[0]), (4, "00"), "{header}");
@@ -230,7 +230,7 @@ fn context(delivery: &Delivery) -> (String, String, String) {
 
 /// Asserts that an event's history names its trace.
 #[track_caller]
-fn shows(server: &Server, id: &str, trace: &str) {
+fn shows(server: &TestServer, id: &str, trace: &str) {
     let path = format!("/postrider/v1/events/{id}");
     let story = server
         .send("GET", &path, &[("authorization", "Bearer hush")], "")
@@ -241,12 +241,12 @@ fn shows(server: &Server, id: &str, trace: &str) {
 
 #[test]
 fn a_collector_sees_the_publish_request_and_every_attempt_in_the_producer_s_trace() {
-    let collector = Collector::start();
-    let receiver = Receiver::answering(|delivery| {
+    let collector = JsonCollector::start();
+    let receiver = TestReceiver::answering(|delivery| {
         let again = delivery.header("aeg-delivery-count") != Some("0");
-        Reply::Status(if again { 200 } else { 503 })
+        ScriptedReply::Status(if again { 200 } else { 503 })
     });
-    let lab = Lab::subscribed(Setup::test_clock(collector.config()), receiver, json!(null));
+    let lab = ClockLab::subscribed(ServerSetup::test_clock(collector.config()), receiver, json!(null));
     let headers = [("traceparent", PARENT), ("tracestate", "a=1")];
     publish(&lab.server, "1", &headers);
     let mut arrived = lab.at_once();
@@ -283,9 +283,9 @@ fn a_collector_sees_the_publish_request_and_every_attempt_in_the_producer_s_trac
 
 #[test]
 fn what_its_producer_does_not_want_recorded_is_passed_on_and_not_exported() {
-    let collector = Collector::start();
-    let receiver = Receiver::start();
-    let server = Setup::config(collector.config()).start();
+    let collector = JsonCollector::start();
+    let receiver = TestReceiver::start();
+    let server = ServerSetup::config(collector.config()).start();
     server.put_topic("orders");
     server.subscribe("orders", "billing", &receiver.url("/"), json!(null));
     publish(&server, "1", &[("traceparent", UNSAMPLED)]);
@@ -300,9 +300,9 @@ fn what_its_producer_does_not_want_recorded_is_passed_on_and_not_exported() {
 
 #[test]
 fn an_event_without_a_trace_begins_one() {
-    let collector = Collector::start();
-    let receiver = Receiver::start();
-    let server = Setup::config(collector.config()).start();
+    let collector = JsonCollector::start();
+    let receiver = TestReceiver::start();
+    let server = ServerSetup::config(collector.config()).start();
     server.put_topic("orders");
     server.subscribe("orders", "billing", &receiver.url("/"), json!(null));
     publish(&server, "1", &[]);
@@ -325,10 +325,10 @@ fn an_event_without_a_trace_begins_one() {
 
 #[test]
 fn a_request_with_events_of_several_traces_has_a_trace_of_its_own_that_names_them() {
-    let collector = Collector::start();
-    let receiver = Receiver::start();
+    let collector = JsonCollector::start();
+    let receiver = TestReceiver::start();
     let config = collector.config() + &clouds(&receiver, ", max_events_per_batch = 10");
-    let server = Setup::config(config).start();
+    let server = ServerSetup::config(config).start();
     let events = [cloud_event("1", Some(PARENT)), cloud_event("2", Some(OTHER))];
     publish_clouds(&server, &events, &[]);
     let (trace, id, _) = context(&receiver.next());
@@ -353,9 +353,9 @@ fn a_request_with_events_of_several_traces_has_a_trace_of_its_own_that_names_the
 
 #[test]
 fn a_trace_survives_a_restart() {
-    let collector = Collector::start();
-    let receiver = Receiver::answering(|_| Reply::Status(500));
-    let mut lab = Lab::subscribed(Setup::test_clock(collector.config()), receiver, json!(null));
+    let collector = JsonCollector::start();
+    let receiver = TestReceiver::answering(|_| ScriptedReply::Status(500));
+    let mut lab = ClockLab::subscribed(ServerSetup::test_clock(collector.config()), receiver, json!(null));
     publish(
         &lab.server,
         "1",
@@ -371,7 +371,7 @@ fn a_trace_survives_a_restart() {
     assert_eq!(trace, TRACE);
     assert_ne!(id, context(&before[0].delivery).1);
     wait::until("the span of the second attempt", || {
-        let requests = collector.0.so_far();
+        let requests = collector.0.take_received();
         requests
             .iter()
             .any(|request| request.text().contains(&id))
@@ -381,15 +381,15 @@ fn a_trace_survives_a_restart() {
 
 #[test]
 fn a_collector_that_is_away_or_refuses_harms_no_delivery_and_drops_are_counted() {
-    let refusing = Receiver::answering(|_| Reply::Status(400));
+    let refusing = TestReceiver::answering(|_| ScriptedReply::Status(400));
     let nobody = {
-        let gone = Receiver::start();
+        let gone = TestReceiver::start();
         gone.url("")
     };
     for (url, dropped) in [(refusing.url(""), true), (nobody, false)] {
-        let receiver = Receiver::start();
+        let receiver = TestReceiver::start();
         let config = format!("[traces]\notlp_endpoint = \"{url}\"\n");
-        let mut server = Setup::config(config).start();
+        let mut server = ServerSetup::config(config).start();
         server.put_topic("orders");
         server.subscribe("orders", "billing", &receiver.url("/"), json!(null));
         for id in 0..20 {
@@ -425,9 +425,9 @@ fn a_collector_that_is_away_or_refuses_harms_no_delivery_and_drops_are_counted()
 
 #[test]
 fn variables_of_opentelemetry_are_heeded() {
-    let collector = Receiver::start();
-    let receiver = Receiver::start();
-    let server = Setup::default()
+    let collector = TestReceiver::start();
+    let receiver = TestReceiver::start();
+    let server = ServerSetup::default()
         .with("OTEL_EXPORTER_OTLP_ENDPOINT", &collector.url("/base"))
         .with("OTEL_EXPORTER_OTLP_HEADERS", "x-key=hid%20den")
         .with("OTEL_EXPORTER_OTLP_PROTOCOL", "http/json")
@@ -489,14 +489,14 @@ fn opentelemetry_s_own_messages_read_what_is_exported() {
     let Some(directory) = installed() else { return };
     let collector = PythonCollector::start(&directory);
     for protocol in ["http/protobuf", "http/json"] {
-        let receiver = Receiver::start();
+        let receiver = TestReceiver::start();
         let config = format!(
             "[traces]\notlp_endpoint = \"http://127.0.0.1:{}\"\nprotocol = \"{protocol}\"\n\
              headers = {{ x-key = \"hidden\" }}\nservice_name = \"grid\"\n{}",
             collector.port,
             clouds(&receiver, ", max_events_per_batch = 10")
         );
-        let server = Setup::config(config).start();
+        let server = ServerSetup::config(config).start();
         let events = [cloud_event("1", Some(PARENT)), cloud_event("2", Some(OTHER))];
         publish_clouds(&server, &events, &[]);
         let mixed = context(&receiver.next());

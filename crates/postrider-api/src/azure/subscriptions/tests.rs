@@ -1,12 +1,12 @@
 mod conflict;
 mod fuzz;
 mod in_force;
-pub(crate) mod lab;
+pub(crate) mod test_server;
 mod model;
 mod replay;
 
-use lab::{GROUP, Got, Lab, web_hook};
 use serde_json::{Value, json};
+use test_server::{ApiTestServer, GROUP, TestAnswer, web_hook};
 
 const T1: &str = "/subscriptions/00000000-0000-0000-0000-000000000001/resourceGroups/rg1/providers/Microsoft.EventGrid/topics/t1";
 
@@ -20,7 +20,7 @@ fn none() -> Value {
 
 #[tokio::test]
 async fn one_object_in_two_spellings() {
-    let lab = Lab::new(false).await;
+    let lab = ApiTestServer::new(false).await;
     lab.topic("t1").await;
     let scope = extension(T1, "Sub");
     let made = lab
@@ -88,7 +88,7 @@ async fn one_object_in_two_spellings() {
 
 #[tokio::test]
 async fn default_types_of_groups_and_accounts() {
-    let lab = Lab::new(false).await;
+    let lab = ApiTestServer::new(false).await;
     let account = "/subscriptions/00000000-0000-0000-0000-000000000001";
     let expected: Vec<String> = ["Write", "Delete", "Action"]
         .iter()
@@ -103,7 +103,7 @@ async fn default_types_of_groups_and_accounts() {
                 .await
                 .expect(201)
         };
-        let types = |got: &Got| got.properties()["filter"]["includedEventTypes"].clone();
+        let types = |got: &TestAnswer| got.properties()["filter"]["includedEventTypes"].clone();
         assert_eq!(types(&put(none()).await), json!(expected), "{scope}");
         let got = lab.arm("GET", &path, None).await.expect(200);
         assert_eq!(types(&got), json!(expected), "{scope}");
@@ -128,7 +128,7 @@ async fn default_types_of_groups_and_accounts() {
 // `properties.topic` is in lower case except on system topics.
 #[tokio::test]
 async fn system_topics_keep_their_casing() {
-    let lab = Lab::new(false).await;
+    let lab = ApiTestServer::new(false).await;
     lab.topic("t1").await;
     lab.system_topic("sys").await;
     let system = format!("{GROUP}/providers/Microsoft.EventGrid/systemTopics/sys");
@@ -159,7 +159,7 @@ async fn system_topics_keep_their_casing() {
 // is removed.
 #[tokio::test]
 async fn a_put_keeps_the_delivery_schema_and_nothing_else() {
-    let lab = Lab::new(false).await;
+    let lab = ApiTestServer::new(false).await;
     lab.topic("t1").await;
     let path = extension(T1, "sub");
     let put = async |more: Value| {
@@ -196,7 +196,7 @@ async fn a_put_keeps_the_delivery_schema_and_nothing_else() {
 
 #[tokio::test]
 async fn webhooks_are_asked_first() {
-    let lab = Lab::new(true).await;
+    let lab = ApiTestServer::new(true).await;
     lab.topic("t1").await;
     let path = extension(T1, "sub");
     let put = async |hook: &str, label: &str| lab_put(&lab, &path, hook, label).await;
@@ -290,7 +290,7 @@ async fn webhooks_are_asked_first() {
     lab.arm("GET", &path, None).await.expect(404);
 }
 
-async fn lab_put(lab: &Lab, path: &str, hook: &str, label: &str) -> Got {
+async fn lab_put(lab: &ApiTestServer, path: &str, hook: &str, label: &str) -> TestAnswer {
     lab.arm("PUT", path, Some(web_hook(hook, json!({"labels": [label]}))))
         .await
         .expect(201)
@@ -298,7 +298,7 @@ async fn lab_put(lab: &Lab, path: &str, hook: &str, label: &str) -> Got {
 
 #[tokio::test]
 async fn what_it_hangs_on_must_be_there() {
-    let lab = Lab::new(false).await;
+    let lab = ApiTestServer::new(false).await;
     lab.topic("t1").await;
     lab.domain("open", true).await;
     lab.domain("shut", false).await;
@@ -360,7 +360,7 @@ async fn what_it_hangs_on_must_be_there() {
 
 #[tokio::test]
 async fn resources_of_other_providers() {
-    let lab = Lab::new(true).await;
+    let lab = ApiTestServer::new(true).await;
     let storage = format!("{GROUP}/providers/Microsoft.Storage/storageAccounts/devstoreaccount1");
     let path = extension(&storage, "sub");
     let made = lab
@@ -425,7 +425,7 @@ async fn resources_of_other_providers() {
 
 #[tokio::test]
 async fn lists() {
-    let lab = Lab::new(false).await;
+    let lab = ApiTestServer::new(false).await;
     lab.topic("t1").await;
     lab.topic("t2").await;
     lab.domain("dom", true).await;
@@ -569,7 +569,7 @@ async fn lists() {
 
 #[tokio::test]
 async fn refusals_change_nothing() {
-    let lab = Lab::new(false).await;
+    let lab = ApiTestServer::new(false).await;
     lab.topic("t1").await;
     let path = extension(T1, "sub");
     lab.arm(
@@ -670,7 +670,7 @@ async fn refusals_change_nothing() {
 
 #[tokio::test]
 async fn there_is_room_for_so_many() {
-    let lab = Lab::new(false).await;
+    let lab = ApiTestServer::new(false).await;
     lab.domain("dom", true).await;
     let domain = format!("{GROUP}/providers/Microsoft.EventGrid/domains/dom");
     for i in 0..50 {
@@ -701,7 +701,7 @@ async fn there_is_room_for_so_many() {
 
 #[tokio::test]
 async fn etags() {
-    let lab = Lab::new(true).await;
+    let lab = ApiTestServer::new(true).await;
     lab.topic("t1").await;
     let path = extension(T1, "sub");
     let body = |label: &str| Some(web_hook("/x", json!({"labels": [label]})));
@@ -745,7 +745,7 @@ async fn etags() {
 // label is lost.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn writers_with_etags_lose_nothing() {
-    let lab = Lab::new(false).await;
+    let lab = ApiTestServer::new(false).await;
     lab.topic("t1").await;
     let path = extension(T1, "sub");
     lab.arm("PUT", &path, Some(web_hook("/x", none())))

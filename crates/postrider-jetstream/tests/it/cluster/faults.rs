@@ -1,10 +1,10 @@
 //! Nodes and servers that fail silently.
 
-use super::crew::{LEASE, epochs, even, node, open, settings, shares, standing, until};
-use crate::nats::{PATIENCE, Servers};
+use super::test_nodes::{LEASE, epochs, even, node, open, settings, shares, standing, until};
+use crate::nats::{NatsProcesses, PATIENCE};
 use bytes::Bytes;
-use postrider_jetstream::Cluster;
-use postrider_jetstream::members::Standing;
+use postrider_jetstream::JetStreamCluster;
+use postrider_jetstream::membership::NodeStatus;
 use postrider_store::conformance::{WANT, at, claim_all, events, sub};
 use postrider_store::{Catalog, Error, EventLog};
 use std::collections::BTreeSet;
@@ -15,7 +15,9 @@ use tokio::time::Instant;
 // The node's heartbeats stop, but it still has all of its partitions and continues to write.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_node_that_falls_silent_is_replaced_and_its_writes_are_refused() {
-    let Some(servers) = Servers::one() else { return };
+    let Some(servers) = NatsProcesses::one() else {
+        return;
+    };
     let a = open(&servers, 4, 1).await;
     until(&a, "one has all", |known| even(known, &[1], 4)).await;
     let b = open(&servers, 4, 2).await;
@@ -36,7 +38,7 @@ async fn a_node_that_falls_silent_is_replaced_and_its_writes_are_refused() {
     assert!(a.log.append(events(&[("without a lease", &[1])])).await.is_err());
     assert!(a.log.claim(sub(1), at(0), WANT).await.is_err());
     until(&b, "two share", |known| {
-        standing(known, 1) == Some(Standing::Dead) && even(known, &[2, 3], 4)
+        standing(known, 1) == Some(NodeStatus::Dead) && even(known, &[2, 3], 4)
     })
     .await;
     let took = died.elapsed();
@@ -73,7 +75,9 @@ async fn a_node_that_falls_silent_is_replaced_and_its_writes_are_refused() {
 // then continues.
 #[test]
 fn a_node_that_stood_still_claims_nothing_when_it_wakes() {
-    let Some(servers) = Servers::one() else { return };
+    let Some(servers) = NatsProcesses::one() else {
+        return;
+    };
     let urls = settings(&servers, 4);
     let (ready, is_ready) = mpsc::channel();
     let (wake, woken) = mpsc::channel::<()>();
@@ -85,7 +89,7 @@ fn a_node_that_stood_still_claims_nothing_when_it_wakes() {
             .build()
             .unwrap();
         runtime.block_on(async move {
-            let a = Cluster::open(urls, node(1)).await.unwrap();
+            let a = JetStreamCluster::open(urls, node(1)).await.unwrap();
             until(&a, "two share", |known| even(known, &[1, 2], 4)).await;
             for n in 0..8 {
                 a.log.append(events(&[(&format!("{n}"), &[1])])).await.unwrap();
@@ -139,17 +143,19 @@ fn a_node_that_stood_still_claims_nothing_when_it_wakes() {
 // and no node may take anything.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_server_that_stands_still_stops_all_and_moves_nothing() {
-    let Some(servers) = Servers::one() else { return };
+    let Some(servers) = NatsProcesses::one() else {
+        return;
+    };
     let a = open(&servers, 4, 1).await;
     let b = open(&servers, 4, 2).await;
     for one in [&a, &b] {
         until(one, "two share", |known| even(known, &[1, 2], 4)).await;
     }
     let before = epochs(&a);
-    let mut steward = a.members.steward();
-    assert!(*steward.borrow() || *b.members.steward().borrow());
+    let mut steward = a.members.coordinator();
+    assert!(*steward.borrow() || *b.members.coordinator().borrow());
     if !*steward.borrow() {
-        steward = b.members.steward();
+        steward = b.members.coordinator();
     }
     servers.all[0].pause();
     tokio::time::timeout(PATIENCE, steward.wait_for(|steward| !*steward))
@@ -182,7 +188,9 @@ async fn a_server_that_stands_still_stops_all_and_moves_nothing() {
 // A later version of the program has changed something that this one cannot decode.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_node_that_cannot_read_the_catalogue_takes_nothing_in() {
-    let Some(servers) = Servers::one() else { return };
+    let Some(servers) = NatsProcesses::one() else {
+        return;
+    };
     let one = open(&servers, 1, 1).await;
     until(&one, "it serves", |known| even(known, &[1], 1)).await;
     one.log.append(events(&[("a", &[1])])).await.unwrap();
@@ -201,7 +209,7 @@ async fn a_node_that_cannot_read_the_catalogue_takes_nothing_in() {
 // Three servers with three replicas. One is suspended, then the leader of the bucket is killed.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_cluster_of_servers_carries_on_without_one() {
-    let Some(mut servers) = Servers::three() else {
+    let Some(mut servers) = NatsProcesses::three() else {
         return;
     };
     let a = open(&servers, 4, 1).await;
@@ -209,7 +217,7 @@ async fn a_cluster_of_servers_carries_on_without_one() {
     for one in [&a, &b] {
         until(one, "two share", |known| even(known, &[1, 2], 4)).await;
     }
-    let leader = |cluster: &Cluster| {
+    let leader = |cluster: &JetStreamCluster| {
         let health = cluster.health.clone();
         async move {
             let report = health.look().await;
@@ -293,7 +301,7 @@ async fn a_cluster_of_servers_carries_on_without_one() {
 }
 
 /// Publishes until this many requests have been accepted again, whatever is refused meanwhile.
-async fn publish(to: &Cluster, what: &str, accepted: &mut BTreeSet<String>) {
+async fn publish(to: &JetStreamCluster, what: &str, accepted: &mut BTreeSet<String>) {
     let publish = async {
         let mut count = 0;
         for n in 0.. {

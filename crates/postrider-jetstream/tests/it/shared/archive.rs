@@ -1,14 +1,14 @@
 //! The archive on several nodes.
 
-use crate::nats::Server;
+use crate::nats::NatsProcess;
 use crate::support::named;
 use async_trait::async_trait;
 use postrider_core::ids::SubscriptionId;
-use postrider_core::retry::Reason;
+use postrider_core::retry::GiveUpReason;
 use postrider_jetstream::archive::JetStreamArchive;
-use postrider_jetstream::connect::Connection;
-use postrider_store::conformance::{self, ArchiveSubject, at};
-use postrider_store::{Archive, BlobId, BlobRecord, Mark, ReplayJob, ReplayState};
+use postrider_jetstream::connection::NatsConnection;
+use postrider_store::conformance::{self, ArchiveUnderTest, at};
+use postrider_store::{Archive, BlobId, BlobRecord, DeadLetterMark, ReplayJob, ReplayState};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -19,21 +19,21 @@ fn me() -> u64 {
     NODES.fetch_add(1, Relaxed)
 }
 
-struct Subject {
-    nats: Server,
-    opened: Mutex<Option<Connection>>,
+struct JetStreamArchiveUnderTest {
+    nats: NatsProcess,
+    opened: Mutex<Option<NatsConnection>>,
     snapshot_bytes: u64,
 }
 
-impl Subject {
-    async fn opened(&self, connection: &Connection) -> Arc<dyn Archive> {
+impl JetStreamArchiveUnderTest {
+    async fn opened(&self, connection: &NatsConnection) -> Arc<dyn Archive> {
         let opened = JetStreamArchive::open_with(connection, me(), self.snapshot_bytes).await;
         Arc::new(opened.unwrap())
     }
 }
 
 #[async_trait]
-impl ArchiveSubject for Subject {
+impl ArchiveUnderTest for JetStreamArchiveUnderTest {
     async fn open(&self) -> Arc<dyn Archive> {
         let connection = named(self.nats.connect().await, &format!("a{}", me()));
         *self.opened.lock().unwrap() = Some(connection.clone());
@@ -51,8 +51,8 @@ impl ArchiveSubject for Subject {
 #[tokio::test(flavor = "multi_thread")]
 async fn keeps_the_archives_promise() {
     for snapshot_bytes in [1 << 30, 2_000] {
-        let Some(nats) = Server::start() else { return };
-        let subject = Subject {
+        let Some(nats) = NatsProcess::start() else { return };
+        let subject = JetStreamArchiveUnderTest {
             nats,
             opened: Mutex::default(),
             snapshot_bytes,
@@ -61,7 +61,7 @@ async fn keeps_the_archives_promise() {
     }
 }
 
-fn blob(marks: Vec<Mark>) -> BlobRecord {
+fn blob(marks: Vec<DeadLetterMark>) -> BlobRecord {
     BlobRecord {
         id: BlobId(0),
         subscription: SubscriptionId(1),
@@ -77,22 +77,22 @@ fn blob(marks: Vec<Mark>) -> BlobRecord {
     }
 }
 
-const LETTER: Mark = Mark {
-    reason: Reason::BadRequest,
+const LETTER: DeadLetterMark = DeadLetterMark {
+    reason: GiveUpReason::BadRequest,
     replays: 0,
     purged: false,
 };
 
 #[tokio::test(flavor = "multi_thread")]
 async fn marks_that_another_node_has_changed_are_not_overwritten() {
-    let Some(nats) = Server::start() else { return };
+    let Some(nats) = NatsProcess::start() else { return };
     let connection = nats.connect().await;
     let one = JetStreamArchive::open(&connection, me()).await.unwrap();
     let two = JetStreamArchive::open(&connection, me()).await.unwrap();
     let id = one.add(blob(vec![LETTER, LETTER])).await.unwrap();
     let was = [LETTER, LETTER];
-    let replayed = Mark { replays: 1, ..LETTER };
-    let purged = Mark {
+    let replayed = DeadLetterMark { replays: 1, ..LETTER };
+    let purged = DeadLetterMark {
         purged: true,
         ..LETTER
     };
@@ -125,7 +125,7 @@ fn job(id: u64) -> ReplayJob {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_replay_is_seen_and_stopped_by_other_nodes() {
-    let Some(nats) = Server::start() else { return };
+    let Some(nats) = NatsProcess::start() else { return };
     let connection = nats.connect().await;
     let one = JetStreamArchive::open(&connection, me()).await.unwrap();
     let two = JetStreamArchive::open(&connection, me()).await.unwrap();
@@ -137,9 +137,9 @@ async fn a_replay_is_seen_and_stopped_by_other_nodes() {
     one.put_job(job(id), None).await.unwrap();
     told(&two).await;
     assert_eq!(two.jobs().await.unwrap(), [job(id)]);
-    two.ask_to_cancel(id).await.unwrap();
+    two.request_cancel(id).await.unwrap();
     told(&one).await;
-    assert_eq!(one.to_cancel().await.unwrap(), [id]);
+    assert_eq!(one.cancel_requests().await.unwrap(), [id]);
     // A progress update of the replay does not end the request to stop it.
     one.put_job(
         ReplayJob {
@@ -150,7 +150,7 @@ async fn a_replay_is_seen_and_stopped_by_other_nodes() {
     )
     .await
     .unwrap();
-    assert_eq!(one.to_cancel().await.unwrap(), [id]);
+    assert_eq!(one.cancel_requests().await.unwrap(), [id]);
     let cancelled = ReplayJob {
         state: ReplayState::Cancelled,
         ..job(id)
@@ -162,7 +162,7 @@ async fn a_replay_is_seen_and_stopped_by_other_nodes() {
         jobs.is_some_and(|jobs| jobs.unwrap() == [cancelled.clone()])
     })
     .await;
-    assert_eq!(two.to_cancel().await.unwrap(), [0u64; 0]);
-    two.ask_to_cancel(id).await.unwrap();
-    assert_eq!(two.to_cancel().await.unwrap(), [0u64; 0], "it does not run");
+    assert_eq!(two.cancel_requests().await.unwrap(), [0u64; 0]);
+    two.request_cancel(id).await.unwrap();
+    assert_eq!(two.cancel_requests().await.unwrap(), [0u64; 0], "it does not run");
 }

@@ -1,15 +1,15 @@
 //! The catalog on several nodes.
 
-use super::line::Line;
-use crate::nats::Server;
+use super::proxy::InterruptibleProxy;
+use crate::nats::NatsProcess;
 use crate::support::named;
 use async_trait::async_trait;
 use postrider_core::ids::TopicId;
 use postrider_core::subscription::DomainTopic;
 use postrider_jetstream::catalog::JetStreamCatalog;
-use postrider_jetstream::connect::Connection;
-use postrider_store::conformance::{self, CatalogSubject, at, topic};
-use postrider_store::{Catalog, Change, Error, Follower, Loaded};
+use postrider_jetstream::connection::NatsConnection;
+use postrider_store::conformance::{self, CatalogUnderTest, at, topic};
+use postrider_store::{Catalog, CatalogChange, CatalogContent, CatalogFollower, Error};
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
@@ -22,13 +22,13 @@ fn me() -> u64 {
     NODES.fetch_add(1, Relaxed)
 }
 
-struct Subject {
-    nats: Server,
-    opened: Mutex<Option<Connection>>,
+struct JetStreamCatalogUnderTest {
+    nats: NatsProcess,
+    opened: Mutex<Option<NatsConnection>>,
 }
 
 #[async_trait]
-impl CatalogSubject for Subject {
+impl CatalogUnderTest for JetStreamCatalogUnderTest {
     async fn open(&self) -> Arc<dyn Catalog> {
         let connection = named(self.nats.connect().await, &format!("c{}", me()));
         *self.opened.lock().unwrap() = Some(connection.clone());
@@ -44,16 +44,16 @@ impl CatalogSubject for Subject {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn keeps_the_catalogues_promise() {
-    let Some(nats) = Server::start() else { return };
-    let subject = Subject {
+    let Some(nats) = NatsProcess::start() else { return };
+    let subject = JetStreamCatalogUnderTest {
         nats,
         opened: Mutex::default(),
     };
     conformance::catalog(&subject).await;
 }
 
-pub fn put(name: &str, created: i64) -> Change {
-    Change::PutDomainTopic(DomainTopic {
+pub fn put(name: &str, created: i64) -> CatalogChange {
+    CatalogChange::PutDomainTopic(DomainTopic {
         domain: TopicId(1),
         name: name.into(),
         automatic: true,
@@ -66,32 +66,32 @@ fn seconds(topic: &DomainTopic) -> i64 {
     (topic.created.nanos() - at(0).nanos()) / 1_000_000_000
 }
 
-pub fn created(loaded: &Loaded) -> BTreeMap<String, i64> {
+pub fn created(loaded: &CatalogContent) -> BTreeMap<String, i64> {
     let topics = loaded.domain_topics.iter();
     topics.map(|topic| (topic.name.clone(), seconds(topic))).collect()
 }
 
 /// Follower that records the changes it is told.
 #[derive(Default)]
-struct Told {
+struct RecordingFollower {
     state: Mutex<(u64, BTreeMap<String, i64>)>,
     changes: AtomicU64,
 }
 
 #[async_trait]
-impl Follower for Told {
-    async fn changed(&self, changes: Vec<Change>, sequence: u64) {
+impl CatalogFollower for RecordingFollower {
+    async fn changed(&self, changes: Vec<CatalogChange>, sequence: u64) {
         let mut state = self.state.lock().unwrap();
         let in_order = sequence >= state.0;
         state.0 = if in_order { sequence } else { u64::MAX };
         for change in changes {
             self.changes.fetch_add(1, Relaxed);
             match change {
-                Change::PutDomainTopic(topic) => {
+                CatalogChange::PutDomainTopic(topic) => {
                     let created = seconds(&topic);
                     state.1.insert(topic.name, created);
                 }
-                Change::DeleteDomainTopic(_, name) => {
+                CatalogChange::DeleteDomainTopic(_, name) => {
                     state.1.remove(&name);
                 }
                 _ => {}
@@ -101,29 +101,29 @@ impl Follower for Told {
 }
 
 /// A node of a test: a catalog with a follower.
-pub struct Node {
+pub struct FollowedCatalog {
     pub catalog: Arc<JetStreamCatalog>,
-    told: Arc<Told>,
+    told: Arc<RecordingFollower>,
     _following: JoinSet<()>,
 }
 
-impl Node {
-    async fn open(connection: &Connection, snapshot_bytes: u64) -> Node {
-        let opened = Node::try_open(connection, snapshot_bytes).await;
+impl FollowedCatalog {
+    async fn open(connection: &NatsConnection, snapshot_bytes: u64) -> FollowedCatalog {
+        let opened = FollowedCatalog::try_open(connection, snapshot_bytes).await;
         opened.expect("it opens")
     }
 
-    pub async fn try_open(connection: &Connection, snapshot_bytes: u64) -> Option<Node> {
+    pub async fn try_open(connection: &NatsConnection, snapshot_bytes: u64) -> Option<FollowedCatalog> {
         let catalog = JetStreamCatalog::open_with(connection, me(), snapshot_bytes)
             .await
             .ok()?;
         let catalog = Arc::new(catalog);
         catalog.load().await.unwrap();
-        let told = Arc::new(Told::default());
+        let told = Arc::new(RecordingFollower::default());
         let mut following = JoinSet::new();
         let (follow, follower) = (catalog.clone(), told.clone());
         following.spawn(async move { follow.follow(follower).await });
-        Some(Node {
+        Some(FollowedCatalog {
             catalog,
             told,
             _following: following,
@@ -138,7 +138,7 @@ impl Node {
     }
 
     /// Commits until the commit is not refused; returns the number of refusals.
-    async fn insist(&self, change: Change) -> usize {
+    async fn insist(&self, change: CatalogChange) -> usize {
         for refused in 0.. {
             match self.catalog.commit(vec![change.clone()]).await {
                 Ok(()) => return refused,
@@ -155,9 +155,9 @@ pub const LARGE: u64 = 1 << 30;
 // A node that is asked directly after another node's change must know of the change.
 #[tokio::test(flavor = "multi_thread")]
 async fn whoever_has_caught_up_knows_what_was_stored_before() {
-    let Some(nats) = Server::start() else { return };
-    let one = Node::open(&nats.connect().await, LARGE).await;
-    let other = Arc::new(Node::open(&nats.connect().await, LARGE).await);
+    let Some(nats) = NatsProcess::start() else { return };
+    let one = FollowedCatalog::open(&nats.connect().await, LARGE).await;
+    let other = Arc::new(FollowedCatalog::open(&nats.connect().await, LARGE).await);
     for commit in 0..100 {
         let name = format!("n{commit}");
         one.catalog.commit(vec![put(&name, commit)]).await.unwrap();
@@ -176,11 +176,11 @@ async fn whoever_has_caught_up_knows_what_was_stored_before() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn nodes_that_change_different_things_do_not_disturb_each_other() {
-    let Some(nats) = Server::start() else { return };
+    let Some(nats) = NatsProcess::start() else { return };
     let mut nodes = Vec::new();
     for _ in 0..3 {
         let connection = nats.connect().await;
-        nodes.push(Arc::new(Node::open(&connection, LARGE).await));
+        nodes.push(Arc::new(FollowedCatalog::open(&connection, LARGE).await));
     }
     let mut writing = JoinSet::new();
     for (n, node) in nodes.iter().enumerate() {
@@ -211,9 +211,9 @@ async fn nodes_that_change_different_things_do_not_disturb_each_other() {
 #[tokio::test(flavor = "multi_thread")]
 async fn of_two_who_change_the_same_one_is_refused_and_nothing_is_lost() {
     const ROUNDS: i64 = 60;
-    let Some(nats) = Server::start() else { return };
-    let one = Arc::new(Node::open(&nats.connect().await, LARGE).await);
-    let two = Arc::new(Node::open(&nats.connect().await, LARGE).await);
+    let Some(nats) = NatsProcess::start() else { return };
+    let one = Arc::new(FollowedCatalog::open(&nats.connect().await, LARGE).await);
+    let two = Arc::new(FollowedCatalog::open(&nats.connect().await, LARGE).await);
     let mut writing = JoinSet::new();
     for (node, own) in [(&one, 0), (&two, 1)] {
         let node = node.clone();
@@ -250,16 +250,16 @@ async fn of_two_who_change_the_same_one_is_refused_and_nothing_is_lost() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_name_is_given_once() {
-    let Some(nats) = Server::start() else { return };
-    let one = Node::open(&nats.connect().await, LARGE).await;
-    let two = Node::open(&nats.connect().await, LARGE).await;
+    let Some(nats) = NatsProcess::start() else { return };
+    let one = FollowedCatalog::open(&nats.connect().await, LARGE).await;
+    let two = FollowedCatalog::open(&nats.connect().await, LARGE).await;
     one.catalog
-        .commit(vec![Change::PutTopic(topic(1, "Orders"))])
+        .commit(vec![CatalogChange::PutTopic(topic(1, "Orders"))])
         .await
         .unwrap();
     // The change is applied there, but a client may have looked up the name before that.
     two.catalog.applied(one.catalog.sequence()).await.unwrap();
-    let change = || vec![Change::PutTopic(topic(2, "orders"))];
+    let change = || vec![CatalogChange::PutTopic(topic(2, "orders"))];
     let refused = two.catalog.commit(change()).await.unwrap_err();
     assert!(matches!(refused, Error::Conflict(_)), "{refused}");
     assert_eq!(
@@ -267,7 +267,7 @@ async fn a_name_is_given_once() {
         "the topic was changed by another node at the same time; try again"
     );
     one.catalog
-        .commit(vec![Change::DeleteTopic(TopicId(1))])
+        .commit(vec![CatalogChange::DeleteTopic(TopicId(1))])
         .await
         .unwrap();
     two.catalog.applied(one.catalog.sequence()).await.unwrap();
@@ -276,10 +276,10 @@ async fn a_name_is_given_once() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn the_log_is_purged_once_a_snapshot_holds_what_was_in_it() {
-    let Some(nats) = Server::start() else { return };
+    let Some(nats) = NatsProcess::start() else { return };
     let connection = nats.connect().await;
-    let one = Node::open(&connection, 20_000).await;
-    let two = Node::open(&nats.connect().await, 20_000).await;
+    let one = FollowedCatalog::open(&connection, 20_000).await;
+    let two = FollowedCatalog::open(&nats.connect().await, 20_000).await;
     let long = "x".repeat(500);
     let mut ids = Vec::new();
     for n in 0..200 {
@@ -293,7 +293,7 @@ async fn the_log_is_purged_once_a_snapshot_holds_what_was_in_it() {
     let state = stream.info().await.unwrap().state.clone();
     assert!(state.first_sequence > 50, "purged: {state:?}");
     assert!(state.messages < 150, "{state:?}");
-    let three = Node::open(&nats.connect().await, 20_000).await;
+    let three = FollowedCatalog::open(&nats.connect().await, 20_000).await;
     let expected = one.catalog.load().await.unwrap();
     assert_eq!(created(&expected).len(), 40);
     assert_eq!(three.catalog.load().await.unwrap(), expected);
@@ -304,11 +304,11 @@ async fn the_log_is_purged_once_a_snapshot_holds_what_was_in_it() {
 // A commit of several megabytes does not fit into a message.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_commit_may_be_longer_than_a_message() {
-    let Some(nats) = Server::start() else { return };
-    let one = Node::open(&nats.connect().await, 20_000).await;
-    let two = Node::open(&nats.connect().await, 20_000).await;
+    let Some(nats) = NatsProcess::start() else { return };
+    let one = FollowedCatalog::open(&nats.connect().await, 20_000).await;
+    let two = FollowedCatalog::open(&nats.connect().await, 20_000).await;
     let long = "y".repeat(10_000);
-    let changes: Vec<Change> = (0..300).map(|n| put(&format!("{long}{n}"), n)).collect();
+    let changes: Vec<CatalogChange> = (0..300).map(|n| put(&format!("{long}{n}"), n)).collect();
     let (large, small) = tokio::join!(
         one.catalog.commit(changes),
         two.catalog.commit(vec![put("small", 1)])
@@ -319,7 +319,7 @@ async fn a_commit_may_be_longer_than_a_message() {
     assert_eq!(two.told.changes.load(Relaxed), 300);
     let expected = one.catalog.load().await.unwrap();
     assert_eq!(expected.domain_topics.len(), 301);
-    let three = Node::open(&nats.connect().await, 20_000).await;
+    let three = FollowedCatalog::open(&nats.connect().await, 20_000).await;
     assert_eq!(three.catalog.load().await.unwrap(), expected);
 }
 
@@ -327,12 +327,14 @@ async fn a_commit_may_be_longer_than_a_message() {
 #[tokio::test(flavor = "multi_thread")]
 async fn every_acknowledged_commit_is_there_once_after_a_kill() {
     const COMMITS: i64 = 400;
-    let Some(mut nats) = Server::start() else { return };
+    let Some(mut nats) = NatsProcess::start() else {
+        return;
+    };
     let mut writing = JoinSet::new();
     let mut nodes = Vec::new();
     let done = Arc::new(AtomicU64::new(0));
     for _ in 0..2 {
-        let node = Node::open(&nats.connect().await, 30_000).await;
+        let node = FollowedCatalog::open(&nats.connect().await, 30_000).await;
         nodes.push(Arc::new(node));
     }
     for (n, node) in nodes.iter().enumerate() {
@@ -362,7 +364,7 @@ async fn every_acknowledged_commit_is_there_once_after_a_kill() {
     let mut stored: Vec<String> = writing.join_all().await.into_iter().flatten().collect();
     stored.sort();
     assert_eq!(stored.len(), COMMITS as usize * 2, "none was given up");
-    let fresh = Node::open(&nats.connect().await, LARGE).await;
+    let fresh = FollowedCatalog::open(&nats.connect().await, LARGE).await;
     let mut found: Vec<String> = created(&fresh.catalog.load().await.unwrap())
         .into_keys()
         .collect();
@@ -382,9 +384,9 @@ async fn every_acknowledged_commit_is_there_once_after_a_kill() {
 // A message was removed that no snapshot contains.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_hole_in_the_log_is_said() {
-    let Some(nats) = Server::start() else { return };
+    let Some(nats) = NatsProcess::start() else { return };
     let connection = nats.connect().await;
-    let one = Node::open(&connection, LARGE).await;
+    let one = FollowedCatalog::open(&connection, LARGE).await;
     for n in 0..5 {
         one.insist(put(&format!("n{n}"), n)).await;
     }
@@ -406,11 +408,11 @@ async fn a_hole_in_the_log_is_said() {
 // A node that is disconnected until the log is purged learns from the snapshot what has changed.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_node_that_was_away_is_told_what_has_become_of_the_catalogue() {
-    let Some(nats) = Server::start() else { return };
+    let Some(nats) = NatsProcess::start() else { return };
     let direct = nats.connect().await;
-    let one = Node::open(&direct, 5_000).await;
-    let line = Line::to(&nats).await;
-    let two = Node::open(&line.connect().await, 5_000).await;
+    let one = FollowedCatalog::open(&direct, 5_000).await;
+    let line = InterruptibleProxy::to(&nats).await;
+    let two = FollowedCatalog::open(&line.connect().await, 5_000).await;
     for n in 0..10 {
         one.insist(put(&format!("early{n}"), n)).await;
     }
@@ -419,7 +421,7 @@ async fn a_node_that_was_away_is_told_what_has_become_of_the_catalogue() {
     line.cut();
     for n in 0..300 {
         one.insist(put(&format!("late{}", n % 20), n)).await;
-        let gone = Change::DeleteDomainTopic(TopicId(1), format!("early{}", n % 10));
+        let gone = CatalogChange::DeleteDomainTopic(TopicId(1), format!("early{}", n % 10));
         one.insist(gone).await;
     }
     let mut stream = direct.js.get_stream("postrider-catalog").await.unwrap();

@@ -1,18 +1,18 @@
 //! The catalog on three servers, one of which dies.
 
-use super::catalog::{LARGE, Node, created, put};
-use crate::nats::{PATIENCE, Servers};
-use postrider_jetstream::Connection;
+use super::catalog::{FollowedCatalog, LARGE, created, put};
+use crate::nats::{NatsProcesses, PATIENCE};
+use postrider_jetstream::NatsConnection;
 use postrider_store::conformance;
 use postrider_store::{Catalog, Error};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use tokio::task::JoinSet;
 
-async fn open(connection: &Connection) -> Node {
+async fn open(connection: &NatsConnection) -> FollowedCatalog {
     let opening = async {
         loop {
-            if let Some(node) = Node::try_open(connection, LARGE).await {
+            if let Some(node) = FollowedCatalog::try_open(connection, LARGE).await {
                 return node;
             }
         }
@@ -24,7 +24,7 @@ async fn open(connection: &Connection) -> Node {
 #[tokio::test(flavor = "multi_thread")]
 async fn every_acknowledged_commit_is_there_once_after_the_leader_is_gone() {
     const COMMITS: i64 = 150;
-    let Some(mut servers) = Servers::three() else {
+    let Some(mut servers) = NatsProcesses::three() else {
         return;
     };
     let connection = servers.connect().await;

@@ -1,9 +1,10 @@
 use super::*;
-use crate::arm::GridId;
+use crate::arm::EventGridId;
 use crate::resources::{
-    FieldError, Limits, Road, SubscriptionContext, TopicContext, parse_subscription, patch_subscription,
+    FieldError, ResourceLimits, Road, SubscriptionContext, TopicContext, parse_subscription,
+    patch_subscription,
 };
-use postrider_core::event::Schema;
+use postrider_core::event::EventSchema;
 use postrider_core::ids::{SubscriptionId, TopicId};
 use postrider_core::profile::CLOUD_2021;
 use postrider_core::subscription::BatchDefaults;
@@ -21,16 +22,16 @@ fn read(
     previous: Option<&Subscription>,
     patch: bool,
 ) -> Result<Subscription, FieldError> {
-    let limits = Limits {
+    let limits = ResourceLimits {
         web_hook_https_only: true,
-        ..Limits::default()
+        ..ResourceLimits::default()
     };
     let context = SubscriptionContext {
         road: Road::Azure,
         name: "sub",
         topic: TopicContext {
             name: "T",
-            input_schema: Schema::EventGrid,
+            input_schema: EventSchema::EventGrid,
             mapping: None,
             default_types: types,
         },
@@ -41,7 +42,7 @@ fn read(
         shown: previous.map(settings),
     };
     let text = body.to_string();
-    let raw = Raw::parse(&text).unwrap();
+    let raw = RawJson::parse(&text).unwrap();
     let spec = match patch {
         true => patch_subscription(raw, &context)?,
         false => parse_subscription(raw, &context)?,
@@ -68,8 +69,8 @@ fn shown(subscription: &Subscription) -> Value {
     view(subscription, &Scope::Topic(grid()), TOPIC, false).body()
 }
 
-fn grid() -> GridId {
-    GridId {
+fn grid() -> EventGridId {
+    EventGridId {
         group: "G".into(),
         name: "T".into(),
     }
@@ -94,8 +95,8 @@ fn view<'a>(
     }
 }
 
-fn settings(subscription: &Subscription) -> ShownSettings {
-    ShownSettings::of(subscription, &CLOUD_2021, &BatchDefaults::default())
+fn settings(subscription: &Subscription) -> EffectiveSettings {
+    EffectiveSettings::of(subscription, &CLOUD_2021, &BatchDefaults::default())
 }
 
 // What the cloud answered to a PUT and to the GET behind it, from the recording of the az test suite.
@@ -144,7 +145,10 @@ fn the_recorded_subscription_of_the_cloud() {
         "retryPolicy": {"maxDeliveryAttempts": 30, "eventTimeToLiveInMinutes": 1440},
     }));
     let text = body.to_string();
-    assert_eq!(view.first_answer(Sent::of(Raw::parse(&text).unwrap())), first);
+    assert_eq!(
+        view.first_answer(SentMembers::of(RawJson::parse(&text).unwrap())),
+        first
+    );
 
     view.state = ProvisioningState::Succeeded;
     let read = resource(json!({
@@ -178,7 +182,7 @@ fn the_first_answer_has_what_was_sent_and_no_defaults_but_those_of_the_retry_pol
     let subscription = made(json!({"destination": hook("https://a/x")}));
     let scope = Scope::Topic(grid());
     let view = view(&subscription, &scope, TOPIC, false);
-    let first = &view.first_answer(Sent::default())["properties"];
+    let first = &view.first_answer(SentMembers::default())["properties"];
     let names: Vec<&String> = first.as_object().unwrap().keys().collect();
     let expected = [
         "destination",
@@ -190,7 +194,7 @@ fn the_first_answer_has_what_was_sent_and_no_defaults_but_those_of_the_retry_pol
     assert_eq!(names, expected);
     let retry = json!({"maxDeliveryAttempts": 30, "eventTimeToLiveInMinutes": 1440});
     assert_eq!(first["retryPolicy"], retry);
-    let sent = Sent {
+    let sent = SentMembers {
         delivery_schema: true,
         filter: true,
     };
@@ -208,7 +212,7 @@ fn the_first_answer_has_what_was_sent_and_no_defaults_but_those_of_the_retry_pol
 
     let check = |body: Value, expected: (bool, bool)| {
         let text = body.to_string();
-        let sent = Sent::of(Raw::parse(&text).unwrap());
+        let sent = SentMembers::of(RawJson::parse(&text).unwrap());
         assert_eq!((sent.delivery_schema, sent.filter), expected, "{text}");
     };
     check(json!({}), (false, false));
@@ -524,7 +528,7 @@ fn a_change_keeps_what_it_does_not_mention() {
         s.retry.attempts_max = Some(7)
     });
     check(json!({"eventDeliverySchema": "CloudEventSchemaV1_0"}), &|s| {
-        s.delivery_schema = Schema::CloudEvent
+        s.delivery_schema = EventSchema::CloudEvent
     });
     check(json!({"postrider": {"profile": "edge"}}), &|s| {
         s.profile = Some("edge".into())
@@ -571,7 +575,7 @@ fn a_change_keeps_what_it_does_not_mention() {
             {"endpointType": "StorageBlob", "properties": {"resourceId": STORAGE, "blobContainerName": "other"}}}}),
         &|s| {
             s.dead_letter.as_mut().unwrap().container = "other".into();
-            s.dead_letter_identity = Some(Identity {
+            s.dead_letter_identity = Some(ResourceIdentity {
                 kind: "SystemAssigned".into(),
                 user_assigned: None,
             });
@@ -661,13 +665,13 @@ fn active_directory_is_kept_or_taken_away_as_a_whole() {
 
 /// A subscription that another API made.
 fn made_by(road: Road, properties: &Value) -> Subscription {
-    let limits = Limits::default();
+    let limits = ResourceLimits::default();
     let context = SubscriptionContext {
         road,
         name: "sub",
         topic: TopicContext {
             name: "T",
-            input_schema: Schema::EventGrid,
+            input_schema: EventSchema::EventGrid,
             mapping: None,
             default_types: &[],
         },
@@ -678,7 +682,7 @@ fn made_by(road: Road, properties: &Value) -> Subscription {
         shown: None,
     };
     let text = json!({ "properties": properties }).to_string();
-    let spec = parse_subscription(Raw::parse(&text).unwrap(), &context).expect("it is well-formed");
+    let spec = parse_subscription(RawJson::parse(&text).unwrap(), &context).expect("it is well-formed");
     spec.into_subscription(SubscriptionId(1), TopicId(1), None, NOW)
 }
 

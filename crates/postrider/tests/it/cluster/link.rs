@@ -10,7 +10,7 @@ use tokio::task::JoinSet;
 
 /// State of a link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Weather {
+pub enum LinkState {
     Clear,
     /// Data is held back in both directions without an error, and arrives late if both sides still
     /// exist then.
@@ -23,41 +23,41 @@ pub enum Weather {
     Cut,
 }
 
-impl Weather {
+impl LinkState {
     fn passes_there(self) -> bool {
-        matches!(self, Weather::Clear | Weather::LostBack)
+        matches!(self, LinkState::Clear | LinkState::LostBack)
     }
 
     fn passes_back(self) -> bool {
-        matches!(self, Weather::Clear | Weather::LostThere)
+        matches!(self, LinkState::Clear | LinkState::LostThere)
     }
 }
 
 /// Runtime on which links run.
-pub struct Roads(Option<Runtime>);
+pub struct LinkRuntime(Option<Runtime>);
 
-impl Roads {
-    pub fn new() -> Roads {
+impl LinkRuntime {
+    pub fn new() -> LinkRuntime {
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(1)
             .enable_all()
             .build();
-        Roads(Some(runtime.expect("a runtime")))
+        LinkRuntime(Some(runtime.expect("a runtime")))
     }
 
     /// Opens a link to that address, on a free port.
-    pub fn link(&self, to: SocketAddr) -> Link {
+    pub fn link(&self, to: SocketAddr) -> CuttableLink {
         let runtime = self.0.as_ref().expect("it is there until it is dropped");
         let listener = runtime.block_on(TcpListener::bind("127.0.0.1:0"));
         let listener = listener.expect("a free port");
         let address = listener.local_addr().expect("it is bound");
-        let (weather, known) = watch::channel(Weather::Clear);
+        let (weather, known) = watch::channel(LinkState::Clear);
         runtime.spawn(accept(listener, to, known));
-        Link { address, weather }
+        CuttableLink { address, weather }
     }
 }
 
-impl Drop for Roads {
+impl Drop for LinkRuntime {
     fn drop(&mut self) {
         if let Some(runtime) = self.0.take() {
             runtime.shutdown_background();
@@ -66,18 +66,18 @@ impl Drop for Roads {
 }
 
 /// Dropping a link closes its connections.
-pub struct Link {
+pub struct CuttableLink {
     pub address: SocketAddr,
-    weather: watch::Sender<Weather>,
+    weather: watch::Sender<LinkState>,
 }
 
-impl Link {
-    pub fn set(&self, weather: Weather) {
+impl CuttableLink {
+    pub fn set(&self, weather: LinkState) {
         self.weather.send_replace(weather);
     }
 }
 
-async fn accept(listener: TcpListener, to: SocketAddr, weather: watch::Receiver<Weather>) {
+async fn accept(listener: TcpListener, to: SocketAddr, weather: watch::Receiver<LinkState>) {
     let mut end = weather.clone();
     let mut connections = JoinSet::new();
     loop {
@@ -96,21 +96,21 @@ async fn accept(listener: TcpListener, to: SocketAddr, weather: watch::Receiver<
     }
 }
 
-async fn connection(near: TcpStream, to: SocketAddr, weather: watch::Receiver<Weather>) {
+async fn connection(near: TcpStream, to: SocketAddr, weather: watch::Receiver<LinkState>) {
     // However the connection ends, the other side sees a reset.
     let _ = near.set_zero_linger();
     let _ = near.set_nodelay(true);
     let mut cut = weather.clone();
     tokio::select! {
         biased;
-        _ = cut.wait_for(|weather| *weather == Weather::Cut) => {}
+        _ = cut.wait_for(|weather| *weather == LinkState::Cut) => {}
         () = carry(near, to, weather) => {}
     }
 }
 
-async fn carry(near: TcpStream, to: SocketAddr, mut weather: watch::Receiver<Weather>) {
+async fn carry(near: TcpStream, to: SocketAddr, mut weather: watch::Receiver<LinkState>) {
     if weather
-        .wait_for(|weather| *weather == Weather::Clear)
+        .wait_for(|weather| *weather == LinkState::Clear)
         .await
         .is_err()
     {
@@ -124,16 +124,16 @@ async fn carry(near: TcpStream, to: SocketAddr, mut weather: watch::Receiver<Wea
     let (near_in, near_out) = near.into_split();
     let (far_in, far_out) = far.into_split();
     tokio::join!(
-        pass(near_in, far_out, weather.clone(), Weather::passes_there),
-        pass(far_in, near_out, weather, Weather::passes_back),
+        pass(near_in, far_out, weather.clone(), LinkState::passes_there),
+        pass(far_in, near_out, weather, LinkState::passes_back),
     );
 }
 
 async fn pass(
     mut from: OwnedReadHalf,
     mut to: OwnedWriteHalf,
-    mut weather: watch::Receiver<Weather>,
-    passes: fn(Weather) -> bool,
+    mut weather: watch::Receiver<LinkState>,
+    passes: fn(LinkState) -> bool,
 ) {
     let mut buffer = vec![0; 16 << 10];
     loop {

@@ -1,7 +1,7 @@
 //! NATS servers as processes, each in a directory of its own.
 
-use super::link::{Link, Roads, Weather};
-use crate::client::Connection;
+use super::link::{CuttableLink, LinkRuntime, LinkState};
+use crate::client::TestConnection;
 use crate::{ports, signals, wait};
 use serde_json::Value;
 use std::collections::BTreeMap;
@@ -40,7 +40,7 @@ fn addresses(count: usize) -> Vec<SocketAddr> {
 }
 
 /// A NATS server process, killed on drop.
-pub struct Nats {
+pub struct NatsServerProcess {
     program: PathBuf,
     directory: TempDir,
     pub client: SocketAddr,
@@ -50,14 +50,14 @@ pub struct Nats {
 
 /// A single NATS server, or a cluster of them.
 pub struct NatsServers {
-    pub servers: Vec<Nats>,
+    pub servers: Vec<NatsServerProcess>,
     /// Links from one server to another, which both may use once connected.
-    routes: BTreeMap<(usize, usize), Link>,
+    routes: BTreeMap<(usize, usize), CuttableLink>,
 }
 
 impl NatsServers {
     /// Starts `count` servers whose links to each other run on `roads`.
-    pub fn start(program: &Path, count: usize, roads: &Roads) -> NatsServers {
+    pub fn start(program: &Path, count: usize, roads: &LinkRuntime) -> NatsServers {
         let (clients, monitors, cluster) = (addresses(count), addresses(count), addresses(count));
         let mut routes = BTreeMap::new();
         for from in 0..count {
@@ -92,7 +92,7 @@ impl NatsServers {
                 );
             }
             std::fs::write(directory.path().join("server.conf"), text).expect("it can be written");
-            servers.push(Nats {
+            servers.push(NatsServerProcess {
                 program: program.to_owned(),
                 directory,
                 client: clients[n],
@@ -105,14 +105,17 @@ impl NatsServers {
         }
         let started = NatsServers { servers, routes };
         assert!(
-            wait::is_true_within(START_PATIENCE, || started.servers.iter().all(Nats::is_healthy)),
+            wait::is_true_within(START_PATIENCE, || started
+                .servers
+                .iter()
+                .all(NatsServerProcess::is_healthy)),
             "the NATS servers do not find each other"
         );
         started
     }
 
     /// Sets the state of the links between two servers, in both directions.
-    pub fn weather(&self, one: usize, other: usize, weather: Weather) {
+    pub fn weather(&self, one: usize, other: usize, weather: LinkState) {
         for ends in [(one, other), (other, one)] {
             self.routes[&ends].set(weather);
         }
@@ -120,12 +123,12 @@ impl NatsServers {
 
     /// Monitoring addresses for a configuration.
     pub fn monitor_urls(&self) -> Vec<String> {
-        let url = |server: &Nats| format!("http://{}", server.monitor);
+        let url = |server: &NatsServerProcess| format!("http://{}", server.monitor);
         self.servers.iter().map(url).collect()
     }
 }
 
-impl Nats {
+impl NatsServerProcess {
     /// Starts the server on its existing data, without waiting for it.
     pub fn start(&mut self) {
         assert!(self.running.is_none(), "it is running already");
@@ -174,7 +177,7 @@ impl Nats {
 
     /// Answer of the server's monitoring endpoint.
     pub fn ask(&self, path: &str) -> Option<Value> {
-        let mut connection = Connection::open_within(self.monitor, MONITOR_PATIENCE).ok()?;
+        let mut connection = TestConnection::open_within(self.monitor, MONITOR_PATIENCE).ok()?;
         // Answers without a length end with the connection, which this client does not support.
         let answer = connection.send("GET", path, &[], b"").ok()?;
         (answer.status == 200).then(|| serde_json::from_slice(&answer.body).ok())?
@@ -187,7 +190,7 @@ impl Nats {
     }
 }
 
-impl Drop for Nats {
+impl Drop for NatsServerProcess {
     fn drop(&mut self) {
         self.kill();
     }

@@ -1,8 +1,8 @@
 //! Faults: drawn at random, injected, and healed.
 
-use crate::cluster::Crew;
-use crate::cluster::link::Weather;
-use crate::durability::Chance;
+use crate::cluster::TestCluster;
+use crate::cluster::link::LinkState;
+use crate::durability::ReproducibleRandom;
 use std::time::Duration;
 
 /// A fault that lasts for a while.
@@ -16,14 +16,14 @@ pub enum Fault {
     RestartNode(usize),
     HoldNode(usize),
     /// Cuts a node off from all NATS servers.
-    CutNodeOff(usize, Weather),
-    CutNodeFromOne(usize, usize, Weather),
+    CutNodeOff(usize, LinkState),
+    CutNodeFromOne(usize, usize, LinkState),
     KillNats(usize),
     HoldNats(usize),
     /// Cuts a NATS server off from the others; nodes still reach it.
-    CutNatsOff(usize, Weather),
+    CutNatsOff(usize, LinkState),
     /// Cuts two NATS servers off from each other; both still reach the third.
-    CutNatsApart(usize, Weather),
+    CutNatsApart(usize, LinkState),
     /// Leaves no quorum until the servers are back.
     KillOtherNats(usize),
     HoldOtherNats(usize),
@@ -31,7 +31,7 @@ pub enum Fault {
     /// Kills a node and the NATS server beside it.
     LoseMachine(usize),
     /// Cuts a node and its NATS server off from everything else.
-    CutMachineOff(usize, Weather),
+    CutMachineOff(usize, LinkState),
 }
 
 const KINDS: [&str; 16] = [
@@ -58,22 +58,22 @@ fn others(one: usize) -> [usize; 2] {
 }
 
 /// Draws kinds of faults so that each occurs before any is repeated.
-pub struct Deck {
-    chance: Chance,
+pub struct FaultDraw {
+    chance: ReproducibleRandom,
     all: Vec<&'static str>,
     left: Vec<&'static str>,
 }
 
-impl Deck {
+impl FaultDraw {
     /// A deck of the kinds named in a comma-separated list; all kinds if it is empty.
-    pub fn new(seed: u64, names: &str) -> Deck {
+    pub fn new(seed: u64, names: &str) -> FaultDraw {
         let names: Vec<&str> = names.split(',').filter(|name| !name.is_empty()).collect();
         let unknown: Vec<_> = names.iter().filter(|name| !KINDS.contains(name)).collect();
         assert!(unknown.is_empty(), "{unknown:?} are none of {KINDS:?}");
         let mut all = KINDS.to_vec();
         all.retain(|kind| names.is_empty() || names.contains(kind));
-        Deck {
-            chance: Chance(seed),
+        FaultDraw {
+            chance: ReproducibleRandom(seed),
             all,
             left: Vec::new(),
         }
@@ -87,7 +87,12 @@ impl Deck {
             .left
             .swap_remove(self.chance.below(self.left.len() as u64) as usize);
         let (one, other) = (self.chance.below(3) as usize, self.chance.below(3) as usize);
-        let weathers = [Weather::Lost, Weather::Cut, Weather::LostThere, Weather::LostBack];
+        let weathers = [
+            LinkState::Lost,
+            LinkState::Cut,
+            LinkState::LostThere,
+            LinkState::LostBack,
+        ];
         let weather = weathers[self.chance.below(4) as usize];
         match kind {
             "KillNode" => Fault::KillNode(one),
@@ -121,7 +126,7 @@ impl Deck {
 }
 
 impl Fault {
-    pub fn begin(self, crew: &mut Crew) {
+    pub fn begin(self, crew: &mut TestCluster) {
         match self {
             Fault::KillNode(n) => kill_nodes(crew, &[n]),
             Fault::KillOtherNodes(n) => kill_nodes(crew, &others(n)),
@@ -169,7 +174,7 @@ impl Fault {
         }
     }
 
-    pub fn end(self, crew: &mut Crew) {
+    pub fn end(self, crew: &mut TestCluster) {
         match self {
             Fault::KillNode(_) | Fault::KillOtherNodes(_) | Fault::KillAllNodes | Fault::RestartNode(_) => {
                 start_nodes(crew);
@@ -179,8 +184,8 @@ impl Fault {
                     crew.nodes[n].go_on();
                 }
             }
-            Fault::CutNodeOff(n, _) => (0..3).for_each(|nats| crew.weather(n, nats, Weather::Clear)),
-            Fault::CutNodeFromOne(n, nats, _) => crew.weather(n, nats, Weather::Clear),
+            Fault::CutNodeOff(n, _) => (0..3).for_each(|nats| crew.weather(n, nats, LinkState::Clear)),
+            Fault::CutNodeFromOne(n, nats, _) => crew.weather(n, nats, LinkState::Clear),
             Fault::KillNats(_) | Fault::KillOtherNats(_) | Fault::KillAllNats => start_nats(crew),
             Fault::LoseMachine(_) => {
                 start_nats(crew);
@@ -194,16 +199,16 @@ impl Fault {
             }
             Fault::CutNatsOff(..) | Fault::CutNatsApart(..) | Fault::CutMachineOff(..) => {
                 for (one, other) in [(0, 1), (1, 2), (2, 0)] {
-                    crew.nats.weather(one, other, Weather::Clear);
-                    crew.weather(one, other, Weather::Clear);
-                    crew.weather(other, one, Weather::Clear);
+                    crew.nats.weather(one, other, LinkState::Clear);
+                    crew.weather(one, other, LinkState::Clear);
+                    crew.weather(other, one, LinkState::Clear);
                 }
             }
         }
     }
 }
 
-fn kill_nodes(crew: &mut Crew, nodes: &[usize]) {
+fn kill_nodes(crew: &mut TestCluster, nodes: &[usize]) {
     for n in nodes {
         if crew.nodes[*n].is_running() {
             crew.nodes[*n].kill();
@@ -211,13 +216,13 @@ fn kill_nodes(crew: &mut Crew, nodes: &[usize]) {
     }
 }
 
-fn kill_nats(crew: &mut Crew, servers: &[usize]) {
+fn kill_nats(crew: &mut TestCluster, servers: &[usize]) {
     for n in servers {
         crew.nats.servers[*n].kill();
     }
 }
 
-fn start_nats(crew: &mut Crew) {
+fn start_nats(crew: &mut TestCluster) {
     for server in &mut crew.nats.servers {
         if !server.is_running() {
             server.start();
@@ -226,7 +231,7 @@ fn start_nats(crew: &mut Crew) {
 }
 
 /// Starts the nodes that were killed.
-fn start_nodes(crew: &mut Crew) {
+fn start_nodes(crew: &mut TestCluster) {
     for node in &mut crew.nodes {
         if !node.is_running() {
             node.launch();
@@ -236,7 +241,7 @@ fn start_nodes(crew: &mut Crew) {
 
 /// Restarts nodes that have exited by themselves, as a service manager would. Returns their exit
 /// statuses.
-pub fn revive(crew: &mut Crew) -> Vec<String> {
+pub fn revive(crew: &mut TestCluster) -> Vec<String> {
     let mut ended = Vec::new();
     for (n, node) in crew.nodes.iter_mut().enumerate() {
         if node.status().is_some() {

@@ -7,15 +7,15 @@ use std::time::Duration;
 /// An event of one publish request. A publisher that was refused sends the event again as another
 /// try.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Sending {
+pub struct SentEvent {
     pub event: u64,
     pub tries: u32,
 }
 
 /// A publish request and its result. Times are since the run's start.
 #[derive(Clone, Debug)]
-pub struct Publish {
-    pub sendings: Vec<(Sending, Kind)>,
+pub struct PublishRecord {
+    pub sendings: Vec<(SentEvent, SentKind)>,
     pub node: usize,
     pub began: Duration,
     pub ended: Duration,
@@ -25,7 +25,7 @@ pub struct Publish {
 
 /// Kind of an event, which decides which subscriptions match it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Kind {
+pub enum SentKind {
     Plain,
     /// The only kind that the filtered subscription matches.
     Chosen,
@@ -33,39 +33,39 @@ pub enum Kind {
     Doomed,
 }
 
-impl Kind {
-    pub const ALL: [Kind; 3] = [Kind::Plain, Kind::Chosen, Kind::Doomed];
+impl SentKind {
+    pub const ALL: [SentKind; 3] = [SentKind::Plain, SentKind::Chosen, SentKind::Doomed];
 
     pub fn name(self) -> &'static str {
         match self {
-            Kind::Plain => "plain",
-            Kind::Chosen => "chosen",
-            Kind::Doomed => "doomed",
+            SentKind::Plain => "plain",
+            SentKind::Chosen => "chosen",
+            SentKind::Doomed => "doomed",
         }
     }
 }
 
 /// A subscription of the run.
 #[derive(Clone, Copy, Debug)]
-pub struct Wanted {
+pub struct ExpectedSubscription {
     pub name: &'static str,
     /// `None`: every kind.
-    pub only: Option<Kind>,
+    pub only: Option<SentKind>,
     /// Whether its events are delivered in the end; otherwise they become dead letters.
     pub arrives: bool,
 }
 
-impl Wanted {
-    fn wants(&self, kind: Kind) -> bool {
+impl ExpectedSubscription {
+    fn wants(&self, kind: SentKind) -> bool {
         self.only.is_none_or(|only| only == kind)
     }
 }
 
 /// An attempt as the receiver saw it.
 #[derive(Clone, Debug)]
-pub struct Attempt {
+pub struct ObservedAttempt {
     pub subscription: String,
-    pub sending: Sending,
+    pub sending: SentEvent,
     pub kind: String,
     /// Number of earlier attempts, from the request's header.
     pub count: u64,
@@ -78,7 +78,7 @@ pub struct Attempt {
 
 /// A period of the run with a fault.
 #[derive(Clone, Debug)]
-pub struct Trouble {
+pub struct FaultPeriod {
     pub what: String,
     pub began: Duration,
     pub healed: Duration,
@@ -86,8 +86,8 @@ pub struct Trouble {
 
 /// Effects of a fault, while it lasted and in its aftermath.
 #[derive(Debug)]
-pub struct Cost<'h> {
-    pub trouble: &'h Trouble,
+pub struct FaultCost<'h> {
+    pub trouble: &'h FaultPeriod,
     /// Longest time without an acknowledged request.
     pub unacknowledged: Duration,
     /// Longest delay of an attempt past its due time.
@@ -95,16 +95,16 @@ pub struct Cost<'h> {
 }
 
 #[derive(Clone, Debug, Default)]
-pub struct History {
-    pub publishes: Vec<Publish>,
-    pub attempts: Vec<Attempt>,
-    pub letters: Vec<(String, Sending)>,
-    pub troubles: Vec<Trouble>,
+pub struct RunHistory {
+    pub publishes: Vec<PublishRecord>,
+    pub attempts: Vec<ObservedAttempt>,
+    pub letters: Vec<(String, SentEvent)>,
+    pub troubles: Vec<FaultPeriod>,
 }
 
 /// Permitted behaviour, and how long faults have effects.
 #[derive(Clone, Copy, Debug)]
-pub struct Rules {
+pub struct HistoryRules {
     /// Waits after failed attempts; the last repeats.
     pub waits: &'static [Duration],
     /// How long after its end a fault can still have effects.
@@ -114,7 +114,7 @@ pub struct Rules {
 /// Precision of two processes' clocks and a timer.
 const EARLY_MAX: Duration = Duration::from_millis(10);
 
-impl Rules {
+impl HistoryRules {
     /// Wait before the attempt with this count.
     fn wait(&self, count: u64) -> Duration {
         let at = usize::try_from(count).unwrap_or(usize::MAX).min(self.waits.len());
@@ -124,7 +124,7 @@ impl Rules {
 
 /// Numbers of a valid run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Tally {
+pub struct HistoryTally {
     pub requests: usize,
     pub acknowledged: usize,
     pub attempts: usize,
@@ -145,11 +145,11 @@ pub struct Tally {
 /// outcome could not be recorded is repeated, and a dead letter may be written again.
 const TAKEOVERS_MAX: usize = 2;
 
-impl History {
+impl RunHistory {
     /// Acknowledged events that a subscription has not got yet.
-    pub fn missing(&self, wanted: &[Wanted]) -> Vec<(&'static str, Sending)> {
+    pub fn missing(&self, wanted: &[ExpectedSubscription]) -> Vec<(&'static str, SentEvent)> {
         let took = self.attempts.iter().filter(|attempt| attempt.took);
-        let took: BTreeSet<(&str, Sending)> = took
+        let took: BTreeSet<(&str, SentEvent)> = took
             .map(|attempt| (attempt.subscription.as_str(), attempt.sending))
             .chain(self.letters.iter().map(|(of, sending)| (of.as_str(), *sending)))
             .collect();
@@ -162,13 +162,17 @@ impl History {
         missing
     }
 
-    fn acknowledged(&self) -> impl Iterator<Item = (Sending, Kind)> {
+    fn acknowledged(&self) -> impl Iterator<Item = (SentEvent, SentKind)> {
         let publishes = self.publishes.iter().filter(|one| one.acknowledged);
         publishes.flat_map(|one| one.sendings.iter().copied())
     }
 
     /// Checks all rules; returns the violations.
-    pub fn audit(&self, wanted: &[Wanted], rules: Rules) -> Result<Tally, Vec<String>> {
+    pub fn audit(
+        &self,
+        wanted: &[ExpectedSubscription],
+        rules: HistoryRules,
+    ) -> Result<HistoryTally, Vec<String>> {
         let mut wrong = Vec::new();
         for (of, sending) in self.missing(wanted) {
             wrong.push(format!(
@@ -177,12 +181,12 @@ impl History {
             ));
         }
         self.strangers(wanted, &mut wrong);
-        let mut tally = Tally {
+        let mut tally = HistoryTally {
             requests: self.publishes.len(),
             acknowledged: self.acknowledged().count(),
             attempts: self.attempts.len(),
             letters: self.letters.len(),
-            ..Tally::default()
+            ..HistoryTally::default()
         };
         let distinct: BTreeSet<_> = self.letters.iter().collect();
         tally.letters_again = self.letters.len() - distinct.len();
@@ -202,8 +206,9 @@ impl History {
     }
 
     /// Effects of each fault on publishers and on deliveries.
-    pub fn costs(&self, rules: Rules) -> Vec<Cost<'_>> {
-        let mut acknowledged: Vec<&Publish> = self.publishes.iter().filter(|one| one.acknowledged).collect();
+    pub fn costs(&self, rules: HistoryRules) -> Vec<FaultCost<'_>> {
+        let mut acknowledged: Vec<&PublishRecord> =
+            self.publishes.iter().filter(|one| one.acknowledged).collect();
         acknowledged.sort_by_key(|one| one.ended);
         let late = self.lateness(&acknowledged, rules);
         let costs = self.troubles.iter().enumerate().map(|(n, trouble)| {
@@ -215,7 +220,7 @@ impl History {
                 .filter(|pair| within(pair[0].ended) || within(pair[1].ended))
                 .map(|pair| pair[1].ended - pair[0].ended);
             let late = late.iter().filter(|(at, _)| within(*at)).map(|(_, late)| *late);
-            Cost {
+            FaultCost {
                 trouble,
                 unacknowledged: gaps.max().unwrap_or_default(),
                 late: late.max().unwrap_or_default(),
@@ -225,11 +230,11 @@ impl History {
     }
 
     /// Start of each attempt, and its delay past the due time.
-    fn lateness(&self, acknowledged: &[&Publish], rules: Rules) -> Vec<(Duration, Duration)> {
+    fn lateness(&self, acknowledged: &[&PublishRecord], rules: HistoryRules) -> Vec<(Duration, Duration)> {
         let sendings = acknowledged
             .iter()
             .flat_map(|one| one.sendings.iter().map(|(sending, _)| (*sending, one.ended)));
-        let acknowledged: BTreeMap<Sending, Duration> = sendings.collect();
+        let acknowledged: BTreeMap<SentEvent, Duration> = sendings.collect();
         let mut late = Vec::new();
         for ((_, sending), attempts) in self.deliveries() {
             let mut ended: Option<(u64, Duration)> = None;
@@ -247,8 +252,8 @@ impl History {
     }
 
     /// Attempts by delivery, in the order in which they began.
-    fn deliveries(&self) -> BTreeMap<(&str, Sending), Vec<&Attempt>> {
-        let mut deliveries: BTreeMap<(&str, Sending), Vec<&Attempt>> = BTreeMap::new();
+    fn deliveries(&self) -> BTreeMap<(&str, SentEvent), Vec<&ObservedAttempt>> {
+        let mut deliveries: BTreeMap<(&str, SentEvent), Vec<&ObservedAttempt>> = BTreeMap::new();
         for attempt in &self.attempts {
             let key = (attempt.subscription.as_str(), attempt.sending);
             deliveries.entry(key).or_default().push(attempt);
@@ -260,11 +265,11 @@ impl History {
     }
 
     /// Reports events that arrived at the wrong subscription, or were never published.
-    fn strangers(&self, wanted: &[Wanted], wrong: &mut Vec<String>) {
+    fn strangers(&self, wanted: &[ExpectedSubscription], wrong: &mut Vec<String>) {
         let published = self.publishes.iter().flat_map(|one| &one.sendings);
-        let published: BTreeMap<Sending, Kind> = published.copied().collect();
+        let published: BTreeMap<SentEvent, SentKind> = published.copied().collect();
         for attempt in &self.attempts {
-            let Attempt {
+            let ObservedAttempt {
                 subscription,
                 sending,
                 kind,
@@ -293,17 +298,23 @@ impl History {
     }
 
     /// Checks the attempts of one delivery in order.
-    fn course(&self, attempts: &[&Attempt], rules: Rules, tally: &mut Tally, say: &mut impl FnMut(&str)) {
+    fn course(
+        &self,
+        attempts: &[&ObservedAttempt],
+        rules: HistoryRules,
+        tally: &mut HistoryTally,
+        say: &mut impl FnMut(&str),
+    ) {
         let mut arrived: Option<Duration> = None;
         // Earliest end of the attempts with this count.
         let mut ended: BTreeMap<u64, Duration> = BTreeMap::new();
-        let mut last: Option<&Attempt> = None;
+        let mut last: Option<&ObservedAttempt> = None;
         let counts: BTreeSet<u64> = attempts.iter().map(|attempt| attempt.count).collect();
         let beyond = attempts.len() - counts.len();
         tally.beyond += beyond;
         if let [first, .., last] = attempts {
             let meets =
-                |one: &&Trouble| one.began <= last.began && one.healed + rules.aftermath >= first.began;
+                |one: &&FaultPeriod| one.began <= last.began && one.healed + rules.aftermath >= first.began;
             let troubles = self.troubles.iter().filter(meets).count();
             if beyond > TAKEOVERS_MAX * troubles {
                 say("more attempts than the policy and the faults allow");
@@ -358,21 +369,21 @@ impl History {
         }
     }
 
-    fn published(&self, sending: Sending) -> Option<Duration> {
-        let of = |one: &&Publish| one.sendings.iter().any(|(known, _)| *known == sending);
+    fn published(&self, sending: SentEvent) -> Option<Duration> {
+        let of = |one: &&PublishRecord| one.sendings.iter().any(|(known, _)| *known == sending);
         self.publishes.iter().find(of).map(|one| one.began)
     }
 
     /// Whether there was a fault in this period, or just before.
     fn troubled(&self, from: Duration, to: Duration, aftermath: Duration) -> bool {
-        let meets = |one: &Trouble| one.began <= to && one.healed + aftermath >= from;
+        let meets = |one: &FaultPeriod| one.began <= to && one.healed + aftermath >= from;
         self.troubles.iter().any(meets)
     }
 
     /// Everything that is known about an event.
-    fn story(&self, sending: Sending) -> String {
+    fn story(&self, sending: SentEvent) -> String {
         let mut text = String::new();
-        let of = |one: &&Publish| one.sendings.iter().any(|(known, _)| known.event == sending.event);
+        let of = |one: &&PublishRecord| one.sendings.iter().any(|(known, _)| known.event == sending.event);
         for one in self.publishes.iter().filter(of) {
             let tries = one.sendings.first().map_or(0, |(sending, _)| sending.tries);
             let _ = writeln!(
@@ -396,38 +407,38 @@ impl History {
 mod tests {
     use super::*;
 
-    const WANTED: [Wanted; 3] = [
-        Wanted {
+    const WANTED: [ExpectedSubscription; 3] = [
+        ExpectedSubscription {
             name: "all",
             only: None,
             arrives: true,
         },
-        Wanted {
+        ExpectedSubscription {
             name: "chosen",
-            only: Some(Kind::Chosen),
+            only: Some(SentKind::Chosen),
             arrives: true,
         },
-        Wanted {
+        ExpectedSubscription {
             name: "doomed",
-            only: Some(Kind::Doomed),
+            only: Some(SentKind::Doomed),
             arrives: false,
         },
     ];
-    const RULES: Rules = Rules {
+    const RULES: HistoryRules = HistoryRules {
         waits: &[Duration::from_secs(1), Duration::from_secs(2)],
         aftermath: Duration::from_secs(5),
     };
 
-    fn sending(event: u64) -> Sending {
-        Sending { event, tries: 1 }
+    fn sending(event: u64) -> SentEvent {
+        SentEvent { event, tries: 1 }
     }
 
     fn at(seconds: u64) -> Duration {
         Duration::from_secs(seconds)
     }
 
-    fn publish(event: u64, kind: Kind, acknowledged: bool) -> Publish {
-        Publish {
+    fn publish(event: u64, kind: SentKind, acknowledged: bool) -> PublishRecord {
+        PublishRecord {
             sendings: vec![(sending(event), kind)],
             node: 0,
             began: at(10),
@@ -437,8 +448,8 @@ mod tests {
         }
     }
 
-    fn attempt(of: &str, event: u64, kind: Kind, count: u64, began: u64, took: bool) -> Attempt {
-        Attempt {
+    fn attempt(of: &str, event: u64, kind: SentKind, count: u64, began: u64, took: bool) -> ObservedAttempt {
+        ObservedAttempt {
             subscription: of.into(),
             sending: sending(event),
             kind: kind.name().into(),
@@ -452,21 +463,21 @@ mod tests {
 
     /// A valid history with a retry, a filter, a dead letter, and an event that was never answered
     /// 200.
-    fn good() -> History {
-        History {
+    fn good() -> RunHistory {
+        RunHistory {
             publishes: vec![
-                publish(1, Kind::Plain, true),
-                publish(2, Kind::Chosen, true),
-                publish(3, Kind::Doomed, true),
-                publish(4, Kind::Plain, false),
+                publish(1, SentKind::Plain, true),
+                publish(2, SentKind::Chosen, true),
+                publish(3, SentKind::Doomed, true),
+                publish(4, SentKind::Plain, false),
             ],
             attempts: vec![
-                attempt("all", 1, Kind::Plain, 0, 20, false),
-                attempt("all", 1, Kind::Plain, 1, 22, true),
-                attempt("all", 2, Kind::Chosen, 0, 20, true),
-                attempt("chosen", 2, Kind::Chosen, 0, 20, true),
-                attempt("all", 3, Kind::Doomed, 0, 20, true),
-                attempt("doomed", 3, Kind::Doomed, 0, 20, false),
+                attempt("all", 1, SentKind::Plain, 0, 20, false),
+                attempt("all", 1, SentKind::Plain, 1, 22, true),
+                attempt("all", 2, SentKind::Chosen, 0, 20, true),
+                attempt("chosen", 2, SentKind::Chosen, 0, 20, true),
+                attempt("all", 3, SentKind::Doomed, 0, 20, true),
+                attempt("doomed", 3, SentKind::Doomed, 0, 20, false),
             ],
             letters: vec![("doomed".into(), sending(3))],
             troubles: Vec::new(),
@@ -474,7 +485,7 @@ mod tests {
     }
 
     #[track_caller]
-    fn check(change: impl FnOnce(&mut History), found: &str) {
+    fn check(change: impl FnOnce(&mut RunHistory), found: &str) {
         let mut history = good();
         change(&mut history);
         let wrong = history.audit(&WANTED, RULES).expect_err(found);
@@ -493,9 +504,9 @@ mod tests {
         check(|h| h.letters.clear(), "lost");
         check(|h| h.attempts[2].whole = false, "damaged");
         check(|h| drop(h.attempts.remove(3)), "lost");
-        let stray = attempt("chosen", 1, Kind::Plain, 0, 20, true);
+        let stray = attempt("chosen", 1, SentKind::Plain, 0, 20, true);
         check(|h| h.attempts.push(stray), "does not match");
-        let unknown = attempt("all", 9, Kind::Plain, 0, 20, true);
+        let unknown = attempt("all", 9, SentKind::Plain, 0, 20, true);
         check(|h| h.attempts.push(unknown), "never published");
         check(
             |h| h.letters.push(("all".into(), sending(1))),
@@ -508,12 +519,12 @@ mod tests {
     #[test]
     fn attempts_beyond_the_policy_are_counted_and_bounded() {
         let mut history = good();
-        history.troubles.push(Trouble {
+        history.troubles.push(FaultPeriod {
             what: "somebody was killed".into(),
             began: at(20),
             healed: at(40),
         });
-        let more = (3..8).map(|n| attempt("all", 1, Kind::Plain, 2, 22 + n, true));
+        let more = (3..8).map(|n| attempt("all", 1, SentKind::Plain, 2, 22 + n, true));
         history.attempts.extend(more);
         let wrong = history.audit(&WANTED, RULES).expect_err("too many");
         assert!(
@@ -537,7 +548,7 @@ mod tests {
     #[test]
     fn a_fault_costs_what_waits_longest() {
         let mut history = good();
-        history.troubles.push(Trouble {
+        history.troubles.push(FaultPeriod {
             what: "somebody was killed".into(),
             began: at(10),
             healed: at(16),
@@ -558,9 +569,9 @@ mod tests {
 
     #[test]
     fn what_only_a_fault_may_cause_needs_one() {
-        let again = attempt("all", 2, Kind::Chosen, 1, 23, true);
-        let twice = attempt("all", 2, Kind::Chosen, 0, 20, true);
-        let recounted = attempt("all", 1, Kind::Plain, 0, 21, false);
+        let again = attempt("all", 2, SentKind::Chosen, 1, 23, true);
+        let twice = attempt("all", 2, SentKind::Chosen, 0, 20, true);
+        let recounted = attempt("all", 1, SentKind::Plain, 0, 21, false);
         for (more, found) in [
             (again, "delivered again"),
             (twice, "two attempts at once"),
@@ -573,7 +584,7 @@ mod tests {
                 wrong.iter().any(|one| one.starts_with(found)),
                 "{found}: {wrong:?}"
             );
-            history.troubles.push(Trouble {
+            history.troubles.push(FaultPeriod {
                 what: "somebody was killed".into(),
                 began: at(12),
                 healed: at(16),

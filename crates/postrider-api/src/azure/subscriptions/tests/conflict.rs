@@ -1,27 +1,27 @@
 //! Conflicts: another node changed the same resource at the same time.
 
-use super::lab::{Lab, web_hook};
+use super::test_server::{ApiTestServer, web_hook};
 use super::{T1, extension};
 use async_trait::async_trait;
 use postrider_store::memory::MemoryCatalog;
-use postrider_store::{Catalog, Change, Error, Loaded};
+use postrider_store::{Catalog, CatalogChange, CatalogContent, Error};
 use serde_json::json;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 /// A catalog that refuses commits while `refuses` is set.
 #[derive(Default)]
-struct Contended {
+struct ContendedCatalog {
     inner: MemoryCatalog,
     refuses: AtomicBool,
 }
 
 #[async_trait]
-impl Catalog for Contended {
-    async fn load(&self) -> Result<Loaded, Error> {
+impl Catalog for ContendedCatalog {
+    async fn load(&self) -> Result<CatalogContent, Error> {
         self.inner.load().await
     }
-    async fn commit(&self, changes: Vec<Change>) -> Result<(), Error> {
+    async fn commit(&self, changes: Vec<CatalogChange>) -> Result<(), Error> {
         match self.refuses.load(Relaxed) {
             true => Err(Error::Conflict("the subscription".into())),
             false => self.inner.commit(changes).await,
@@ -34,8 +34,8 @@ impl Catalog for Contended {
 
 #[tokio::test]
 async fn whoever_is_refused_is_told_to_try_again_shortly() {
-    let catalog = Arc::new(Contended::default());
-    let lab = Lab::on(catalog.clone(), false, |_| {}).await;
+    let catalog = Arc::new(ContendedCatalog::default());
+    let lab = ApiTestServer::on(catalog.clone(), false, |_| {}).await;
     lab.topic("t1").await;
     let sub = extension(T1, "sub");
     let body = || Some(web_hook("/x", json!({})));
@@ -79,7 +79,7 @@ async fn whoever_is_refused_is_told_to_try_again_shortly() {
         assert!(text.contains(sentence), "{road}: {text}");
     }
     assert!(
-        lab.server.engine.catalogue_trouble().is_none(),
+        lab.server.engine.catalog_trouble().is_none(),
         "nothing is wrong with the catalogue"
     );
     catalog.refuses.store(false, Relaxed);

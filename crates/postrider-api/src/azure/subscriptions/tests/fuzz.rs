@@ -1,6 +1,6 @@
 //! Fuzzing: bodies of the specification in which some values are replaced by others.
 
-use super::lab::{GROUP, Lab, web_hook};
+use super::test_server::{ApiTestServer, GROUP, web_hook};
 use super::{T1, extension};
 use proptest::prelude::*;
 use serde_json::{Value, json};
@@ -97,7 +97,7 @@ proptest! {
         }
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         runtime.block_on(async {
-            let lab = Lab::new(false).await;
+            let lab = ApiTestServer::new(false).await;
             lab.topic("t1").await;
             let storage = format!("{GROUP}/providers/Microsoft.Storage/storageAccounts/devstoreaccount1");
             let path = extension(if on_storage { &storage } else { T1 }, "sub");

@@ -1,12 +1,12 @@
 //! Nodes of a cluster: a change is answered only when it is in force everywhere, and a node that
 //! cannot know what others have answered accepts no events.
 
-use super::lab::{Lab, web_hook};
+use super::test_server::{ApiTestServer, web_hook};
 use super::{T1, extension};
-use crate::cluster::{Cluster, ClusterView};
+use crate::cluster::{ClusterState, ClusterView};
 use async_trait::async_trait;
 use postrider_store::memory::MemoryCatalog;
-use postrider_store::{Catalog, Change, Error, Loaded};
+use postrider_store::{Catalog, CatalogChange, CatalogContent, Error};
 use serde_json::json;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -14,19 +14,19 @@ use std::time::Duration;
 
 /// A catalog whose node has lost its lease, or waits for another node in vain.
 #[derive(Default)]
-struct Apart {
+struct IsolatedNodeCatalog {
     inner: MemoryCatalog,
     lapsed: AtomicBool,
     waits: AtomicBool,
 }
 
 #[async_trait]
-impl Catalog for Apart {
-    async fn load(&self) -> Result<Loaded, Error> {
+impl Catalog for IsolatedNodeCatalog {
+    async fn load(&self) -> Result<CatalogContent, Error> {
         self.inner.load().await
     }
 
-    async fn commit(&self, changes: Vec<Change>) -> Result<(), Error> {
+    async fn commit(&self, changes: Vec<CatalogChange>) -> Result<(), Error> {
         self.inner.commit(changes).await
     }
 
@@ -46,16 +46,16 @@ impl Catalog for Apart {
     }
 }
 
-struct View;
+struct EmptyClusterView;
 
 #[async_trait]
-impl ClusterView for View {
-    fn now(&self) -> Cluster {
-        Cluster::default()
+impl ClusterView for EmptyClusterView {
+    fn now(&self) -> ClusterState {
+        ClusterState::default()
     }
 
-    async fn look(&self, _patience: Duration) -> Cluster {
-        Cluster::default()
+    async fn look(&self, _patience: Duration) -> ClusterState {
+        ClusterState::default()
     }
 
     async fn drain(&self, _id: &str, _draining: bool) -> Result<(), String> {
@@ -63,10 +63,10 @@ impl ClusterView for View {
     }
 }
 
-async fn node() -> (Arc<Apart>, Lab) {
-    let catalog = Arc::new(Apart::default());
-    let lab = Lab::on(catalog.clone(), false, |server| {
-        server.cluster = Some(Arc::new(View))
+async fn node() -> (Arc<IsolatedNodeCatalog>, ApiTestServer) {
+    let catalog = Arc::new(IsolatedNodeCatalog::default());
+    let lab = ApiTestServer::on(catalog.clone(), false, |server| {
+        server.cluster = Some(Arc::new(EmptyClusterView))
     })
     .await;
     lab.topic("t1").await;

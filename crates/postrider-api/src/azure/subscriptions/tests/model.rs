@@ -2,7 +2,7 @@
 //! that a simple model predicts.
 
 use super::extension;
-use super::lab::{GROUP, Lab, web_hook};
+use super::test_server::{ApiTestServer, GROUP, web_hook};
 use proptest::prelude::*;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
@@ -11,7 +11,7 @@ const TOPICS: [&str; 2] = ["t1", "t2"];
 const NAMES: [&str; 3] = ["one", "ONE", "two"];
 
 #[derive(Clone, Debug)]
-enum Step {
+enum ModelStep {
     /// Through the management API, nested or as an extension; the webhook agrees or refuses.
     Put {
         agrees: bool,
@@ -38,42 +38,44 @@ enum Step {
 }
 
 #[derive(Clone, Debug)]
-struct Act {
+struct ModelAction {
     topic: usize,
     name: usize,
     nested: bool,
-    step: Step,
+    step: ModelStep,
 }
 
 fn labels() -> impl Strategy<Value = Vec<u8>> {
     prop::collection::vec(0..4u8, 0..3)
 }
 
-fn acts() -> impl Strategy<Value = Act> {
+fn acts() -> impl Strategy<Value = ModelAction> {
     let attempts = || prop::option::of(1..=30u32);
     let prefix = || prop::option::of(0..3u8);
     let step = prop_oneof![
         4 => (prop::bool::weighted(0.8), labels(), attempts(), prefix())
-            .prop_map(|(agrees, labels, attempts, prefix)| Step::Put { agrees, labels, attempts, prefix }),
+            .prop_map(|(agrees, labels, attempts, prefix)| ModelStep::Put { agrees, labels, attempts, prefix }),
         3 => (prop::option::of(prop::bool::weighted(0.7)), prop::option::of(labels()), attempts(), prefix())
-            .prop_map(|(url, labels, attempts, prefix)| Step::Patch { url, labels, attempts, prefix }),
-        2 => Just(Step::Delete),
-        2 => (labels(), attempts()).prop_map(|(labels, attempts)| Step::EdgePut { labels, attempts }),
-        1 => Just(Step::EdgeDelete),
-        1 => Just(Step::Nonsense),
-        1 => Just(Step::Remake),
+            .prop_map(|(url, labels, attempts, prefix)| ModelStep::Patch { url, labels, attempts, prefix }),
+        2 => Just(ModelStep::Delete),
+        2 => (labels(), attempts()).prop_map(|(labels, attempts)| ModelStep::EdgePut { labels, attempts }),
+        1 => Just(ModelStep::EdgeDelete),
+        1 => Just(ModelStep::Nonsense),
+        1 => Just(ModelStep::Remake),
     ];
-    (0..TOPICS.len(), 0..NAMES.len(), any::<bool>(), step).prop_map(|(topic, name, nested, step)| Act {
-        topic,
-        name,
-        nested,
-        step,
+    (0..TOPICS.len(), 0..NAMES.len(), any::<bool>(), step).prop_map(|(topic, name, nested, step)| {
+        ModelAction {
+            topic,
+            name,
+            nested,
+            step,
+        }
     })
 }
 
 /// The model's state of a subscription.
 #[derive(Clone, Debug, PartialEq)]
-struct Known {
+struct PredictedSubscription {
     /// The round in which it was created.
     created: usize,
     /// In the casing of its creation.
@@ -84,14 +86,14 @@ struct Known {
     prefix: Option<String>,
 }
 
-type Model = BTreeMap<(usize, String), Known>;
+type SubscriptionModel = BTreeMap<(usize, String), PredictedSubscription>;
 
 fn words(labels: &[u8]) -> Vec<String> {
     labels.iter().map(|label| format!("l{label}")).collect()
 }
 
 /// Applies a step to the model. Returns the expected status.
-fn predict(model: &mut Model, act: &Act, round: usize) -> u16 {
+fn predict(model: &mut SubscriptionModel, act: &ModelAction, round: usize) -> u16 {
     let key = (act.topic, NAMES[act.name].to_lowercase());
     let before = model.get(&key).cloned();
     let name = before
@@ -100,14 +102,14 @@ fn predict(model: &mut Model, act: &Act, round: usize) -> u16 {
     let created = before.as_ref().map_or(round, |known| known.created);
     let prefix_of = |prefix: &Option<u8>| prefix.map(|prefix| format!("/p{prefix}"));
     match &act.step {
-        Step::Put {
+        ModelStep::Put {
             agrees,
             labels,
             attempts,
             prefix,
         } => {
             if *agrees {
-                let known = Known {
+                let known = PredictedSubscription {
                     created,
                     name,
                     path: hook(true, round),
@@ -119,7 +121,7 @@ fn predict(model: &mut Model, act: &Act, round: usize) -> u16 {
             }
             201
         }
-        Step::Patch {
+        ModelStep::Patch {
             url,
             labels,
             attempts,
@@ -143,12 +145,12 @@ fn predict(model: &mut Model, act: &Act, round: usize) -> u16 {
             }
             201
         }
-        Step::Delete => match model.remove(&key) {
+        ModelStep::Delete => match model.remove(&key) {
             Some(_) => 202,
             None => 204,
         },
-        Step::EdgePut { labels, attempts } => {
-            let known = Known {
+        ModelStep::EdgePut { labels, attempts } => {
+            let known = PredictedSubscription {
                 created,
                 name: NAMES[act.name].to_owned(),
                 path: hook(true, round),
@@ -159,12 +161,12 @@ fn predict(model: &mut Model, act: &Act, round: usize) -> u16 {
             model.insert(key, known);
             200
         }
-        Step::EdgeDelete => match model.remove(&key) {
+        ModelStep::EdgeDelete => match model.remove(&key) {
             Some(_) => 200,
             None => 404,
         },
-        Step::Nonsense => 400,
-        Step::Remake => {
+        ModelStep::Nonsense => 400,
+        ModelStep::Remake => {
             model.retain(|(topic, _), _| *topic != act.topic);
             200
         }
@@ -190,7 +192,7 @@ fn properties(labels: &[u8], attempts: Option<u32>, prefix: &Option<u8>) -> Valu
     more
 }
 
-async fn perform(lab: &Lab, act: &Act, round: usize) -> u16 {
+async fn perform(lab: &ApiTestServer, act: &ModelAction, round: usize) -> u16 {
     let topic = topic_path(act.topic);
     let name = NAMES[act.name];
     let path = match act.nested {
@@ -199,7 +201,7 @@ async fn perform(lab: &Lab, act: &Act, round: usize) -> u16 {
     };
     let edge = format!("/topics/{}/eventSubscriptions/{name}", TOPICS[act.topic]);
     let got = match &act.step {
-        Step::Put {
+        ModelStep::Put {
             agrees,
             labels,
             attempts,
@@ -208,7 +210,7 @@ async fn perform(lab: &Lab, act: &Act, round: usize) -> u16 {
             let body = web_hook(&hook(*agrees, round), properties(labels, *attempts, prefix));
             lab.arm("PUT", &path, Some(body)).await
         }
-        Step::Patch {
+        ModelStep::Patch {
             url,
             labels,
             attempts,
@@ -224,20 +226,20 @@ async fn perform(lab: &Lab, act: &Act, round: usize) -> u16 {
             }
             lab.arm("PATCH", &path, Some(body)).await
         }
-        Step::Delete => lab.arm("DELETE", &path, None).await,
-        Step::EdgePut { labels, attempts } => {
+        ModelStep::Delete => lab.arm("DELETE", &path, None).await,
+        ModelStep::EdgePut { labels, attempts } => {
             let body = web_hook(&hook(true, round), properties(labels, *attempts, &None));
             lab.edge("PUT", &edge, Some(body)).await
         }
-        Step::EdgeDelete => lab.edge("DELETE", &edge, None).await,
-        Step::Nonsense => {
+        ModelStep::EdgeDelete => lab.edge("DELETE", &edge, None).await,
+        ModelStep::Nonsense => {
             let body = web_hook(
                 "/yes",
                 json!({"filter": {"advancedFilters": [{"operatorType": "Like"}]}}),
             );
             lab.arm("PUT", &path, Some(body)).await
         }
-        Step::Remake => {
+        ModelStep::Remake => {
             lab.edge("DELETE", &format!("/topics/{}", TOPICS[act.topic]), None)
                 .await
                 .expect(200);
@@ -252,9 +254,9 @@ async fn perform(lab: &Lab, act: &Act, round: usize) -> u16 {
 }
 
 /// Both APIs show exactly what the model predicts.
-async fn compare(lab: &Lab, model: &Model) {
+async fn compare(lab: &ApiTestServer, model: &SubscriptionModel) {
     for (topic, topic_name) in TOPICS.iter().enumerate() {
-        let mut of_topic: Vec<&Known> = model
+        let mut of_topic: Vec<&PredictedSubscription> = model
             .iter()
             .filter(|((of, _), _)| *of == topic)
             .map(|(_, known)| known)
@@ -316,11 +318,11 @@ proptest! {
     fn both_views_end_where_the_model_does(acts in prop::collection::vec(acts(), 1..24)) {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         runtime.block_on(async {
-            let lab = Lab::new(true).await;
+            let lab = ApiTestServer::new(true).await;
             for topic in TOPICS {
                 lab.edge("PUT", &format!("/topics/{topic}"), Some(json!({}))).await.expect(200);
             }
-            let mut model = Model::new();
+            let mut model = SubscriptionModel::new();
             for (round, act) in acts.iter().enumerate() {
                 let expected = predict(&mut model, act, round);
                 let status = perform(&lab, act, round).await;

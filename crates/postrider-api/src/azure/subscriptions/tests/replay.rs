@@ -1,14 +1,14 @@
 //! Requests of real clients, and the examples of Azure's specification.
 
-use super::lab::{ACCOUNT, Lab};
+use super::test_server::{ACCOUNT, ApiTestServer};
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
 
 const RECORDED: &str = include_str!("../../../../../../tests/data/arm/subscription-requests.json");
 const EXAMPLES: &str = include_str!("../../../../../../tests/data/arm/subscription-examples-2022-06-15.json");
 
-async fn lab() -> Lab {
-    let lab = Lab::new(true).await;
+async fn lab() -> ApiTestServer {
+    let lab = ApiTestServer::new(true).await;
     for topic in ["t1", "mt1", "jt1"] {
         lab.topic(topic).await;
     }
@@ -193,7 +193,7 @@ async fn updates_of_az_keep_the_rest() {
 // Every example of the specification; none makes the server fail.
 #[tokio::test]
 async fn examples_of_the_specification() {
-    let lab = Lab::new(false).await;
+    let lab = ApiTestServer::new(false).await;
     for topic in ["exampletopic1", "exampletopic2"] {
         lab.topic(topic).await;
     }
