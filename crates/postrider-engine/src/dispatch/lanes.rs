@@ -5,13 +5,11 @@
 //! started, parked, woken and ended; it never touches deliveries.
 //!
 //! Invariants, all of them under one lock:
-//! 1. Work announced after a lane has read the epoch is never slept through: `park` with an
-//! outdated
+//! 1. Work announced after a lane has read the epoch is never slept through: `park` with an outdated
 //!    epoch returns at once.
 //! 2. A wake-up belongs to exactly one parked lane and is never lost or shared.
 //! 3. A lane that ends is uncounted in the same step, and its caller learns of work announced
-//! meanwhile:
-//!    `start_lane` is never refused on account of a lane that will not claim again.
+//!    meanwhile: `start_lane` is never refused on account of a lane that will not claim again.
 //! 4. A closed pool has no parked lanes and never gets one again: every lane ends.
 //!
 //! `tests/lane_model.rs` compiles this file against loom and checks them for every interleaving.
