@@ -3,12 +3,12 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use postrider_core::event::Schema;
+use postrider_core::event::EventSchema;
 use postrider_core::ids::{Secret, SubscriptionId, TopicId};
 use postrider_core::time::Timestamp;
 use postrider_wire::arm::{parse_path, parse_scope};
 use postrider_wire::resources::{
-    FieldError, Limits, Road, SubscriptionContext, TopicContext, parse_domain, parse_subscription,
+    FieldError, ResourceLimits, Road, SubscriptionContext, TopicContext, parse_domain, parse_subscription,
     parse_system_topic, parse_topic, patch_subscription, patch_topic, read_body,
 };
 
@@ -80,14 +80,14 @@ fn subscription(road: Road, bytes: &[u8]) {
     let Some(body) = judged(read_body(body)) else {
         return;
     };
-    let limits = Limits::default();
+    let limits = ResourceLimits::default();
     let now = Timestamp::from_secs(1_600_000_000);
     let mut context = SubscriptionContext {
         road,
         name: "billing",
         topic: TopicContext {
             name: "orders",
-            input_schema: Schema::EventGrid,
+            input_schema: EventSchema::EventGrid,
             mapping: None,
             default_types: &[],
         },

@@ -3,13 +3,13 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use postrider_core::envelope::Envelope;
-use postrider_core::event::Schema;
-use postrider_core::filter::{Filter, FilterBudget, FilterInput};
-use postrider_core::json::{Kind, Raw};
+use postrider_core::envelope::EventEnvelope;
+use postrider_core::event::EventSchema;
+use postrider_core::filter::{EventFilter, FilterBudget, FilterInput};
+use postrider_core::json::{JsonKind, RawJson};
 use postrider_core::time::Timestamp;
 use postrider_wire::resources::{
-    Limits, Road, SubscriptionContext, TopicContext, parse_subscription, read_body,
+    ResourceLimits, Road, SubscriptionContext, TopicContext, parse_subscription, read_body,
 };
 
 const BUDGET: u64 = 1 << 16;
@@ -28,9 +28,9 @@ fuzz_target!(|bytes: &[u8]| {
         return;
     };
     let schema = match choice % 3 {
-        0 => Schema::EventGrid,
-        1 => Schema::CloudEvent,
-        _ => Schema::Custom,
+        0 => EventSchema::EventGrid,
+        1 => EventSchema::CloudEvent,
+        _ => EventSchema::Custom,
     };
     let road = if choice & 0x80 == 0 {
         Road::Azure
@@ -40,13 +40,13 @@ fuzz_target!(|bytes: &[u8]| {
     let Some(filter) = read_filter(filter, road, schema) else {
         return;
     };
-    let Ok(object) = Raw::parse(event) else {
+    let Ok(object) = RawJson::parse(event) else {
         return;
     };
-    if object.kind() != Kind::Object {
+    if object.kind() != JsonKind::Object {
         return;
     }
-    let envelope = Envelope::read(schema, object, None);
+    let envelope = EventEnvelope::read(schema, object, None);
     let mut unlimited = FilterInput::new(&envelope, "orders", FilterBudget::UNLIMITED);
     let mismatch = filter
         .first_mismatch(&mut unlimited)
@@ -61,11 +61,11 @@ fuzz_target!(|bytes: &[u8]| {
     }
 });
 
-fn read_filter(filter: &str, road: Road, schema: Schema) -> Option<Filter> {
+fn read_filter(filter: &str, road: Road, schema: EventSchema) -> Option<EventFilter> {
     let body = format!(
         r#"{{"properties":{{"destination":{{"endpointType":"WebHook","properties":{{"endpointUrl":"https://example.com/"}}}},"filter":{filter}}}}}"#
     );
-    let limits = Limits::default();
+    let limits = ResourceLimits::default();
     let context = SubscriptionContext {
         road,
         name: "billing",

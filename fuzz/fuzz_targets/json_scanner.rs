@@ -3,7 +3,7 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use postrider_core::json::{Raw, write_string};
+use postrider_core::json::{RawJson, write_string};
 use serde_json::value::RawValue;
 
 /// Far below the scanner's bound on nesting, which serde_json's raw values do not share.
@@ -13,7 +13,7 @@ fuzz_target!(|bytes: &[u8]| {
     let Ok(text) = std::str::from_utf8(bytes) else {
         return;
     };
-    let ours = Raw::parse(text);
+    let ours = RawJson::parse(text);
     if text.bytes().filter(|b| matches!(b, b'[' | b'{')).count() <= BRACKETS_MAX {
         let theirs = serde_json::from_str::<&RawValue>(text.trim_matches([' ', '\n', '\r', '\t']));
         assert_eq!(ours.is_ok(), theirs.is_ok(), "{text:?}");
@@ -24,7 +24,7 @@ fuzz_target!(|bytes: &[u8]| {
 });
 
 /// Reads every member, element and leaf.
-fn walk(raw: Raw<'_>) {
+fn walk(raw: RawJson<'_>) {
     for member in raw.members() {
         walk(member.value);
     }
@@ -41,7 +41,7 @@ fn walk(raw: Raw<'_>) {
         let mut written = Vec::new();
         write_string(&text, &mut written);
         let written = std::str::from_utf8(&written).expect("strings are written as UTF-8");
-        let again = Raw::parse(written).expect("a written string can be read");
+        let again = RawJson::parse(written).expect("a written string can be read");
         assert_eq!(again.as_str().as_deref(), Some(&*text));
     }
 }

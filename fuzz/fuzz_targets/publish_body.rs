@@ -4,8 +4,8 @@
 
 use bytes::Bytes;
 use libfuzzer_sys::fuzz_target;
-use postrider_core::event::Schema;
-use postrider_wire::publish::{Head, Limits, Road, Rules, parse};
+use postrider_core::event::EventSchema;
+use postrider_wire::publish::{EventRules, PublishApi, PublishHeaders, PublishLimits, parse};
 
 const CONTENT_TYPES: [Option<&str>; 5] = [
     None,
@@ -14,7 +14,7 @@ const CONTENT_TYPES: [Option<&str>; 5] = [
     Some("application/cloudevents-batch+json"),
     Some("text/plain"),
 ];
-const LIMITS: Limits = Limits {
+const LIMITS: PublishLimits = PublishLimits {
     request_bytes: 64 << 10,
     event_bytes: 16 << 10,
     events_max: 50,
@@ -24,12 +24,16 @@ fuzz_target!(|bytes: &[u8]| {
     let Some((&[choice, headers], body)) = bytes.split_first_chunk::<2>() else {
         return;
     };
-    let rules = Rules {
-        road: if choice & 1 == 0 { Road::Cloud } else { Road::Edge },
+    let rules = EventRules {
+        road: if choice & 1 == 0 {
+            PublishApi::Cloud
+        } else {
+            PublishApi::Edge
+        },
         schema: match (choice >> 1) % 3 {
-            0 => Schema::EventGrid,
-            1 => Schema::CloudEvent,
-            _ => Schema::Custom,
+            0 => EventSchema::EventGrid,
+            1 => EventSchema::CloudEvent,
+            _ => EventSchema::Custom,
         },
         mapping: None,
         topic_id: "/subscriptions/s/resourceGroups/g/providers/Microsoft.EventGrid/topics/t",
@@ -53,7 +57,7 @@ fuzz_target!(|bytes: &[u8]| {
         .filter(|(bit, _)| headers >> bit & 1 == 1)
         .map(|(_, name)| (*name, if *name == "ce-specversion" { "1.0" } else { value }))
         .collect();
-    let head = Head {
+    let head = PublishHeaders {
         content_type: CONTENT_TYPES[usize::from(choice >> 3) % CONTENT_TYPES.len()],
         ce_headers: &ce_headers,
     };

@@ -5,7 +5,7 @@
 use bytes::Bytes;
 use libfuzzer_sys::fuzz_target;
 use postrider_core::time::{Clock, Sleep, Timestamp};
-use postrider_engine::deliver::{Request, Transport};
+use postrider_engine::deliver::{DeliveryRequest, DeliveryTransport};
 use postrider_transport::{Config, HttpTransport};
 use std::cell::RefCell;
 use std::sync::Arc;
@@ -59,7 +59,7 @@ impl Bench {
         let transport = Arc::new(
             HttpTransport::new(Config::default(), self.clock.clone()).expect("the defaults are good"),
         );
-        let request = Request {
+        let request = DeliveryRequest {
             method: http::Method::POST,
             url: Arc::new(format!("http://127.0.0.1:{port}/").parse().expect("a URL")),
             headers: Arc::default(),

@@ -6,9 +6,9 @@ use bytes::Bytes;
 use libfuzzer_sys::fuzz_target;
 use postrider_core::probation::EndpointDelay;
 use postrider_core::subscription::{DomainTopic, Subscription, Topic};
-use postrider_embedded::record::{Header, Progress};
-use postrider_store::record::batch::{Reader, decode_batch, encode_batch_head};
-use postrider_store::record::{Record, decode_marks, encode_marks};
+use postrider_embedded::record::{RecordHeader, SubscriptionProgress};
+use postrider_store::record::batch::{VarintReader, decode_batch, encode_batch_head};
+use postrider_store::record::{StoredRecord, decode_marks, encode_marks};
 use postrider_store::{BlobRecord, Handshake, ReplayJob};
 use std::fmt::Debug;
 
@@ -26,7 +26,7 @@ fuzz_target!(|bytes: &[u8]| {
         6 => survives::<ReplayJob>(stored),
         7 => batch(stored),
         8 => {
-            if let Some(header) = Header::decode(stored) {
+            if let Some(header) = RecordHeader::decode(stored) {
                 assert_eq!(header.encode(), stored[..header.encode().len()]);
             }
             let marks = decode_marks(stored);
@@ -36,7 +36,7 @@ fuzz_target!(|bytes: &[u8]| {
     }
 });
 
-fn survives<R: Record + PartialEq + Debug>(stored: &[u8]) {
+fn survives<R: StoredRecord + PartialEq + Debug>(stored: &[u8]) {
     if let Ok(record) = R::decode(stored) {
         assert_eq!(R::decode(&record.encode()).as_ref(), Ok(&record));
     }
@@ -55,10 +55,13 @@ fn batch(stored: &[u8]) {
 }
 
 fn progress(stored: &[u8]) {
-    let mut reader = Reader::new(stored);
-    while let Some((of, progress)) = Progress::decode(&mut reader) {
+    let mut reader = VarintReader::new(stored);
+    while let Some((of, progress)) = SubscriptionProgress::decode(&mut reader) {
         let mut written = Vec::new();
         progress.encode(of, &mut written);
-        assert_eq!(Progress::decode(&mut Reader::new(&written)), Some((of, progress)));
+        assert_eq!(
+            SubscriptionProgress::decode(&mut VarintReader::new(&written)),
+            Some((of, progress))
+        );
     }
 }
