@@ -61,11 +61,11 @@ const EDGES: &[(&str, &[&str])] = &[
 
 const CARGO_DENY: &str = "0.20";
 const CARGO_FUZZ: &str = "0.13";
-/// Inputs that each fuzz target tries in a usual run, besides its corpus. A number instead of a
-/// time, so that a busy machine tries as many.
-const FUZZ_RUNS_USUAL: &str = "-runs=100000";
+/// A usual run tries a fixed number of inputs from a fixed seed, besides the corpus: the same ones
+/// however busy the machine is. New findings are the nightly run's business.
+const FUZZ_USUAL: &[&str] = &["-runs=100000", "-seed=1"];
 /// Seconds that each fuzz target runs at night.
-const FUZZ_TIME_LONG: &str = "-max_total_time=600";
+const FUZZ_LONG: &[&str] = &["-max_total_time=600"];
 
 fn main() -> ExitCode {
     let task = std::env::args().nth(1).unwrap_or_default();
@@ -180,7 +180,7 @@ fn tool(name: &str, version: &str) -> Result<PathBuf> {
 ///
 /// The coverage instrumentation needs compiler flags that stable toolchains offer only with
 /// `RUSTC_BOOTSTRAP`. New inputs go to a corpus under `target`, so that the committed seeds stay
-/// few and readable.
+/// few and readable; only nightly runs begin with what earlier ones found.
 fn fuzz(runs: Runs) -> Result<()> {
     let program = tool("cargo-fuzz", CARGO_FUZZ)?;
     let command = |verb: &str| {
@@ -191,20 +191,25 @@ fn fuzz(runs: Runs) -> Result<()> {
         command
     };
     run(&mut command("build"))?;
-    let bound = match runs {
-        Runs::Usual => FUZZ_RUNS_USUAL,
-        Runs::Long => FUZZ_TIME_LONG,
+    let (bounds, grown) = match runs {
+        Runs::Usual => (FUZZ_USUAL, root().join("target/fuzz-corpus/usual")),
+        Runs::Long => (FUZZ_LONG, root().join("target/fuzz-corpus/nightly")),
     };
+    if runs == Runs::Usual && grown.exists() {
+        std::fs::remove_dir_all(&grown)?;
+    }
     for target in fuzz_targets()? {
         println!("-- {target}");
-        let grown = root().join("target/fuzz-corpus").join(&target);
+        let grown = grown.join(&target);
         std::fs::create_dir_all(&grown)?;
         let mut fuzzing = command("run");
         fuzzing
             .arg(&target)
             .arg(&grown)
             .arg(root().join("fuzz/corpus").join(&target))
-            .args(["--", bound, "-verbosity=0", "-timeout=60", "-rss_limit_mb=2048"]);
+            .arg("--")
+            .args(bounds)
+            .args(["-verbosity=0", "-timeout=60", "-rss_limit_mb=2048"]);
         let output = fuzzing
             .current_dir(root())
             .output()

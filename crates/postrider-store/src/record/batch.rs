@@ -181,7 +181,8 @@ pub fn decode_batch(payload: &Bytes) -> Option<PublishedBatch> {
             }
             let at = start.checked_add(reader.small()?)?;
             let len = reader.small()?;
-            (at.checked_add(len)? <= end).then_some(ByteSpan { start: at, len })
+            // An empty span is written as an absent one.
+            (len > 0 && at.checked_add(len)? <= end).then_some(ByteSpan { start: at, len })
         };
         events.push(EventRef {
             object: ByteSpan { start, len },
@@ -275,6 +276,20 @@ mod tests {
         let mut out = encode_batch_head(batch);
         out.extend_from_slice(&batch.body);
         out.into()
+    }
+
+    #[test]
+    fn a_span_that_is_present_and_empty_is_damage() {
+        // Version, topic, schema, received, publisher, trace, one set of one subscription, one event.
+        let head = [1, 1, 0, 5, 0, 0, 1, 1, 3, 1, 1, 8, 0];
+        let body = b"[{\"a\":1}]";
+        let with = |flags: &[u8]| {
+            let payload = [&head[..], flags, &[9], body].concat();
+            decode_batch(&Bytes::from(payload))
+        };
+        assert!(with(&[7]).is_some());
+        // Flag 8 announces a data version: at offset 8, with a length of 0.
+        assert_eq!(with(&[7 | 8, 8, 0]), None);
     }
 
     proptest! {
