@@ -879,7 +879,7 @@ async fn connecting_takes_no_longer_than_allowed() {
     let clock = TransportTestClock::new();
     let accepting = Config {
         accept_invalid_certs: true,
-        ..Config::default()
+        ..config()
     };
     let transport = Arc::new(HttpTransport::new(accepting, clock.clone()).unwrap());
     let url = url.replace("http:", "https:");
