@@ -10,8 +10,9 @@ pub(crate) mod change;
 pub(crate) mod api;
 
 use crate::access::{Caller, Role};
-use crate::http::{Answer, ApiCall, PathSegments, ResponseContent, json as json_answer};
+use crate::http::{Answer, ApiCall, ResponseContent, json as json_answer};
 use crate::own_api::Problem;
+use crate::route::Route;
 use crate::{Server, catch_up};
 use action::{ActionKind, AuditedAction};
 use futures_util::FutureExt;
@@ -184,36 +185,31 @@ fn server_actor(via: &str) -> Actor {
 }
 
 /// Answers a request, and records it if its action is one that is recorded.
-pub(crate) async fn answer(
-    server: &Arc<Server>,
-    call: &mut ApiCall,
-    path: &str,
-    segments: &PathSegments<'_>,
-) -> Answer {
-    let Some((audit, action)) = to_record(server, call, path, segments) else {
-        return catch_up::answer(server, call, path, segments).await;
+pub(crate) async fn answer(server: &Arc<Server>, call: &mut ApiCall, route: &Route<'_>) -> Answer {
+    let Some((audit, action)) = to_record(server, call, route) else {
+        return catch_up::answer(server, call, route).await;
     };
     if action.kind == ActionKind::Read {
-        return answer_look(server, call, path, segments, &audit, action).await;
+        return answer_look(server, call, route, &audit, action).await;
     }
     // A login goes on although it cannot be recorded: an operator must be able to log in to repair
     // the log.
     if action.kind == ActionKind::Change
         && let Err(why) = audit.admit().await
     {
-        return unavailable(call, path, &format!("{why}; nothing was changed"));
+        return unavailable(call, route, &format!("{why}; nothing was changed"));
     }
     let changes = Arc::new(RequestChangeCollector {
         changes: Mutex::new(Some(Vec::new())),
         later: server.unrequested_change_observer("server"),
     });
-    let answer = with_observer(changes.clone(), catch_up::answer(server, call, path, segments)).await;
+    let answer = with_observer(changes.clone(), catch_up::answer(server, call, route)).await;
     let recorded = record(server, &audit, call, &action, whole(&answer), changes.end()).await;
     match recorded {
         Err(why) if action.kind == ActionKind::Change && answer.status().is_success() => {
             let detail =
                 format!("{why}; the change was made, and is recorded once the log can be written again");
-            unavailable(call, path, &detail)
+            unavailable(call, route, &detail)
         }
         _ => answer,
     }
@@ -224,12 +220,11 @@ pub(crate) async fn answer(
 async fn answer_look(
     server: &Arc<Server>,
     call: &mut ApiCall,
-    path: &str,
-    segments: &PathSegments<'_>,
+    route: &Route<'_>,
     audit: &AuditLog,
     mut action: AuditedAction,
 ) -> Answer {
-    let answer = catch_up::answer(server, call, path, segments).await;
+    let answer = catch_up::answer(server, call, route).await;
     let shows_secret = call.notes.secret_shown.load(Relaxed) && answer.status().is_success();
     if shows_secret {
         SECRET_READ.clone_into(&mut action.name);
@@ -239,7 +234,7 @@ async fn answer_look(
     match record(server, audit, call, &action, whole(&answer), Vec::new()).await {
         Err(why) if shows_secret => {
             let detail = format!("{why}; secrets are shown once the log can be written again");
-            unavailable(call, path, &detail)
+            unavailable(call, route, &detail)
         }
         _ => answer,
     }
@@ -250,24 +245,14 @@ async fn answer_look(
 ///
 /// Advancing the test clock changes nothing that must be recorded, so it stops when its client goes
 /// away.
-pub(crate) fn runs_to_completion(
-    server: &Server,
-    call: &ApiCall,
-    path: &str,
-    segments: &PathSegments<'_>,
-) -> bool {
-    to_record(server, call, path, segments)
+pub(crate) fn runs_to_completion(server: &Server, call: &ApiCall, route: &Route<'_>) -> bool {
+    to_record(server, call, route)
         .is_some_and(|(_, action)| action.kind == ActionKind::Change && action.name != "clock.advance")
 }
 
-fn to_record(
-    server: &Server,
-    call: &ApiCall,
-    path: &str,
-    segments: &PathSegments<'_>,
-) -> Option<(Arc<AuditLog>, AuditedAction)> {
+fn to_record(server: &Server, call: &ApiCall, route: &Route<'_>) -> Option<(Arc<AuditLog>, AuditedAction)> {
     let audit = server.audit.clone()?;
-    let action = action::of(&call.method, path, segments)?;
+    let action = action::of(&call.method, call.uri.path(), route)?;
     Some((audit, action))
 }
 
@@ -374,8 +359,8 @@ fn reason(body: Option<&Value>, status: StatusCode) -> String {
     clipped(said)
 }
 
-fn unavailable(call: &ApiCall, path: &str, detail: &str) -> Answer {
-    if path.starts_with("/postrider") {
+fn unavailable(call: &ApiCall, route: &Route<'_>, detail: &str) -> Answer {
+    if matches!(route, Route::Own(_)) {
         return Problem::new(503, detail).answer(&call.id);
     }
     let error = json!({"code": "ServiceUnavailable", "message": detail});

@@ -6,9 +6,9 @@ mod tests;
 
 use crate::Server;
 use crate::http::{Answer, ApiCall, json as json_answer};
-use crate::own_api::{Problem, body, nothing_here, read_object};
+use crate::own_api::{Problem, body, read_object};
 use async_trait::async_trait;
-use hyper::{Method, StatusCode};
+use hyper::StatusCode;
 use postrider_core::time::Timestamp;
 use serde_json::{Map, Value, json};
 use std::collections::BTreeMap;
@@ -534,27 +534,16 @@ pub fn rates(server: &Server) -> BTreeMap<String, f64> {
     .into()
 }
 
-pub(crate) async fn answer(
-    server: &Arc<Server>,
-    call: &mut ApiCall,
-    path: &[&str],
-) -> Result<Answer, Problem> {
-    match (path, &call.method) {
-        ([], &Method::GET | &Method::HEAD) => {
-            let shown = match look(server, LOOK_PATIENCE).await {
-                Some(cluster) => cluster.shown(),
-                None => alone(server),
-            };
-            Ok(body(call, shown))
-        }
-        ([], _) => Err(Problem::method("GET")),
-        ([what @ ("drain" | "undrain")], &Method::POST) => drain(server, call, *what == "drain").await,
-        (["drain" | "undrain"], _) => Err(Problem::method("POST")),
-        _ => Err(nothing_here(call)),
-    }
+/// `GET cluster`: all nodes as this one knows them.
+pub(crate) async fn show(server: &Arc<Server>, call: &ApiCall) -> Result<Answer, Problem> {
+    let shown = match look(server, LOOK_PATIENCE).await {
+        Some(cluster) => cluster.shown(),
+        None => alone(server),
+    };
+    Ok(body(call, shown))
 }
 
-async fn drain(server: &Server, call: &mut ApiCall, draining: bool) -> Result<Answer, Problem> {
+pub(crate) async fn drain(server: &Server, call: &mut ApiCall, draining: bool) -> Result<Answer, Problem> {
     let asked = DrainRequest::read(&read_object(call).await?, draining)?;
     let Some(view) = &server.cluster else {
         let detail = "this server keeps its events itself: there is no other node that could take them";

@@ -11,9 +11,10 @@ pub(crate) use replays::request as replay_request;
 
 use crate::Server;
 use crate::http::{Answer, ApiCall, decoded, json};
-use crate::own_api::{Problem, nothing_here, read_object};
+use crate::own_api::{Problem, read_object};
 use crate::peers::{PeerResponses, Peers, gather};
-use hyper::{Method, StatusCode};
+use crate::route::own::OwnEndpoint;
+use hyper::StatusCode;
 use postrider_core::ids::SubscriptionId;
 use postrider_core::time::{Clock, Timestamp};
 use postrider_engine::Engine;
@@ -26,58 +27,52 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 /// Answers a request below `deadletters`, whose sender is already authenticated.
-pub(crate) async fn answer(server: &Server, call: &mut ApiCall, path: &[&str]) -> Result<Answer, Problem> {
+pub(crate) async fn answer(
+    server: &Server,
+    call: &mut ApiCall,
+    endpoint: OwnEndpoint,
+    name: &str,
+) -> Result<Answer, Problem> {
     let engine = &server.engine;
     let peers = server.peers.as_deref();
-    let wanted = match path {
-        ["replay"] | ["purge"] | ["write"] | ["replays", _, "cancel" | "resume"] => Method::POST,
-        [] | [_] | ["replays", _] => Method::GET,
-        _ => return Err(nothing_here(call)),
-    };
-    if call.method != wanted {
-        return Err(Problem::method(match wanted {
-            Method::GET => "GET",
-            _ => "POST",
-        }));
-    }
     let query = call.uri.query().unwrap_or("");
-    if !path.is_empty() {
+    if endpoint != OwnEndpoint::DeadLetters {
         selection::read_query(query, &[])?;
     }
     let id = &call.id;
-    Ok(match path {
-        [] => ok(id, &page::list(engine, peers, query).await?),
-        ["summary"] => ok(id, &summary(engine, &*server.wall, peers).await?),
-        ["replays"] => ok(
+    Ok(match endpoint {
+        OwnEndpoint::DeadLetters => ok(id, &page::list(engine, peers, query).await?),
+        OwnEndpoint::DeadLetterSummary => ok(id, &summary(engine, &*server.wall, peers).await?),
+        OwnEndpoint::Replays => ok(
             id,
             &DeadLetterListBody {
                 value: replays::list(engine).await?,
                 missing: Vec::new(),
             },
         ),
-        ["replays", job] => ok(id, &replays::get(engine, job).await?),
-        ["replay"] => {
+        OwnEndpoint::Replay => ok(id, &replays::get(engine, name).await?),
+        OwnEndpoint::ReplayDeadLetters => {
             let members = read_object(call).await?;
             match replays::start(engine, peers, &members).await? {
                 replays::ReplayStart::Counted(counted) => ok(&call.id, &counted),
                 replays::ReplayStart::UnderWay(job) => accepted(&call.id, &job),
             }
         }
-        ["replays", job, "cancel"] => {
+        OwnEndpoint::CancelReplay => {
             nothing_said(call).await?;
-            ok(&call.id, &replays::cancel(engine, &*server.wall, job).await?)
+            ok(&call.id, &replays::cancel(engine, &*server.wall, name).await?)
         }
-        ["replays", job, "resume"] => {
+        OwnEndpoint::ResumeReplay => {
             nothing_said(call).await?;
             // A replay that is resumed twice at the same time would replay every dead letter twice.
-            let _one_at_a_time = server.resource_locks.hold(format!("replay/{job}")).await;
-            accepted(&call.id, &replays::resume(engine, job).await?)
+            let _one_at_a_time = server.resource_locks.hold(format!("replay/{name}")).await;
+            accepted(&call.id, &replays::resume(engine, name).await?)
         }
-        ["purge"] => {
+        OwnEndpoint::PurgeDeadLetters => {
             let members = read_object(call).await?;
             ok(&call.id, &purge(engine, peers, &members).await?)
         }
-        ["write"] => {
+        OwnEndpoint::WriteDeadLetters => {
             let members = match call.announced_bytes() {
                 Some(0) => Map::new(),
                 _ => read_object(call).await?,
@@ -85,7 +80,7 @@ pub(crate) async fn answer(server: &Server, call: &mut ApiCall, path: &[&str]) -
             let asked = SelectionRequest::read(&members, engine.clock.now(), DeadLetterOperation::Write)?;
             ok(&call.id, &pending::write(engine, peers, &asked).await?)
         }
-        [name, ..] => ok(id, &page::show(engine, peers, &decoded(name)).await?),
+        _ => ok(id, &page::show(engine, peers, &decoded(name)).await?),
     })
 }
 

@@ -94,12 +94,9 @@ fn page(server: &Server, call: &ApiCall) -> Result<Answer, Problem> {
 }
 
 /// `/postrider/v1/openapi.json`
-pub(crate) fn description(call: &ApiCall) -> Result<Answer, Problem> {
+pub(crate) fn description(call: &ApiCall) -> Answer {
     let bytes = Bytes::from_static(openapi::TEXT.as_bytes());
-    match call.method {
-        Method::GET | Method::HEAD => Ok(portal::content(call, "application/json; charset=utf-8", bytes)),
-        _ => Err(Problem::method("GET")),
-    }
+    portal::content(call, "application/json; charset=utf-8", bytes)
 }
 
 fn overview() -> DocPage {

@@ -7,11 +7,10 @@
 
 use crate::access::{AccessRefusal, RequiredPermission, bearer};
 use crate::declare;
-use crate::http::{
-    Answer, ApiCall, BodyReadError, PathSegments, ResponseContent, decoded, empty, json, status,
-};
+use crate::http::{Answer, ApiCall, BodyReadError, ResponseContent, decoded, empty, json, status};
 use crate::own_address::request_base;
 use crate::publish;
+use crate::route::EdgeRoute;
 use crate::throttle::{CredentialKind, LockedOut, are_unguessable};
 use crate::{EdgeAccess, Server};
 use bytes::Bytes;
@@ -79,13 +78,13 @@ impl From<declare::Error> for EdgeRefusal {
     }
 }
 
-pub async fn answer(server: &Arc<Server>, call: &mut ApiCall, segments: &PathSegments<'_>) -> Answer {
-    let outcome = match admit(server, call, segments) {
-        Ok(rights) => route(server, call, segments, rights).await,
+pub(crate) async fn answer(server: &Arc<Server>, call: &mut ApiCall, route: EdgeRoute<'_>) -> Answer {
+    let outcome = match admit(server, call, route) {
+        Ok(rights) => dispatch(server, call, route, rights).await,
         Err(refusal) => Err(refusal),
     };
     outcome.unwrap_or_else(|refusal| {
-        if segments.get(2).eq_ignore_ascii_case("events") {
+        if matches!(route, EdgeRoute::Publish(_)) {
             server.note_publish_refused(call, refusal.status, &refusal.message);
         }
         let body = edge_error_body(refusal.status, &refusal.code, &refusal.message);
@@ -132,9 +131,9 @@ impl Rights {
     }
 }
 
-fn admit(server: &Server, call: &ApiCall, segments: &PathSegments<'_>) -> Result<Rights, EdgeRefusal> {
+fn admit(server: &Server, call: &ApiCall, route: EdgeRoute<'_>) -> Result<Rights, EdgeRefusal> {
     let presented = publish::presented(call);
-    let with_token = || match server.caller(call, need(call, segments)) {
+    let with_token = || match server.caller(call, route.need(&call.method)) {
         Ok(caller) if caller.may(RequiredPermission::Write) => Ok(Rights::Full),
         Ok(_) => Ok(Rights::Reader),
         Err(AccessRefusal::Unknown(reason)) => Err(EdgeRefusal::new(401, "UnAuthorized", reason)),
@@ -205,30 +204,18 @@ fn is_json(content_type: &str) -> bool {
     fits && (subtype == "json" || subtype.ends_with("+json"))
 }
 
-fn need(call: &ApiCall, segments: &PathSegments<'_>) -> RequiredPermission {
-    let publishes = segments.get(2).eq_ignore_ascii_case("events");
-    match call.method {
-        Method::GET | Method::HEAD => RequiredPermission::Read,
-        Method::POST if publishes => RequiredPermission::Send,
-        _ => RequiredPermission::Write,
-    }
-}
-
-async fn route(
+async fn dispatch(
     server: &Arc<Server>,
     call: &mut ApiCall,
-    segments: &PathSegments<'_>,
+    route: EdgeRoute<'_>,
     rights: Rights,
 ) -> Result<Answer, EdgeRefusal> {
     publish::check_version(call)?;
-    let subscriptions = |at: usize| segments.get(at).eq_ignore_ascii_case("eventSubscriptions");
-    let events = |at: usize| segments.get(at).eq_ignore_ascii_case("events");
-    let name = |at: usize| decoded(segments.get(at));
-    match (call.method.clone(), segments.count()) {
-        (Method::GET, 1) => Ok(list_topics(server, call)),
-        (Method::PUT, 2) => put_topic(server, call, &name(1)).await,
-        (Method::GET, 2) => {
-            let topic = find_topic(server, &name(1))?;
+    match (call.method.clone(), route) {
+        (Method::GET, EdgeRoute::Topics) => Ok(list_topics(server, call)),
+        (Method::PUT, EdgeRoute::Topic(name)) => put_topic(server, call, &decoded(name)).await,
+        (Method::GET, EdgeRoute::Topic(name)) => {
+            let topic = find_topic(server, &decoded(name))?;
             Ok(body(
                 call,
                 &edge_topic(
@@ -238,8 +225,8 @@ async fn route(
                 ),
             ))
         }
-        (Method::DELETE, 2) => {
-            let topic = find_topic(server, &name(1))?;
+        (Method::DELETE, EdgeRoute::Topic(name)) => {
+            let topic = find_topic(server, &decoded(name))?;
             if !rights.may_delete_topic(server, &topic.topic) {
                 return Err(declare::Error::Protected(format!("topic {:?}", topic.topic.name)).into());
             }
@@ -250,8 +237,8 @@ async fn route(
                 .map_err(declare::Error::Engine)?;
             Ok(empty(StatusCode::OK, &call.id))
         }
-        (Method::POST, 3 | 4) if events(2) => {
-            let topic = find_topic(server, &name(1))?;
+        (Method::POST, EdgeRoute::Publish(name)) => {
+            let topic = find_topic(server, &decoded(name))?;
             let accepted = match publish::check_edge(server, call, &topic) {
                 Ok(()) => publish::accept(server, call, &topic, PublishApi::Edge, "edge").await,
                 Err(refused) => Err(refused),
@@ -267,8 +254,8 @@ async fn route(
             }
             Ok(empty(StatusCode::OK, &call.id))
         }
-        (Method::GET, 3) if subscriptions(2) => {
-            let topic = find_topic(server, &name(1))?;
+        (Method::GET, EdgeRoute::Subscriptions(name)) => {
+            let topic = find_topic(server, &decoded(name))?;
             let found = server.engine.directory.subscriptions(topic.topic.id);
             if found
                 .iter()
@@ -283,12 +270,22 @@ async fn route(
                 .map(move |s| text(&shown(&s, &topic.topic, &module, &defaults, rights)));
             Ok(list(call, bodies))
         }
-        (Method::PUT, 4) if subscriptions(2) => {
-            put_subscription(server, call, &name(1), &name(3), rights).await
-        }
-        (Method::GET, 4) if subscriptions(2) => {
-            let topic = find_topic(server, &name(1))?;
-            let found = find_subscription(server, &topic, &name(3))?;
+        (
+            Method::PUT,
+            EdgeRoute::Subscription {
+                topic: name,
+                name: subscription,
+            },
+        ) => put_subscription(server, call, &decoded(name), &decoded(subscription), rights).await,
+        (
+            Method::GET,
+            EdgeRoute::Subscription {
+                topic: name,
+                name: subscription,
+            },
+        ) => {
+            let topic = find_topic(server, &decoded(name))?;
+            let found = find_subscription(server, &topic, &decoded(subscription))?;
             if rights.sees_secrets(&found) && has_secret_url(&found) {
                 call.notes.secret_was_shown();
             }
@@ -296,9 +293,15 @@ async fn route(
             let defaults = &server.config.resource_limits.batch_defaults;
             Ok(body(call, &shown(&found, &topic.topic, module, defaults, rights)))
         }
-        (Method::DELETE, 4) if subscriptions(2) => {
-            let topic = find_topic(server, &name(1))?;
-            let found = find_subscription(server, &topic, &name(3))?;
+        (
+            Method::DELETE,
+            EdgeRoute::Subscription {
+                topic: name,
+                name: subscription,
+            },
+        ) => {
+            let topic = find_topic(server, &decoded(name))?;
+            let found = find_subscription(server, &topic, &decoded(subscription))?;
             if rights == Rights::Anonymous && found.origin != ResourceOrigin::Edge {
                 return Err(declare::Error::Protected(format!("subscription {:?}", found.name)).into());
             }
@@ -309,16 +312,12 @@ async fn route(
                 .map_err(declare::Error::Engine)?;
             Ok(empty(StatusCode::OK, &call.id))
         }
-        (_, 1) => Ok(not_allowed(call, "GET")),
-        (_, 2) => Ok(not_allowed(call, "GET, PUT, DELETE")),
-        (_, 3 | 4) if events(2) => Ok(not_allowed(call, "POST")),
-        (_, 3) if subscriptions(2) => Ok(not_allowed(call, "GET")),
-        (_, 4) if subscriptions(2) => Ok(not_allowed(call, "GET, PUT, DELETE")),
-        _ => Err(EdgeRefusal::new(
+        (_, EdgeRoute::Unknown) => Err(EdgeRefusal::new(
             404,
             "ResourceNotFound",
             format!("nothing is at {}", call.uri.path()),
         )),
+        (_, route) => Ok(not_allowed(call, route.allow())),
     }
 }
 

@@ -3,7 +3,8 @@
 use crate::dead_letters::{read_query, unknown};
 use crate::http::{Answer, ApiCall, decoded, json};
 use crate::own_address::validation_base;
-use crate::own_api::{Problem, nothing_here, read_object};
+use crate::own_api::{Problem, read_object};
+use crate::route::own::OwnEndpoint;
 use crate::{Server, locks};
 use hyper::{Method, StatusCode};
 use postrider_core::ids::SubscriptionId;
@@ -29,30 +30,27 @@ pub(crate) async fn answer(
     server: &Server,
     call: &mut ApiCall,
     caller: &str,
-    path: &[&str],
+    endpoint: OwnEndpoint,
+    operation: &str,
 ) -> Result<Answer, Problem> {
     let query = call.uri.query().unwrap_or("").to_owned();
-    if !path.is_empty() {
+    if endpoint != OwnEndpoint::Handshakes {
         read_query(&query, &[])?;
     }
-    match (path, &call.method) {
-        ([], &Method::GET) => Ok(written(call, StatusCode::OK, &list(server, &query)?)),
-        ([], &Method::POST) => {
-            let members = read_object(call).await?;
-            ask(server, call, caller, &members).await
-        }
-        ([], _) => Err(Problem::method("GET, POST")),
-        ([operation], &Method::GET) => {
+    match endpoint {
+        OwnEndpoint::RepeatHandshake => repeat(server, call, caller, operation).await,
+        OwnEndpoint::Handshake => {
             let seen = find(server, operation)?;
             let mut shown = summary(server, &seen);
             let transcript = seen.handshake.transcript.iter().map(exchange);
             shown["transcript"] = transcript.collect();
             Ok(written(call, StatusCode::OK, &shown))
         }
-        ([_], _) => Err(Problem::method("GET")),
-        ([operation, "repeat"], &Method::POST) => repeat(server, call, caller, operation).await,
-        ([_, "repeat"], _) => Err(Problem::method("POST")),
-        _ => Err(nothing_here(call)),
+        _ if call.method == Method::POST => {
+            let members = read_object(call).await?;
+            ask(server, call, caller, &members).await
+        }
+        _ => Ok(written(call, StatusCode::OK, &list(server, &query)?)),
     }
 }
 

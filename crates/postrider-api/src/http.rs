@@ -9,6 +9,7 @@ use crate::body_memory::{BodyCharge, BodyMemory};
 use crate::connections::{ClientStream, RequestGuard, ServedConnection, client_network};
 use crate::limits::{ClientLimit, ClientLimits};
 use crate::own_address::ConnectionEnds;
+use crate::route::{HealthRoute, PublishRoute, Route};
 use crate::scheme_mismatch::{self, FirstByte};
 use bytes::{Bytes, BytesMut};
 use http_body_util::{BodyExt, Full};
@@ -526,16 +527,19 @@ async fn answer(server: &Arc<Server>, request: Request<Incoming>, origin: Connec
         return finished(server, &call, bad_host(&call));
     }
     server.prepare(&call).await;
-    let alone = {
-        let path = call.uri.path();
-        crate::audit::runs_to_completion(server, &call, path, &PathSegments::of(path))
-    };
-    if !alone {
-        return recorded(server, call).await;
+    // The path is borrowed from a clone that shares its bytes, because the call is changed while it is answered.
+    let uri = call.uri.clone();
+    let route = Route::parse(&call.method, uri.path());
+    if !crate::audit::runs_to_completion(server, &call, &route) {
+        return recorded(server, call, &route).await;
     }
     let task = {
         let server = server.clone();
-        async move { recorded(&server, call).await }
+        async move {
+            let uri = call.uri.clone();
+            let route = Route::parse(&call.method, uri.path());
+            recorded(&server, call, &route).await
+        }
     };
     match server.changing.spawn(task).await {
         Ok(answer) => answer,
@@ -543,9 +547,8 @@ async fn answer(server: &Arc<Server>, request: Request<Incoming>, origin: Connec
     }
 }
 
-async fn recorded(server: &Arc<Server>, mut call: ApiCall) -> Answer {
-    let path = call.uri.path().to_owned();
-    let mut answer = crate::audit::answer(server, &mut call, &path, &PathSegments::of(&path)).await;
+async fn recorded(server: &Arc<Server>, mut call: ApiCall, route: &Route<'_>) -> Answer {
+    let mut answer = crate::audit::answer(server, &mut call, route).await;
     if !answer.status().is_success() {
         call.discard_body().await;
     }
@@ -596,45 +599,29 @@ fn bad_host(call: &ApiCall) -> Answer {
 }
 
 /// Dispatches a request to the API of its path.
-pub(crate) async fn route_to_api(
-    server: &Arc<Server>,
-    call: &mut ApiCall,
-    path: &str,
-    segments: &PathSegments<'_>,
-) -> Answer {
-    let is = |at: usize, word: &str| segments.get(at).eq_ignore_ascii_case(word);
-    match segments.count() {
-        0 if matches!(call.method, Method::GET | Method::HEAD) => to_portal(call),
-        4 if is(2, "api") && is(3, "events") && is(0, "topics") => {
-            crate::publish::topic(server, call, &decoded(segments.get(1))).await
+pub(crate) async fn route_to_api(server: &Arc<Server>, call: &mut ApiCall, route: &Route<'_>) -> Answer {
+    match route {
+        Route::Publish(PublishRoute::Topic(name)) => {
+            crate::publish::topic(server, call, &decoded(name)).await
         }
-        4 if is(2, "api") && is(3, "events") && is(0, "domains") => {
-            crate::publish::domain(server, call, &decoded(segments.get(1))).await
+        Route::Publish(PublishRoute::Domain(name)) => {
+            crate::publish::domain(server, call, &decoded(name)).await
         }
-        2 if is(0, "api") && is(1, "events") => crate::publish::by_host(server, call).await,
-        3 if is(0, "eventsubscriptions") && is(2, "validate") => {
-            crate::azure::validation::answer(server, call, &decoded(segments.get(1))).await
-        }
-        1 if is(0, "healthz") => crate::health::answer(server, call).await,
-        2 if is(0, "healthz") && is(1, "live") => crate::health::live(call),
-        2 if is(0, "healthz") && is(1, "ready") => crate::health::ready(server, call),
-        1 if is(0, "metrics") => crate::metrics::answer(server, call).await,
-        _ if is(0, "portal") => crate::portal::answer(server, call).await,
-        _ if is(0, "docs") => crate::docs::answer(server, call),
-        _ if is(0, "postrider") => crate::own_api::answer(server, call, segments).await,
-        // An endpoint with another end, as publishers of the cloud are refused; the edge API has no such request.
-        count @ 2..=4
-            if call.method == Method::POST
-                && (is(0, "domains") || is(0, "api") || is(0, "topics") && (count == 2 || is(2, "api"))) =>
-        {
-            crate::publish::unknown(server, call)
-        }
-        _ if is(0, "topics") => crate::edge::answer(server, call, segments).await,
-        // Matched before single segments are compared: resource ids have many more segments than
-        // other paths.
-        _ if crate::azure::is_path(path) => crate::azure::answer(server, call).await,
-        _ if crate::login::is_path(segments) => crate::login::answer(server, call, segments).await,
-        _ => crate::publish::no_such_path(call),
+        Route::Publish(PublishRoute::ByHost) => crate::publish::by_host(server, call).await,
+        Route::Publish(PublishRoute::Incomplete) => crate::publish::unknown(server, call),
+        Route::Edge(route) => crate::edge::answer(server, call, *route).await,
+        Route::Management(path) => crate::azure::answer(server, call, path).await,
+        Route::Own(route) => crate::own_api::answer(server, call, route).await,
+        Route::Login(route) => crate::login::answer(server, call, *route).await,
+        Route::Validation(name) => crate::azure::validation::answer(server, call, &decoded(name)).await,
+        Route::Health(HealthRoute::All) => crate::health::answer(server, call).await,
+        Route::Health(HealthRoute::Live) => crate::health::live(call),
+        Route::Health(HealthRoute::Ready) => crate::health::ready(server, call),
+        Route::Metrics => crate::metrics::answer(server, call).await,
+        Route::PortalSession | Route::Portal => crate::portal::answer(server, call).await,
+        Route::Docs => crate::docs::answer(server, call),
+        Route::Root if matches!(call.method, Method::GET | Method::HEAD) => to_portal(call),
+        Route::Root | Route::Unknown => crate::publish::no_such_path(call),
     }
 }
 
@@ -645,40 +632,6 @@ fn to_portal(call: &ApiCall) -> Answer {
     let portal = HeaderValue::from_static("/portal");
     answer.headers_mut().insert(LOCATION, portal);
     answer
-}
-
-/// The non-empty segments of a path.
-pub struct PathSegments<'a> {
-    parts: [&'a str; PathSegments::MAX],
-    /// May be greater than `MAX`: no route is that long.
-    len: usize,
-}
-
-impl<'a> PathSegments<'a> {
-    pub(crate) const MAX: usize = 6;
-
-    pub fn of(path: &'a str) -> PathSegments<'a> {
-        let mut segments = PathSegments {
-            parts: [""; PathSegments::MAX],
-            len: 0,
-        };
-        for part in path.split('/').filter(|part| !part.is_empty()) {
-            if let Some(place) = segments.parts.get_mut(segments.len) {
-                *place = part;
-            }
-            segments.len += 1;
-        }
-        segments
-    }
-
-    pub fn count(&self) -> usize {
-        self.len
-    }
-
-    /// Empty if there is no such segment.
-    pub fn get(&self, at: usize) -> &'a str {
-        self.parts.get(at).copied().unwrap_or("")
-    }
 }
 
 /// A path segment without percent escapes.

@@ -8,6 +8,7 @@ pub mod limits;
 mod stream_slots;
 pub mod audit;
 mod attempts;
+mod route;
 mod catch_up;
 pub mod publish;
 mod publish_refusals;

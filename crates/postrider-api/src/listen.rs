@@ -22,8 +22,8 @@ use crate::stream_slots::{self, StreamSlotHolder, StreamSlotLimits, StreamSlots}
 use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD;
 use bytes::{BufMut, Bytes, BytesMut};
+use hyper::StatusCode;
 use hyper::header::HeaderMap;
-use hyper::{Method, StatusCode};
 use messages::ListenRequest;
 use postrider_core::subscription::{Destination, Subscription};
 use postrider_core::time::Timestamp;
@@ -309,28 +309,28 @@ pub async fn delete_orphaned_subscriptions(server: &Server) -> bool {
     all
 }
 
-/// Answers an authenticated client with write permission: `listen`, and
-/// `listen/{token}/{delivery}`.
-pub(crate) async fn answer(
+fn sessions(server: &Server) -> Result<&Arc<ListenSessions>, Problem> {
+    let missing = || Problem::new(404, "this server cannot be listened to");
+    server.listeners.as_ref().ok_or_else(missing)
+}
+
+/// Begins a listen session of a client that may write.
+pub(crate) async fn begin(
     server: &Arc<Server>,
     call: &mut ApiCall,
     caller: &Caller,
-    rest: &[&str],
 ) -> Result<Answer, Problem> {
-    let known = matches!(rest, [] | [_, _]);
-    if !known {
-        return Err(crate::own_api::nothing_here(call));
-    }
-    if call.method != Method::POST {
-        return Err(Problem::method("POST"));
-    }
-    let Some(listeners) = &server.listeners else {
-        return Err(Problem::new(404, "this server cannot be listened to"));
-    };
-    match rest {
-        [token, number] => acknowledge(listeners, call, token, number).await,
-        _ => listen(server, listeners, call, caller).await,
-    }
+    listen(server, sessions(server)?, call, caller).await
+}
+
+/// Takes the answer of a listen session to a delivery.
+pub(crate) async fn acknowledge(
+    server: &Server,
+    call: &mut ApiCall,
+    token: &str,
+    number: &str,
+) -> Result<Answer, Problem> {
+    take_reply(sessions(server)?, call, token, number).await
 }
 
 async fn listen(
@@ -547,7 +547,7 @@ impl ListenSessionTask {
 }
 
 /// Receives the client's answer to a delivery.
-async fn acknowledge(
+async fn take_reply(
     listeners: &ListenSessions,
     call: &mut ApiCall,
     token: &str,

@@ -6,9 +6,10 @@
 
 use crate::Server;
 use crate::access::{ConfiguredClient, same};
-use crate::http::{Answer, ApiCall, PathSegments, decoded, json as json_answer, status};
+use crate::http::{Answer, ApiCall, decoded, json as json_answer, status};
 use crate::logins::{IssuedCredential, LoginKind};
 use crate::own_address::answer_base;
+use crate::route::{LoginRoute, LoginService};
 use crate::sessions::fresh_id;
 use crate::throttle::{CredentialKind, LockedOut};
 use base64::Engine as _;
@@ -27,28 +28,6 @@ const BODY_MAX: usize = 64 << 10;
 pub(crate) const TOKEN_LIFETIME: i64 = 3600;
 /// Tenant names with which clients say that any tenant will do.
 const ANY_TENANT: [&str; 4] = ["adfs", "common", "organizations", "consumers"];
-
-/// The document or token that a path requests.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum LoginRoute<'a> {
-    /// Metadata of the cloud: how to find everything else.
-    Metadata,
-    Discovery(LoginService<'a>),
-    Token(LoginService<'a>),
-    Keys(LoginService<'a>),
-    /// Whether this server is a login service at all.
-    Instance,
-    /// A token for any program on this machine: managed identity.
-    Identity,
-}
-
-/// Kind of login service that a client expects.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum LoginService<'a> {
-    Adfs,
-    V1(&'a str),
-    V2(&'a str),
-}
 
 impl<'a> LoginService<'a> {
     fn tenant(self) -> &'a str {
@@ -74,51 +53,6 @@ impl<'a> LoginService<'a> {
             LoginService::V2(_) => format!("{base}/{tenant}/v2.0"),
         }
     }
-}
-
-/// Whether a path belongs to a login service.
-pub fn is_path(segments: &PathSegments<'_>) -> bool {
-    asked(&all(segments)).is_some()
-}
-
-/// Whether a path is one at which tokens are issued.
-pub fn issues_tokens(segments: &PathSegments<'_>) -> bool {
-    let path = all(segments);
-    matches!(asked(&path), Some(LoginRoute::Token(_) | LoginRoute::Identity))
-}
-
-/// The segments of a path. No login path has more than five; a longer path becomes empty.
-fn all<'a>(segments: &PathSegments<'a>) -> Vec<&'a str> {
-    let count = segments.count();
-    if count > 5 {
-        return Vec::new();
-    }
-    (0..count).map(|at| segments.get(at)).collect()
-}
-
-fn asked<'a>(path: &[&'a str]) -> Option<LoginRoute<'a>> {
-    let lower: Vec<String> = path.iter().map(|part| part.to_ascii_lowercase()).collect();
-    let lower: Vec<&str> = lower.iter().map(String::as_str).collect();
-    let tenant = *path.first()?;
-    Some(match lower.as_slice() {
-        ["metadata", "endpoints"] => LoginRoute::Metadata,
-        ["metadata", "identity", "oauth2", "token"] | ["msi", "token"] => LoginRoute::Identity,
-        [_, "discovery", "instance"] => LoginRoute::Instance,
-        ["adfs", ".well-known", "openid-configuration"] => LoginRoute::Discovery(LoginService::Adfs),
-        ["adfs", "oauth2", "token"] => LoginRoute::Token(LoginService::Adfs),
-        ["adfs", "discovery", "keys"] => LoginRoute::Keys(LoginService::Adfs),
-        // az requests the id of a tenant that it knows by name at this path.
-        ["adfs", _, "v2.0", ".well-known", "openid-configuration"] => {
-            LoginRoute::Discovery(LoginService::V2(path[1]))
-        }
-        [_, "v2.0", ".well-known", "openid-configuration"] => LoginRoute::Discovery(LoginService::V2(tenant)),
-        [_, ".well-known", "openid-configuration"] => LoginRoute::Discovery(LoginService::V1(tenant)),
-        [_, "oauth2", "v2.0", "token"] => LoginRoute::Token(LoginService::V2(tenant)),
-        [_, "oauth2", "token"] => LoginRoute::Token(LoginService::V1(tenant)),
-        [_, "discovery", "v2.0", "keys"] => LoginRoute::Keys(LoginService::V2(tenant)),
-        [_, "discovery", "keys"] => LoginRoute::Keys(LoginService::V1(tenant)),
-        _ => return None,
-    })
 }
 
 /// Why a token is refused, in the error format of OAuth and Entra.
@@ -157,20 +91,13 @@ impl From<LockedOut> for TokenRefusal {
     }
 }
 
-pub async fn answer(server: &Server, call: &mut ApiCall, segments: &PathSegments<'_>) -> Answer {
-    let path = all(segments);
-    let Some(asked) = asked(&path) else {
-        return crate::publish::no_such_path(call);
-    };
-    if asked == LoginRoute::Identity && server.config.managed_identity.is_none() {
+pub(crate) async fn answer(server: &Server, call: &mut ApiCall, route: LoginRoute<'_>) -> Answer {
+    if route == LoginRoute::Identity && server.config.managed_identity.is_none() {
         return crate::publish::no_such_path(call);
     }
-    let wanted = match asked {
-        LoginRoute::Token(_) => Method::POST,
-        _ => Method::GET,
-    };
+    let wanted = route.method();
     let outcome = match call.method == wanted {
-        true => serve(server, call, asked).await,
+        true => serve(server, call, route).await,
         false => Err(TokenRefusal::new(
             405,
             "invalid_request",
@@ -180,7 +107,7 @@ pub async fn answer(server: &Server, call: &mut ApiCall, segments: &PathSegments
     };
     let mut answer = outcome.unwrap_or_else(|refusal| refuse(server, call, &refusal));
     let headers = answer.headers_mut();
-    if matches!(asked, LoginRoute::Token(_) | LoginRoute::Identity) {
+    if route.gives_tokens() {
         headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
         headers.insert(PRAGMA, HeaderValue::from_static("no-cache"));
     }
@@ -663,6 +590,7 @@ mod tests {
     use super::*;
     use crate::access::Role;
     use crate::azure::subscriptions::tests::test_server::{ApiTestServer, LabClock};
+    use crate::route::Route;
     use postrider_core::ids::Secret;
     use std::sync::Arc;
 
@@ -695,11 +623,17 @@ mod tests {
             .expect(200);
     }
 
+    fn login_route(path: &str) -> Option<LoginRoute<'_>> {
+        match Route::parse(&Method::GET, path) {
+            Route::Login(route) => Some(route),
+            _ => None,
+        }
+    }
+
     #[test]
     fn paths_ask_for_what_the_clients_mean() {
         let check = |path: &str, expected: Option<LoginRoute<'_>>| {
-            let parts: Vec<&str> = path.split('/').filter(|part| !part.is_empty()).collect();
-            assert_eq!(asked(&parts), expected, "{path}");
+            assert_eq!(login_route(path), expected, "{path}");
         };
         check("/metadata/endpoints", Some(LoginRoute::Metadata));
         check("/METADATA/Endpoints/", Some(LoginRoute::Metadata));
@@ -756,8 +690,7 @@ mod tests {
             let mut checked = 0;
             for exchange in &recorded {
                 let path = exchange["request"]["path"].as_str().unwrap();
-                let parts: Vec<&str> = path.split('/').filter(|part| !part.is_empty()).collect();
-                let given = match asked(&parts) {
+                let given = match login_route(path) {
                     Some(LoginRoute::Metadata) => metadata(BASE, "2022-09-01"),
                     Some(LoginRoute::Discovery(service)) => {
                         check_tenant(service, TENANT).unwrap();

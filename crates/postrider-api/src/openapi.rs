@@ -16,23 +16,6 @@ pub(crate) const TEXT: &str = include_str!("openapi.json");
 pub(crate) static DOCUMENT: LazyLock<RawJson<'static>> =
     LazyLock::new(|| RawJson::parse(TEXT).expect("a test reads the same file"));
 
-/// The paths under `/postrider`, split into segments.
-static PATHS: LazyLock<Vec<Vec<&'static str>>> = LazyLock::new(|| {
-    let paths = at(*DOCUMENT, "paths").members();
-    paths
-        .filter_map(|path| path.name.strip_prefix("/postrider/"))
-        .map(|path| path.split('/').collect())
-        .collect()
-});
-
-/// Whether the description has this path under `/postrider`.
-pub(crate) fn has(path: &[&str]) -> bool {
-    PATHS.iter().any(|known| {
-        let mut pairs = known.iter().zip(path);
-        known.len() == path.len() && pairs.all(|(known, part)| known.starts_with('{') || known == part)
-    })
-}
-
 /// An operation of the description with its path.
 pub(crate) struct DescribedOperation {
     pub method: String,

@@ -3,13 +3,15 @@
 
 use crate::Server;
 use crate::access::{AccessRefusal, RequiredPermission};
-use crate::http::{Answer, ApiCall, PathSegments, decoded, json, status};
+use crate::http::{Answer, ApiCall, decoded, json, status};
 use crate::own_address::name_covers;
 use crate::peers::statistics::ProbationDelay;
 use crate::peers::{PeerResponses, gather, note_missing};
+use crate::route::OwnRoute;
+use crate::route::own::{OwnAccess, OwnEndpoint};
 use crate::{
-    attempts, audit, cluster, dead_letters, docs, events, filters, handshakes, listen, logins, openapi,
-    stats, stream, subscription_control,
+    attempts, audit, cluster, dead_letters, docs, events, filters, handshakes, listen, logins, stats, stream,
+    subscription_control,
 };
 use bytes::Bytes;
 use hyper::header::{
@@ -101,8 +103,8 @@ impl Problem {
     }
 }
 
-pub async fn answer(server: &Arc<Server>, call: &mut ApiCall, segments: &PathSegments<'_>) -> Answer {
-    let outcome = route(server, call, segments).await;
+pub(crate) async fn answer(server: &Arc<Server>, call: &mut ApiCall, route: &OwnRoute<'_>) -> Answer {
+    let outcome = dispatch(server, call, route).await;
     let mut answer = outcome.unwrap_or_else(|problem| problem.answer(&call.id));
     // Browsers send requests here too: an answer for one client must not be cached for the next.
     let headers = answer.headers_mut();
@@ -113,137 +115,91 @@ pub async fn answer(server: &Arc<Server>, call: &mut ApiCall, segments: &PathSeg
     answer
 }
 
-async fn route(
-    server: &Arc<Server>,
-    call: &mut ApiCall,
-    segments: &PathSegments<'_>,
-) -> Result<Answer, Problem> {
-    let path = [1, 2, 3, 4, 5].map(|at| segments.get(at));
-    // No path of this API has more segments.
-    let path = path.get(..segments.count() - 1).unwrap_or_default();
-    // Paths that openapi.json lacks do not exist: a new path has to be described there first.
-    if !openapi::has(path) {
-        authenticate(server, call)?;
+async fn dispatch(server: &Arc<Server>, call: &mut ApiCall, route: &OwnRoute<'_>) -> Result<Answer, Problem> {
+    let caller = match route.access() {
+        OwnAccess::Open => None,
+        OwnAccess::Loopback => {
+            open_on_loopback(server, call)?;
+            None
+        }
+        OwnAccess::ByMethod => Some(server.caller(call, need_of(&call.method))?),
+        OwnAccess::Permission(need) => Some(server.caller(call, need)?),
+    };
+    let Some(endpoint) = route.endpoint() else {
         return Err(nothing_here(call));
+    };
+    let clock = match endpoint {
+        OwnEndpoint::Clock | OwnEndpoint::AdvanceClock => Some(test_clock(server)?),
+        _ => None,
+    };
+    if !route.allows(&call.method) {
+        return Err(Problem::method(route.allow()));
     }
-    match path {
-        ["v1", "openapi.json"] => docs::description(call),
-        ["v1", "clock"] | ["v1", "clock", "advance"] => {
-            let clock = test_clock(server, call)?;
-            match (path.len(), &call.method) {
-                (2, &Method::GET) => Ok(body(call, json!({"now": clock.now().to_string()}))),
-                (2, _) => Err(Problem::method("GET")),
-                (_, &Method::POST) => advance(server, clock, call).await,
-                _ => Err(Problem::method("POST")),
-            }
-        }
-        ["v1", "endpoints"] => {
-            authenticate(server, call)?;
-            match call.method {
-                Method::GET => Ok(endpoints(server, call).await),
-                _ => Err(Problem::method("GET")),
-            }
-        }
-        ["v1", "endpoints", "admit"] => {
-            authenticate(server, call)?;
-            match call.method {
-                Method::POST => admit(server, call).await,
-                _ => Err(Problem::method("POST")),
-            }
-        }
-        ["v1", "audit", rest @ ..] => {
-            // Lines of the audit log name clients and their addresses, so readers may not see them.
-            admit_caller(server, call, RequiredPermission::Write)?;
-            audit::api::answer(server, call, rest).await
-        }
-        ["v1", "sessions", rest @ ..] => {
-            let caller = server.caller(call, need_of(&call.method))?;
-            match (rest, &call.method) {
-                ([], &Method::GET) => Ok(logins::list(server, call, &caller).await),
-                ([], _) => Err(Problem::method("GET")),
-                (["revoke"], &Method::POST) => logins::revoke(server, call).await,
-                (["rotate-key"], &Method::POST) => logins::rotate_key(server, call).await,
-                _ => Err(Problem::method("POST")),
-            }
-        }
-        ["v1", "cluster", rest @ ..] => {
-            authenticate(server, call)?;
-            cluster::answer(server, call, rest).await
-        }
-        ["v1", "handshakes", rest @ ..] => {
-            let caller = server
-                .caller(call, need_of(&call.method))
-                .map_err(Problem::from)?;
-            handshakes::answer(server, call, &caller.id, rest).await
-        }
-        ["v1", "deadletters", rest @ ..] => {
-            authenticate(server, call)?;
-            dead_letters::answer(server, call, rest).await
-        }
-        ["v1", "listen", rest @ ..] => {
-            let caller = server.caller(call, RequiredPermission::Write)?;
-            listen::answer(server, call, &caller, rest).await
-        }
-        ["v1", "filters", "test"] => {
-            // A POST because filters are long; it changes nothing.
-            admit_caller(server, call, RequiredPermission::Read)?;
-            match call.method {
-                Method::POST => filters::test(server, call).await,
-                _ => Err(Problem::method("POST")),
-            }
-        }
-        ["v1", "subscriptions", verb @ ("pause" | "resume" | "probe")] => {
-            authenticate(server, call)?;
-            match call.method {
-                Method::POST => subscription_control::answer(server, call, verb).await,
-                _ => Err(Problem::method("POST")),
-            }
-        }
-        [
-            "v1",
-            "server" | "stats" | "subscriptions" | "subscription" | "events",
-            ..,
-        ] => {
-            authenticate(server, call)?;
-            look(server, call, &path[1..]).await
-        }
-        _ => {
-            authenticate(server, call)?;
-            Err(nothing_here(call))
-        }
+    match (endpoint, &caller, clock) {
+        (OwnEndpoint::Clock, _, Some(clock)) => Ok(body(call, json!({"now": clock.now().to_string()}))),
+        (OwnEndpoint::AdvanceClock, _, Some(clock)) => advance(server, clock, call).await,
+        (OwnEndpoint::Sessions, Some(caller), _) => Ok(logins::list(server, call, caller).await),
+        (OwnEndpoint::Listen, Some(caller), _) => listen::begin(server, call, caller).await,
+        (
+            OwnEndpoint::Handshakes | OwnEndpoint::Handshake | OwnEndpoint::RepeatHandshake,
+            Some(caller),
+            _,
+        ) => handshakes::answer(server, call, &caller.id, endpoint, route.names[0]).await,
+        _ => answer_endpoint(server, call, endpoint, route.names).await,
     }
 }
 
-/// Read-only requests.
-async fn look(server: &Arc<Server>, call: &ApiCall, path: &[&str]) -> Result<Answer, Problem> {
-    let known = matches!(
-        path,
-        ["server" | "stats" | "subscriptions" | "subscription"]
-            | ["stats", "series"]
-            | ["subscription", "attempts"]
-            | ["events"]
-            | ["events", _]
-    );
-    if !known {
-        return Err(nothing_here(call));
-    }
-    match (path, &call.method) {
-        (["events", "stream"], &Method::GET) => return stream::answer(server, call).await,
-        (["events", "stream"], _) => return Err(Problem::method("GET")),
-        (_, &Method::GET | &Method::HEAD) => {}
-        _ => return Err(Problem::method("GET")),
-    }
+/// Endpoints that need no more than the request.
+async fn answer_endpoint(
+    server: &Arc<Server>,
+    call: &mut ApiCall,
+    endpoint: OwnEndpoint,
+    names: [&str; 2],
+) -> Result<Answer, Problem> {
     // Browsers' forms send spaces as plus signs.
     let query = call.uri.query().unwrap_or("").replace('+', "%20");
-    let found = match path {
-        ["server"] => stats::server(server, &query)?,
-        ["stats"] => stats::stats(server, &query).await?,
-        ["stats", "series"] => stats::series(server, &query).await?,
-        ["subscriptions"] => stats::subscriptions(server, &query).await?,
-        ["subscription"] => stats::subscription(server, &query).await?,
-        ["subscription", "attempts"] => attempts::attempts(server, &query).await?,
-        ["events", id] => events::trace(server, &decoded(id), &query).await?,
-        _ => events::search(server, &query).await?,
+    let found = match endpoint {
+        OwnEndpoint::OpenApi => return Ok(docs::description(call)),
+        OwnEndpoint::Endpoints => return Ok(endpoints(server, call).await),
+        OwnEndpoint::AdmitEndpoint => return admit(server, call).await,
+        OwnEndpoint::Audit => return audit::api::list(server, call, &query).await,
+        OwnEndpoint::VerifyAudit => return audit::api::verify(server, call, &query).await,
+        OwnEndpoint::RevokeSessions => return logins::revoke(server, call).await,
+        OwnEndpoint::RotateSessionKey => return logins::rotate_key(server, call).await,
+        OwnEndpoint::Cluster => return cluster::show(server, call).await,
+        OwnEndpoint::DrainNode => return cluster::drain(server, call, true).await,
+        OwnEndpoint::UndrainNode => return cluster::drain(server, call, false).await,
+        OwnEndpoint::ListenReply => return listen::acknowledge(server, call, names[0], names[1]).await,
+        OwnEndpoint::TestFilter => return filters::test(server, call).await,
+        OwnEndpoint::PauseSubscription | OwnEndpoint::ResumeSubscription | OwnEndpoint::ProbeSubscription => {
+            return subscription_control::answer(server, call, endpoint).await;
+        }
+        OwnEndpoint::EventStream => return stream::answer(server, call).await,
+        OwnEndpoint::Server => stats::server(server, &query)?,
+        OwnEndpoint::Stats => stats::stats(server, &query).await?,
+        OwnEndpoint::StatsSeries => stats::series(server, &query).await?,
+        OwnEndpoint::Subscriptions => stats::subscriptions(server, &query).await?,
+        OwnEndpoint::Subscription => stats::subscription(server, &query).await?,
+        OwnEndpoint::SubscriptionAttempts => attempts::attempts(server, &query).await?,
+        OwnEndpoint::Event => events::trace(server, &decoded(names[0]), &query).await?,
+        OwnEndpoint::Events => events::search(server, &query).await?,
+        OwnEndpoint::DeadLetters
+        | OwnEndpoint::DeadLetterSummary
+        | OwnEndpoint::DeadLetter
+        | OwnEndpoint::ReplayDeadLetters
+        | OwnEndpoint::PurgeDeadLetters
+        | OwnEndpoint::WriteDeadLetters
+        | OwnEndpoint::Replays
+        | OwnEndpoint::Replay
+        | OwnEndpoint::CancelReplay
+        | OwnEndpoint::ResumeReplay => return dead_letters::answer(server, call, endpoint, names[0]).await,
+        OwnEndpoint::Clock
+        | OwnEndpoint::AdvanceClock
+        | OwnEndpoint::Sessions
+        | OwnEndpoint::Listen
+        | OwnEndpoint::Handshakes
+        | OwnEndpoint::Handshake
+        | OwnEndpoint::RepeatHandshake => return Err(nothing_here(call)),
     };
     Ok(body(call, found))
 }
@@ -282,10 +238,8 @@ impl From<AccessRefusal> for Problem {
     }
 }
 
-/// The clock, if the server runs on one that can be moved. While only this machine can reach the
-/// server, any client that calls it by its own name may move the clock.
-fn test_clock<'a>(server: &'a Server, call: &ApiCall) -> Result<&'a VirtualTime, Problem> {
-    open_on_loopback(server, call)?;
+/// The clock, if the server runs on one that can be moved.
+fn test_clock(server: &Server) -> Result<&VirtualTime, Problem> {
     server.virtual_time.as_ref().ok_or_else(|| {
         Problem::new(
             404,

@@ -7,6 +7,7 @@ mod tests;
 use crate::http::{Answer, ApiCall};
 use crate::own_api::{Problem, body, read_object};
 use crate::peers::gather;
+use crate::route::own::OwnEndpoint;
 use crate::{Server, azure, lookup, stats};
 use postrider_core::ids::SubscriptionId;
 use postrider_core::subscription::Subscription;
@@ -15,13 +16,17 @@ use std::sync::Arc;
 
 /// Performs the action and answers with the subscription afterwards. An action that changes nothing
 /// is no error.
-pub(crate) async fn answer(server: &Server, call: &mut ApiCall, verb: &str) -> Result<Answer, Problem> {
+pub(crate) async fn answer(
+    server: &Server,
+    call: &mut ApiCall,
+    endpoint: OwnEndpoint,
+) -> Result<Answer, Problem> {
     let members = read_object(call).await?;
     let known = find(server, &members)?;
     let engine = &server.engine;
-    let done = match verb {
-        "pause" => engine.pause_subscription(known.id).await,
-        "resume" => engine.resume_subscription(known.id).await,
+    let done = match endpoint {
+        OwnEndpoint::PauseSubscription => engine.pause_subscription(known.id).await,
+        OwnEndpoint::ResumeSubscription => engine.resume_subscription(known.id).await,
         _ => {
             probe(server, known.id).await;
             Ok(Some(known.clone()))

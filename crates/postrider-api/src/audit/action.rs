@@ -1,7 +1,7 @@
 //! Classification of requests for the audit log: which are recorded, and under which name.
 
-use crate::http::{PathSegments, decoded};
-use crate::{azure, login};
+use crate::http::decoded;
+use crate::route::{EdgeRoute, ManagementPath, Route, is_read};
 use hyper::Method;
 use serde_json::Value;
 
@@ -41,27 +41,8 @@ const VERBS: [&str; 8] = [
 const CHECK_NAME: &str = "checkNameAvailability";
 
 /// The action of a request; none if requests like it are never recorded, such as publishing. An
-/// unknown path counts as a change.
-pub fn of(method: &Method, path: &str, segments: &PathSegments<'_>) -> Option<AuditedAction> {
-    let is = |at: usize, word: &str| segments.get(at).eq_ignore_ascii_case(word);
-    let count = segments.count();
-    let looks = matches!(*method, Method::GET | Method::HEAD | Method::OPTIONS);
-    let cloud = match count {
-        4 => (is(0, "topics") || is(0, "domains")) && is(2, "api") && is(3, "events"),
-        2 if is(0, "api") => is(1, "events"),
-        // Events posted to a publish URL without `/api/events`.
-        2 => is(0, "topics") && *method == Method::POST,
-        3 => is(0, "topics") && is(2, "api") && *method == Method::POST,
-        _ => false,
-    };
-    let edge = matches!(count, 3 | 4) && is(0, "topics") && is(2, "events");
-    // Not recorded: results that listen sessions post, filter tests, and pages of documentation.
-    let listener = count > 3 && is(0, "postrider") && is(2, "listen");
-    let test = is(0, "postrider") && is(2, "filters");
-    let served = is(0, "healthz") || is(0, "metrics") || is(0, "docs");
-    if cloud || edge || listener || test || served {
-        return None;
-    }
+/// unknown path of our own API counts as a change.
+pub(crate) fn of(method: &Method, path: &str, route: &Route<'_>) -> Option<AuditedAction> {
     let action = |name: String, kind: ActionKind| {
         Some(AuditedAction {
             shows_answer: name.starts_with("deadletters."),
@@ -70,48 +51,41 @@ pub fn of(method: &Method, path: &str, segments: &PathSegments<'_>) -> Option<Au
             kind,
         })
     };
-    if count == 3 && is(0, "eventsubscriptions") && is(2, "validate") {
-        // A visit with the token in the query puts the subscription in force.
-        return action("subscription.validate".into(), ActionKind::Change);
+    let reads = is_read(method);
+    let kind = match reads {
+        true => ActionKind::Read,
+        false => ActionKind::Change,
+    };
+    match route {
+        Route::Publish(_)
+        | Route::Edge(EdgeRoute::Publish(_))
+        | Route::Health(_)
+        | Route::Metrics
+        | Route::Docs
+        | Route::Root
+        | Route::Unknown => None,
+        // With the token in its query a visit puts the subscription in force.
+        Route::Validation(_) => action("subscription.validate".into(), ActionKind::Change),
+        Route::PortalSession | Route::Portal if reads => None,
+        Route::PortalSession if *method == Method::POST => action("login".into(), ActionKind::Login),
+        Route::PortalSession if *method == Method::DELETE => action("logout".into(), ActionKind::Login),
+        Route::PortalSession | Route::Portal => action(format!("portal.{}", verb_of(method)), kind),
+        Route::Own(route) => {
+            let (resource, posted) = route.audited()?;
+            let verb = match *method {
+                Method::POST => posted,
+                _ => verb_of(method),
+            };
+            action(format!("{resource}.{verb}"), kind)
+        }
+        Route::Edge(EdgeRoute::Topics | EdgeRoute::Topic(_)) => {
+            action(format!("topic.{}", verb_of(method)), kind)
+        }
+        Route::Edge(_) => action(format!("subscription.{}", verb_of(method)), kind),
+        Route::Management(path) => Some(managed(method, path, reads)),
+        Route::Login(route) if route.gives_tokens() => action("login".into(), ActionKind::Login),
+        Route::Login(_) => None,
     }
-    if is(0, "portal") {
-        return match *method {
-            _ if looks => None,
-            Method::POST if is(1, "session") => action("login".into(), ActionKind::Login),
-            Method::DELETE if is(1, "session") => action("logout".into(), ActionKind::Login),
-            _ => action(format!("portal.{}", verb_of(method)), ActionKind::Change),
-        };
-    }
-    if is(0, "postrider") {
-        let name = own(method, segments);
-        return action(
-            name,
-            if looks {
-                ActionKind::Read
-            } else {
-                ActionKind::Change
-            },
-        );
-    }
-    if is(0, "topics") {
-        let of = if count > 2 { "subscription" } else { "topic" };
-        let name = format!("{of}.{}", verb_of(method));
-        return action(
-            name,
-            if looks {
-                ActionKind::Read
-            } else {
-                ActionKind::Change
-            },
-        );
-    }
-    if azure::is_path(path) {
-        return managed(method, path, looks);
-    }
-    if login::issues_tokens(segments) {
-        return action("login".into(), ActionKind::Login);
-    }
-    None
 }
 
 fn verb_of(method: &Method) -> &'static str {
@@ -123,39 +97,14 @@ fn verb_of(method: &Method) -> &'static str {
     }
 }
 
-/// The name of the action of `/postrider/v1/<resource>/…/<verb>`. Segments between them name a
-/// resource.
-fn own(method: &Method, segments: &PathSegments<'_>) -> String {
-    let count = segments.count().min(PathSegments::MAX);
-    let thing = match segments.get(2).to_ascii_lowercase().as_str() {
-        "" => "postrider".to_owned(),
-        "subscriptions" => "subscription".to_owned(),
-        "endpoints" => "endpoint".to_owned(),
-        "handshakes" => "handshake".to_owned(),
-        other => other.chars().take(32).collect(),
-    };
-    let last = segments.get(count - 1);
-    let verb = match *method {
-        Method::POST if thing == "listen" => "start",
-        Method::POST if count > 3 => last,
-        Method::POST if thing == "handshake" => "ask",
-        _ => verb_of(method),
-    };
-    let among = match segments.get(3) {
-        "replays" if count > 4 => "deadletters.replay",
-        _ => return format!("{thing}.{}", verb.to_ascii_lowercase()),
-    };
-    format!("{among}.{}", verb.to_ascii_lowercase())
-}
-
 /// The action of a management API path.
-fn managed(method: &Method, path: &str, looks: bool) -> Option<AuditedAction> {
-    let path = decoded(path);
-    let mut parts: Vec<&str> = path.split('/').filter(|part| !part.is_empty()).collect();
+fn managed(method: &Method, path: &ManagementPath, reads: bool) -> AuditedAction {
+    let mut parts = path.segments.as_slice();
     let mut verb = verb_of(method).to_owned();
     if *method == Method::POST
-        && let Some(last) = parts.pop()
+        && let Some((last, resource)) = parts.split_last()
     {
+        parts = resource;
         let known = VERBS.iter().find(|known| known.eq_ignore_ascii_case(last));
         verb = known.map_or_else(|| last.chars().take(32).collect(), |known| (*known).to_owned());
     }
@@ -179,16 +128,16 @@ fn managed(method: &Method, path: &str, looks: bool) -> Option<AuditedAction> {
     } else {
         "resource"
     };
-    Some(AuditedAction {
+    AuditedAction {
         name: format!("{kind}.{verb}"),
         resource: format!("/{}", parts.join("/")),
-        kind: if looks || verb == CHECK_NAME {
+        kind: if reads || verb == CHECK_NAME {
             ActionKind::Read
         } else {
             ActionKind::Change
         },
         shows_answer: false,
-    })
+    }
 }
 
 /// The resource that the members of a request to our own API name.
@@ -206,7 +155,7 @@ mod tests {
     #[test]
     fn every_way_to_change_something_has_a_name() {
         let check = |method: Method, path: &str, expected: Option<(&str, ActionKind)>| {
-            let found = of(&method, path, &PathSegments::of(path));
+            let found = of(&method, path, &Route::parse(&method, path));
             let found = found.as_ref().map(|action| (action.name.as_str(), action.kind));
             assert_eq!(found, expected, "{method} {path}");
         };
@@ -283,7 +232,7 @@ mod tests {
             ("handshakes", "handshake.ask"),
             ("handshakes/x/repeat", "handshake.repeat"),
             ("listen", "listen.start"),
-            ("something/new", "something.new"),
+            ("something/new", "unknown.post"),
         ] {
             check(Method::POST, &format!("/postrider/v1/{path}"), changes(name));
         }

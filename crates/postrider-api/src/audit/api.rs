@@ -4,10 +4,10 @@
 use crate::Server;
 use crate::dead_letters::{read_query, read_since};
 use crate::http::{Answer, ApiCall, json as json_answer};
-use crate::own_api::{Problem, body, nothing_here};
+use crate::own_api::{Problem, body};
 use crate::peers::{gather, note_missing};
+use hyper::StatusCode;
 use hyper::header::{CONTENT_TYPE, HeaderName, HeaderValue};
-use hyper::{Method, StatusCode};
 use postrider_audit::{AuditLog, AuditQuery, LineOrder, LinePosition};
 use postrider_core::time::Timestamp;
 use serde::{Deserialize, Serialize};
@@ -49,23 +49,10 @@ pub(crate) struct AuditPageReply {
     next: Option<(i64, String, u64)>,
 }
 
-pub(crate) async fn answer(server: &Server, call: &ApiCall, path: &[&str]) -> Result<Answer, Problem> {
-    if !matches!(call.method, Method::GET | Method::HEAD) {
-        return Err(Problem::method("GET"));
-    }
-    let audit = server
-        .audit
-        .clone()
-        .ok_or_else(|| Problem::new(404, "this server keeps no audit log: audit.enabled is false"))?;
-    let query = call.uri.query().unwrap_or("").replace('+', "%20");
-    match path {
-        [] => list(server, call, &query).await,
-        ["verify"] => {
-            read_query(&query, &[])?;
-            verify(server, call, audit).await
-        }
-        _ => Err(nothing_here(call)),
-    }
+/// The audit log of this node, if it keeps one.
+fn log_of(server: &Server) -> Result<Arc<AuditLog>, Problem> {
+    let missing = || Problem::new(404, "this server keeps no audit log: audit.enabled is false");
+    server.audit.clone().ok_or_else(missing)
 }
 
 fn read(query: &str, now: Timestamp) -> Result<AuditPageRequest, Problem> {
@@ -178,7 +165,8 @@ fn join(pages: Vec<AuditPageReply>, oldest_first: bool, limit: usize) -> AuditPa
     AuditPageReply { rows, next }
 }
 
-async fn list(server: &Server, call: &ApiCall, query: &str) -> Result<Answer, Problem> {
+pub(crate) async fn list(server: &Server, call: &ApiCall, query: &str) -> Result<Answer, Problem> {
+    log_of(server)?;
     let asked = read(query, server.wall.now())?;
     let mut missing = Vec::new();
     let pages = match &server.peers {
@@ -233,7 +221,9 @@ pub(crate) async fn own_verify(audit: Arc<AuditLog>) -> Result<Value, String> {
     serde_json::to_value(found).map_err(|e| e.to_string())
 }
 
-async fn verify(server: &Server, call: &ApiCall, audit: Arc<AuditLog>) -> Result<Answer, Problem> {
+pub(crate) async fn verify(server: &Server, call: &ApiCall, query: &str) -> Result<Answer, Problem> {
+    let audit = log_of(server)?;
+    read_query(query, &[])?;
     let Some(peers) = &server.peers else {
         let found = own_verify(audit).await;
         let found = found.map_err(|why| Problem::new(503, format!("reading the audit log: {why}")))?;

@@ -16,6 +16,7 @@ use crate::access::{AccessRefusal, Caller, RequiredPermission};
 use crate::declare::TopicResourceKind;
 use crate::http::{Answer, ApiCall, BodyReadError, decoded, empty, json as json_bytes, status};
 use crate::own_address::{answer_base, validation_base};
+use crate::route::ManagementPath;
 use bytes::Bytes;
 use hyper::header::{
     CACHE_CONTROL, ETAG, HeaderMap, HeaderName, HeaderValue, RETRY_AFTER, WWW_AUTHENTICATE,
@@ -48,28 +49,9 @@ pub struct ArmContext {
     pub caller: Caller,
 }
 
-/// Whether a path belongs to the management API.
-pub fn is_path(path: &str) -> bool {
-    // Only the first segment is examined, because every unknown path is tested here.
-    let first = path.split('/').find(|part| !part.is_empty()).unwrap_or_default();
-    let first = decoded(first);
-    let first = first.split('/').find(|part| !part.is_empty()).unwrap_or_default();
-    ["subscriptions", "providers", "tenants"]
-        .iter()
-        .any(|word| first.eq_ignore_ascii_case(word))
-}
-
-/// The segments of a path. Some clients escape the slashes of a resource id inside a path; no name
-/// contains a slash.
-fn segments(path: &str) -> Vec<String> {
-    let path = decoded(path);
-    let parts = path.split('/').filter(|part| !part.is_empty());
-    parts.map(str::to_owned).collect()
-}
-
-pub async fn answer(server: &Arc<Server>, call: &mut ApiCall) -> Answer {
+pub(crate) async fn answer(server: &Arc<Server>, call: &mut ApiCall, path: &ManagementPath) -> Answer {
     let base_url = answer_base(server, call);
-    let outcome = route(server, call, &base_url).await;
+    let outcome = dispatch(server, call, path, &base_url).await;
     let mut answer = outcome.unwrap_or_else(|error| error_answer(call, &error));
     if answer.status() == StatusCode::UNAUTHORIZED {
         let challenge = format!(
@@ -109,7 +91,7 @@ fn error_answer(call: &ApiCall, error: &ArmError) -> Answer {
     answer
 }
 
-async fn route(server: &Arc<Server>, call: &mut ApiCall, base_url: &str) -> Result {
+async fn dispatch(server: &Arc<Server>, call: &mut ApiCall, path: &ManagementPath, base_url: &str) -> Result {
     let need = match call.method {
         Method::GET | Method::HEAD => RequiredPermission::Read,
         // Keys and full URLs are requested with POST and are not for readers.
@@ -122,16 +104,15 @@ async fn route(server: &Arc<Server>, call: &mut ApiCall, base_url: &str) -> Resu
         validation_base: validation_base(server, call),
         caller,
     };
-    let segments = segments(call.uri.path());
-    let lower = words(&segments);
-    let lower: Vec<&str> = lower.iter().map(String::as_str).collect();
+    let segments = &path.segments;
+    let lower: Vec<&str> = path.lower.iter().map(String::as_str).collect();
     match &*lower {
         ["tenants"] => return groups::tenants(server, call),
         ["providers"] => return groups::providers(server, call, &[]),
         ["providers", _] => return groups::providers(server, call, &[&segments[1]]),
         _ => {}
     }
-    match parse_path(&segments, &server.config.account) {
+    match parse_path(segments, &server.config.account) {
         Ok(ArmPath::Accounts) => groups::accounts(server, call),
         Ok(ArmPath::Provider(rest)) => provider(server, call, &rest, &context).await,
         Ok(ArmPath::Scope { scope, rest }) => resource(server, call, &scope, &rest, &context).await,
@@ -481,36 +462,4 @@ pub fn check_preconditions(call: &ApiCall, current: Option<&str>) -> Result<()> 
         return failed("If-None-Match", "the resource exists");
     }
     Ok(())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn paths_of_the_management_plane() {
-        for good in [
-            "/subscriptions",
-            "//Subscriptions/x",
-            "/providers/a",
-            "/tenants",
-            "/%2Fsubscriptions%2Fx/providers",
-        ] {
-            assert!(is_path(good), "{good}");
-        }
-        for other in [
-            "/",
-            "",
-            "/topics/subscriptions",
-            "/subscription",
-            "/x%2Fsubscriptions",
-        ] {
-            assert!(!is_path(other), "{other}");
-        }
-        let expected = ["subscriptions", "s", "resourceGroups", "my group"];
-        assert_eq!(
-            segments("/%2Fsubscriptions%2Fs/resourceGroups//my%20group/"),
-            expected
-        );
-    }
 }

@@ -5,6 +5,7 @@ use super::*;
 use crate::azure::subscriptions::tests::test_server::{ApiTestServer, GROUP, TestAnswer, web_hook};
 use async_trait::async_trait;
 use http::{HeaderValue, Uri};
+use hyper::Method;
 use postrider_core::time::{Clock, Sleep};
 use postrider_engine::deliver;
 

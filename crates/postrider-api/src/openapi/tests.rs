@@ -3,7 +3,10 @@
 use super::*;
 use crate::azure::subscriptions::tests::test_server::{ApiTestServer, TestAnswer};
 use crate::listen::ListenSessions;
+use crate::route::Route;
+use crate::route::own::{self, OwnEndpoint};
 use async_trait::async_trait;
+use hyper::Method;
 use postrider_core::outcome::Outcome;
 use postrider_core::retry::GiveUpReason;
 use postrider_engine::deliver::{DeliveryReply, DeliveryRequest, DeliveryTransport};
@@ -137,20 +140,44 @@ fn names_are_those_of_the_code() {
 }
 
 #[test]
+fn the_route_table_has_what_is_described() {
+    let described: BTreeSet<(String, String)> = ours()
+        .map(|one| {
+            let parts = one.path.trim_start_matches("/postrider/").split('/');
+            let parts = parts.map(|part| if part.starts_with('{') { "*" } else { part });
+            (parts.collect::<Vec<_>>().join("/"), one.method)
+        })
+        .collect();
+    let routed: BTreeSet<(String, String)> = own::rows()
+        .flat_map(|(path, allow)| {
+            let methods = allow.split(", ");
+            methods.map(move |method| (path.join("/"), method.to_owned()))
+        })
+        .collect();
+    assert_eq!(routed, described);
+}
+
+#[test]
 fn paths_are_found_and_others_are_not() {
-    let check = |path: &str, expected: bool| {
-        let parts: Vec<&str> = path.split('/').filter(|part| !part.is_empty()).collect();
-        assert_eq!(has(&parts), expected, "{path}");
+    let check = |path: &str, expected: Option<OwnEndpoint>| {
+        let path = format!("/postrider/{path}");
+        match Route::parse(&Method::GET, &path) {
+            Route::Own(route) => assert_eq!(route.endpoint(), expected, "{path}"),
+            other => panic!("{path}: {other:?}"),
+        }
     };
-    check("v1/events", true);
-    check("v1/events/x", true);
-    check("v1/events/x/y", false);
-    check("v1/event", false);
-    check("v1", false);
-    check("", false);
-    check("v2/events", false);
-    check("v1/deadletters/replays/7/cancel", true);
-    check("v1/deadletters/replays/7/remove", false);
+    check("v1/events", Some(OwnEndpoint::Events));
+    check("v1/events/x", Some(OwnEndpoint::Event));
+    check("v1/events/stream", Some(OwnEndpoint::EventStream));
+    check("v1/events/x/y", None);
+    check("v1/event", None);
+    check("v1", None);
+    check("", None);
+    check("v2/events", None);
+    check("v1/deadletters/summary", Some(OwnEndpoint::DeadLetterSummary));
+    check("v1/deadletters/replays/7/cancel", Some(OwnEndpoint::CancelReplay));
+    check("v1/deadletters/replays/7/remove", None);
+    check("v1/a/b/c/d/e/f", None);
 }
 
 /// Every path answers to the methods that are described and refuses all others, listing the ones it
