@@ -610,7 +610,7 @@ pub(crate) async fn route_to_api(server: &Arc<Server>, call: &mut ApiCall, route
         Route::Publish(PublishRoute::ByHost) => crate::publish::by_host(server, call).await,
         Route::Publish(PublishRoute::Incomplete) => crate::publish::unknown(server, call),
         Route::Edge(route) => crate::edge::answer(server, call, *route).await,
-        Route::Management(path) => crate::azure::answer(server, call, path).await,
+        Route::Management(path) => crate::azure::answer(server, call, *path).await,
         Route::Own(route) => crate::own_api::answer(server, call, route).await,
         Route::Login(route) => crate::login::answer(server, call, *route).await,
         Route::Validation(name) => crate::azure::validation::answer(server, call, &decoded(name)).await,

@@ -28,7 +28,7 @@ pub(crate) enum Route<'p> {
     Docs,
     Own(OwnRoute<'p>),
     Edge(EdgeRoute<'p>),
-    Management(ManagementPath),
+    Management(ManagementPath<'p>),
     Login(LoginRoute<'p>),
     Unknown,
 }
@@ -132,8 +132,10 @@ impl<'p> Route<'p> {
                 Route::Publish(PublishRoute::Incomplete)
             }
             _ if is(0, "topics") => Route::Edge(EdgeRoute::parse(&segments)),
-            _ if ManagementPath::has(path) => Route::Management(ManagementPath::parse(path)),
-            _ => LoginRoute::parse(&segments).map_or(Route::Unknown, Route::Login),
+            _ => match ManagementPath::of(path) {
+                Some(path) => Route::Management(path),
+                None => LoginRoute::parse(&segments).map_or(Route::Unknown, Route::Login),
+            },
         }
     }
 

@@ -82,7 +82,7 @@ pub(crate) fn of(method: &Method, path: &str, route: &Route<'_>) -> Option<Audit
             action(format!("topic.{}", verb_of(method)), kind)
         }
         Route::Edge(_) => action(format!("subscription.{}", verb_of(method)), kind),
-        Route::Management(path) => Some(managed(method, path, reads)),
+        Route::Management(path) => Some(managed(method, *path, reads)),
         Route::Login(route) if route.gives_tokens() => action("login".into(), ActionKind::Login),
         Route::Login(_) => None,
     }
@@ -98,13 +98,13 @@ fn verb_of(method: &Method) -> &'static str {
 }
 
 /// The action of a management API path.
-fn managed(method: &Method, path: &ManagementPath, reads: bool) -> AuditedAction {
-    let mut parts = path.segments.as_slice();
+fn managed(method: &Method, path: ManagementPath<'_>, reads: bool) -> AuditedAction {
+    let path = path.decoded();
+    let mut parts: Vec<&str> = path.split('/').filter(|part| !part.is_empty()).collect();
     let mut verb = verb_of(method).to_owned();
     if *method == Method::POST
-        && let Some((last, resource)) = parts.split_last()
+        && let Some(last) = parts.pop()
     {
-        parts = resource;
         let known = VERBS.iter().find(|known| known.eq_ignore_ascii_case(last));
         verb = known.map_or_else(|| last.chars().take(32).collect(), |known| (*known).to_owned());
     }

@@ -49,7 +49,7 @@ pub struct ArmContext {
     pub caller: Caller,
 }
 
-pub(crate) async fn answer(server: &Arc<Server>, call: &mut ApiCall, path: &ManagementPath) -> Answer {
+pub(crate) async fn answer(server: &Arc<Server>, call: &mut ApiCall, path: ManagementPath<'_>) -> Answer {
     let base_url = answer_base(server, call);
     let outcome = dispatch(server, call, path, &base_url).await;
     let mut answer = outcome.unwrap_or_else(|error| error_answer(call, &error));
@@ -91,7 +91,12 @@ fn error_answer(call: &ApiCall, error: &ArmError) -> Answer {
     answer
 }
 
-async fn dispatch(server: &Arc<Server>, call: &mut ApiCall, path: &ManagementPath, base_url: &str) -> Result {
+async fn dispatch(
+    server: &Arc<Server>,
+    call: &mut ApiCall,
+    path: ManagementPath<'_>,
+    base_url: &str,
+) -> Result {
     let need = match call.method {
         Method::GET | Method::HEAD => RequiredPermission::Read,
         // Keys and full URLs are requested with POST and are not for readers.
@@ -104,15 +109,16 @@ async fn dispatch(server: &Arc<Server>, call: &mut ApiCall, path: &ManagementPat
         validation_base: validation_base(server, call),
         caller,
     };
-    let segments = &path.segments;
-    let lower: Vec<&str> = path.lower.iter().map(String::as_str).collect();
+    let segments = path.segments();
+    let lower = words(&segments);
+    let lower: Vec<&str> = lower.iter().map(String::as_str).collect();
     match &*lower {
         ["tenants"] => return groups::tenants(server, call),
         ["providers"] => return groups::providers(server, call, &[]),
         ["providers", _] => return groups::providers(server, call, &[&segments[1]]),
         _ => {}
     }
-    match parse_path(segments, &server.config.account) {
+    match parse_path(&segments, &server.config.account) {
         Ok(ArmPath::Accounts) => groups::accounts(server, call),
         Ok(ArmPath::Provider(rest)) => provider(server, call, &rest, &context).await,
         Ok(ArmPath::Scope { scope, rest }) => resource(server, call, &scope, &rest, &context).await,

@@ -2,6 +2,7 @@
 
 use crate::http::decoded;
 use hyper::Method;
+use std::borrow::Cow;
 
 /// The parts of a path between slashes; empty ones do not count.
 pub(crate) struct PathSegments<'p> {
@@ -42,20 +43,17 @@ impl<'p> PathSegments<'p> {
     }
 }
 
-/// Path of the management API. Its resource ids have many more segments than other paths.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct ManagementPath {
-    /// Decoded, in the casing that was sent.
-    pub segments: Vec<String>,
-    /// The same in lower case.
-    pub lower: Vec<String>,
-}
+/// Path of the management API, percent-encoded. It is taken apart only where that is needed, and
+/// after the caller is known: its resource ids may have very many segments.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct ManagementPath<'p>(&'p str);
 
 /// POST actions that change nothing.
-const READING_ACTIONS: [&str; 3] = ["listkeys", "getfullurl", "getdeliveryattributes"];
+const READING_ACTIONS: [&str; 3] = ["listKeys", "getFullUrl", "getDeliveryAttributes"];
 
-impl ManagementPath {
-    pub fn has(path: &str) -> bool {
+impl<'p> ManagementPath<'p> {
+    /// None: the path is of another API.
+    pub fn of(path: &'p str) -> Option<ManagementPath<'p>> {
         // Only the beginning is looked at, because every unknown path comes here.
         let first = path.split('/').find(|part| !part.is_empty()).unwrap_or_default();
         let first = decoded(first);
@@ -63,21 +61,29 @@ impl ManagementPath {
         ["subscriptions", "providers", "tenants"]
             .iter()
             .any(|word| first.eq_ignore_ascii_case(word))
+            .then_some(ManagementPath(path))
     }
 
-    /// Some clients escape the slashes of a resource id inside a path; no name has one.
-    pub fn parse(path: &str) -> ManagementPath {
-        let path = decoded(path);
+    /// Without percent escapes. Some clients escape the slashes of a resource id inside a path; no
+    /// name has one.
+    pub fn decoded(self) -> Cow<'p, str> {
+        decoded(self.0)
+    }
+
+    pub fn segments(self) -> Vec<String> {
+        let path = self.decoded();
         let parts = path.split('/').filter(|part| !part.is_empty());
-        let segments: Vec<String> = parts.map(str::to_owned).collect();
-        let lower = segments.iter().map(|part| part.to_lowercase()).collect();
-        ManagementPath { segments, lower }
+        parts.map(str::to_owned).collect()
     }
 
     /// Whether a POST only asks, as for keys.
-    pub fn reads_by_post(&self, method: &Method) -> bool {
-        let action = self.lower.last().map(String::as_str).unwrap_or_default();
-        *method == Method::POST && READING_ACTIONS.contains(&action)
+    pub fn reads_by_post(self, method: &Method) -> bool {
+        let path = self.decoded();
+        let action = path.rsplit('/').find(|part| !part.is_empty()).unwrap_or_default();
+        *method == Method::POST
+            && READING_ACTIONS
+                .iter()
+                .any(|known| known.eq_ignore_ascii_case(action))
     }
 }
 
@@ -94,7 +100,7 @@ mod tests {
             "/tenants",
             "/%2Fsubscriptions%2Fx/providers",
         ] {
-            assert!(ManagementPath::has(good), "{good}");
+            assert!(ManagementPath::of(good).is_some(), "{good}");
         }
         for other in [
             "/",
@@ -103,13 +109,20 @@ mod tests {
             "/subscription",
             "/x%2Fsubscriptions",
         ] {
-            assert!(!ManagementPath::has(other), "{other}");
+            assert!(ManagementPath::of(other).is_none(), "{other}");
         }
-        let path = ManagementPath::parse("/%2Fsubscriptions%2Fs/resourceGroups//My%20group/");
+        let path = ManagementPath::of("/%2Fsubscriptions%2Fs/resourceGroups//My%20group/").unwrap();
         assert_eq!(
-            path.segments,
+            path.segments(),
             ["subscriptions", "s", "resourceGroups", "My group"]
         );
-        assert_eq!(path.lower, ["subscriptions", "s", "resourcegroups", "my group"]);
+        for (path, expected) in [
+            ("/subscriptions/s/topics/t/LISTKEYS/", true),
+            ("/subscriptions/s/topics/t/regenerateKey", false),
+        ] {
+            let path = ManagementPath::of(path).unwrap();
+            assert_eq!(path.reads_by_post(&Method::POST), expected);
+            assert!(!path.reads_by_post(&Method::PUT));
+        }
     }
 }
