@@ -144,7 +144,7 @@ impl ReopeningDatabase {
         // The old instance must be closed first because it holds the lock on the file.
         *database = None;
         let named = |why| Error::Unavailable(opening(&self.path, why));
-        // What is damaged is known, and what is not is still of use.
+        // Damage is reported already, and the intact rest of the file is still of use.
         let opened = open_blocks_with(&self.path, self.cache_bytes, OpeningMode::Again).map_err(named)?;
         if opened.rolled_back {
             self.generations.note_rolled_back(self.kind);
@@ -361,7 +361,7 @@ fn build(file: File, cache_bytes: usize, opening: OpeningMode) -> Result<OpenDat
     })
 }
 
-/// What [`examine`] found beside damage that is an error.
+/// Findings of [`examine`] besides damage that is an error.
 struct Examined {
     /// Damaged blocks, in free space unless the last commit is torn.
     damaged: usize,
@@ -394,7 +394,7 @@ fn examine(blocks: &BlockFile) -> Result<Examined, String> {
     ))
 }
 
-/// What [`Salvage::copy`] made of a table.
+/// Result of [`Salvage::copy`] for one table.
 #[derive(Debug)]
 pub struct SalvagedTable {
     pub copied: u64,

@@ -186,7 +186,7 @@ pub fn recover(
     })
 }
 
-/// What a start would find.
+/// Findings of a start, without the start.
 #[derive(Debug, Default)]
 pub struct Examination {
     /// Why it would refuse the files.
@@ -654,7 +654,7 @@ impl FoundSegments {
             counted = counted.max(to);
             let tail = self.gaps.last_mut().map(|(tail, _)| tail);
             if let Some(tail) = tail.filter(|tail| tail.base == base && tail.from == to) {
-                // One loss: the record that was cut, and all that followed it.
+                // The record that was cut and all that followed it count as one loss.
                 tail.from = gap.from;
                 continue;
             }

@@ -126,7 +126,8 @@ pub fn headless(base: Position) -> String {
     format!("{name} at bytes 0 to {FIRST_RECORD}: the segment's own facts")
 }
 
-/// What the subscriptions lose with a gap: exactly with the segment's index, at most so much without it.
+/// Deliveries that each subscription loses with a gap: exact with the segment's index, an upper
+/// bound without it.
 pub fn losses(
     gap: SegmentGap,
     index: Option<&Segment>,

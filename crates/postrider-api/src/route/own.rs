@@ -51,7 +51,7 @@ pub(crate) enum OwnEndpoint {
     Event,
 }
 
-/// Who may use an endpoint.
+/// Clients that may use an endpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum OwnAccess {
     /// Anybody: the description of the API.

@@ -131,7 +131,7 @@ const OF_SUBSCRIPTIONS: [&str; 10] = [
     "postrider",
 ];
 
-/// What `show` prints beside that and nobody can write: files made of its output have it.
+/// Read-only members that `show` prints, so that files made of its output have them.
 const SHOWN_ONLY: [&str; 7] = [
     "id",
     "type",

@@ -56,7 +56,7 @@ pub fn check(config: &Config, edge: &EdgeConfig) -> Vec<ConfigError> {
 /// Looks at the properties under a key, with the names of what stands beside them.
 type Look<'a> = dyn FnMut(&str, &Value, &BodyShape, &[&str]) + 'a;
 
-/// What stands beside the properties of a declared topic.
+/// Keys of a declared topic besides its properties.
 const OF_TOPICS: [&str; 4] = ["name", "key1", "key2", "subscription"];
 
 /// Members of declared topics and subscriptions that no API knows: each was surely meant to do something.

@@ -89,7 +89,7 @@ fn reader(config: &Config) -> Option<ConfigSecret> {
     Some(reader.secret.clone())
 }
 
-/// What `/healthz` says at a listener, and what time it is there.
+/// Answer of `/healthz` at a listener, and the time there.
 async fn healthz(config: &Config, url: &str) -> Result<(Value, Option<Timestamp>), String> {
     let asking = async {
         // `/healthz` needs no secret: this placeholder is not sent.
@@ -523,7 +523,7 @@ pub fn endpoints_in(config: &Config, catalogue: Option<&Catalogue>) -> (Vec<Find
     (found, endpoints.into_values().collect())
 }
 
-/// What the configuration says of the subscriptions that it declares.
+/// Declared subscriptions, as the configuration has them.
 fn declared(config: &Config) -> impl Iterator<Item = &Value> {
     let topics = config.declared_subscriptions().map(|(_, one)| one);
     let domains = config.domains.iter().flat_map(|domain| {

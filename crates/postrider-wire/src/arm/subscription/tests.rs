@@ -99,7 +99,7 @@ fn settings(subscription: &Subscription) -> EffectiveSettings {
     EffectiveSettings::of(subscription, &CLOUD_2021, &BatchDefaults::default())
 }
 
-// What the cloud answered to a PUT and to the GET behind it, from the recording of the az test suite.
+// The cloud's answers to a PUT and to the GET behind it, recorded from the az test suite.
 #[test]
 fn the_recorded_subscription_of_the_cloud() {
     let attributes = |secret: &str| {
