@@ -26,14 +26,21 @@ pub enum WantedResource {
 
 impl WantedResource {
     /// Request body that creates or changes the resource; `None` if it has none.
-    fn body(&self) -> Option<Value> {
+    fn body(&self, exists: bool) -> Option<Value> {
         match self {
             WantedResource::Topic(body) => Some(body.clone()),
             WantedResource::DomainTopic => None,
             WantedResource::Subscription {
-                properties, schema, ..
+                properties,
+                schema,
+                batch_defaults,
+                ..
             } => {
-                let mut properties = properties.clone();
+                // A subscription that the edge API made has other batch defaults than the file means.
+                let mut properties = match exists {
+                    true => batch_defaults.fill_in(properties),
+                    false => properties.clone(),
+                };
                 // A PUT without the schema keeps the server's value; a file without it means the
                 // default.
                 if properties["eventDeliverySchema"].is_null() {
@@ -142,7 +149,7 @@ impl PlanStep {
             action: wanted.action(present),
             what,
             id,
-            body: wanted.body(),
+            body: wanted.body(present.is_some()),
             etag,
         }
     }
@@ -356,6 +363,25 @@ mod tests {
         ] {
             assert!(is_work(written.clone(), shown), "{written}");
         }
+    }
+
+    #[test]
+    fn a_change_names_both_limits_of_batches() {
+        let wanted = WantedResource::Subscription {
+            properties: json!({"destination": {
+                "endpointType": "WebHook",
+                "properties": {"endpointUrl": "https://h/x", "maxEventsPerBatch": 5},
+            }}),
+            schema: "EventGridSchema".into(),
+            cloud_retries: true,
+            batch_defaults: ServerBatchDefaults::USUAL,
+            typed_source: false,
+        };
+        let size = |exists: bool| {
+            let body = wanted.body(exists).unwrap();
+            body["properties"]["destination"]["properties"]["preferredBatchSizeInKilobytes"].clone()
+        };
+        assert_eq!((size(false), size(true)), (Value::Null, json!(64)));
     }
 
     #[test]
